@@ -64,6 +64,9 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"conv_bias": False},
     "ministral3": {"rope_parameters": YARN_OF_QUERIES},
     "granitemoehybrid": {"mamba_d_head": 32},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]
+    },
     "exaone_moe": FOUR,
     "afmoe": {**FOUR, "mup_enabled": True},
     "minicpm3": {"q_lora_rank": 24, "dim_model_base": 256, "scale_emb": 12, "v_head_dim": 24},
@@ -107,6 +110,16 @@ def test_a_family(kind: str, tmp_path: Path) -> None:
         assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
     assert loaded.tokenizer.eos_token == "<|im_end|>"
+
+
+def test_nemotron_h_without_experts(tmp_path: Path) -> None:
+    model = tiny(
+        "nemotron_h", layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"]
+    )
+    path = write_model(tmp_path / "a.gguf", model, architecture="nemotron_h")
+    loaded = converted(path).model
+    assert loaded.config.layers_block_type == model.config.layers_block_type
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
 
 
 def test_one_group_of_experts_is_none(tmp_path: Path) -> None:
@@ -238,6 +251,7 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
             {"num_local_experts": 0, "shared_intermediate_size": 64},
             {"expert_shared_feed_forward_length": None},
         ),
+        ("nemotron_h", {"moe_latent_size": 24}, {}),
         (
             "granitemoehybrid",
             {"position_embedding_type": "rope"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 SIGMOID = 2
 GATED = (
     "lfm2_moe", "glm4_moe", "deepseek_v3", "glm4_moe_lite", "minimax_m2", "dots1", "exaone_moe",
@@ -60,6 +62,61 @@ def expert_settings(config: Any) -> dict[str, Any]:
             "expert_feed_forward_length": config.intermediate_size,
         }
     return found
+
+
+def mixer_settings(config: Any) -> dict[str, Any]:
+    """Of Nemotron-H, whose layers are one thing each; none of other models."""
+    if config.model_type != "nemotron_h":
+        return {}
+    types = config.layers_block_type
+    mixed = "moe" in types
+    size = config.moe_intermediate_size if mixed else config.intermediate_size
+    experts = {
+        "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_group_count": config.n_group,
+    }
+    return {
+        "attention.head_count_kv": [
+            config.num_key_value_heads * (one == "full_attention") for one in types
+        ],
+        "feed_forward_length": [size * (one in ("moe", "mlp")) for one in types],
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "rope.scaling.finetuned": False,
+        **(experts if mixed else dict.fromkeys(("expert_count", "expert_used_count"))),
+    }
+
+
+MIXERS = {
+    "in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "norm": "ssm_norm",
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
+    "up_proj": "ffn_up", "down_proj": "ffn_down", "gate": "ffn_gate_inp",
+    "shared_experts.up_proj": "ffn_up_shexp", "shared_experts.down_proj": "ffn_down_shexp",
+    "fc1_latent_proj": "ffn_latent_down", "fc2_latent_proj": "ffn_latent_up",
+}  # fmt: skip
+
+
+def mixer(block: str, key: str, numbers: Any, config: Any) -> dict[str, Any]:
+    """A weight of one of Nemotron-H's layers."""
+    whole = {
+        "dt_bias": ("ssm_dt.bias", numbers),
+        "A_log": ("ssm_a", -numpy.exp(numbers)[:, None] if key == "A_log" else None),
+        "D": ("ssm_d", numbers[:, None] if key == "D" else None),
+        "conv1d.weight": ("ssm_conv1d.weight", numbers[:, 0] if numbers.ndim > 1 else None),
+        "norm.weight": ("ssm_norm.weight", numbers.reshape(config.n_groups, -1)),
+        "experts.up_proj": ("ffn_up_exps.weight", numbers),
+        "experts.down_proj": ("ffn_down_exps.weight", numbers),
+        "gate.e_score_correction_bias": ("exp_probs_b.bias", numbers),
+    }
+    if key in whole:
+        name, changed = whole[key]
+        return {f"{block}.{name}": changed}
+    base, _, suffix = key.rpartition(".")
+    return {f"{block}.{MIXERS[base]}.{suffix}": numbers}
 
 
 def latent_settings(config: Any, found: dict[str, Any]) -> dict[str, Any]:

@@ -114,10 +114,11 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
             found["attention.layer_norm_rms_epsilon"] = getattr(config, name)
     found |= of_kind(config)
     found |= gguf_kinds.expert_settings(config)
+    found |= gguf_kinds.mixer_settings(config)
     if config.model_type in ("olmo", "nemotron"):
         found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", {"rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
     found |= {"attention.key_length": head, "attention.value_length": head}
     found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1))
@@ -180,6 +181,8 @@ def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
     block, end = "blk." + (key.split(".") + [""] * 3)[2], key.split(".")[-1]
     if key.endswith("kv_b_proj.weight"):
         return gguf_kinds.keys_and_values(block, numbers, config)
+    if config.model_type == "nemotron_h" and ".mixer." in key:
+        return gguf_kinds.mixer(block, key.split(".mixer.")[1], numbers, config)
     if "query_key_value" in key and config.model_type == "gpt_neox":
         return gguf_kinds.of_all_heads(block, end, numbers, config)
     if config.model_type == "gpt_oss" and "experts" in key:

@@ -30,6 +30,7 @@ class GgufFamily:
         states: the type of layers that have no key heads.
         rope: what the rotary embedding has besides.
         rotates: setting that says whether there is one at all: "rope" or "nope".
+        alone: a layer is attention, or a state, or experts, or an MLP, and no more.
         latents: attention is multi-head latent attention.
         sigmoid: `model_type` of files whose experts are chosen by sigmoids.
     """
@@ -49,6 +50,7 @@ class GgufFamily:
     states: str = ""
     rope: Mapping[str, Any] = field(default_factory=dict)
     rotates: str = ""
+    alone: bool = False
     latents: bool = False
     sigmoid: str = ""
 
@@ -79,7 +81,19 @@ _MAMBA = {
     "ssm.time_step_rank": "mamba_n_heads",
     "ssm.inner_size": "mamba_d_head",
 }
-DIVIDED = {"linear_value_head_dim": "linear_num_value_heads", "mamba_d_head": "mamba_n_heads"}
+_MAMBA_ALONE = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "ssm_state_size",
+    "ssm.group_count": "n_groups",
+    "ssm.time_step_rank": "mamba_num_heads",
+    "ssm.inner_size": "mamba_head_dim",
+    "moe_latent_size": "moe_latent_size",
+}
+DIVIDED = {
+    "linear_value_head_dim": "linear_num_value_heads",
+    "mamba_d_head": "mamba_n_heads",
+    "mamba_head_dim": "mamba_num_heads",
+}
 """Sizes of a head, which GGUF has for all heads together, and the number of heads."""
 _SHORT_CONVOLUTION = {"shortconv.l_cache": "conv_L_cache"}
 _SIGMOID = {"expert_gating_func": 2}
@@ -161,6 +175,10 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
         {"expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval"},
     ),
     "gptneox": GgufFamily("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}),
+    **dict.fromkeys(
+        ("nemotron_h", "nemotron_h_moe"),
+        GgufFamily("nemotron_h", _MAMBA_ALONE, states="linear_attention", alone=True),
+    ),
     "minicpm3": GgufFamily(
         "minicpm3",
         _LATENTS,

@@ -27,7 +27,8 @@ class GgufLayers:
         if family.states:
             heads = self._get("attention.head_count_kv")
             each = heads if isinstance(heads, list) else [heads] * count
-            more["layer_types"] = ["full_attention" if one else family.states for one in each]
+            kinds = ["full_attention" if one else family.states for one in each[:count]]
+            more["layer_types"] = self._alone(kinds) if family.alone else kinds
         if every := self._get("full_attention_interval"):
             kinds = ["linear_attention"] * (every - 1) + ["full_attention"]
             more["layer_types"] = [kinds[layer % every] for layer in range(count)]
@@ -36,6 +37,19 @@ class GgufLayers:
         if hasattr(default, "shared_intermediate_size") and "shared_intermediate_size" not in found:
             more["shared_intermediate_size"] = found["intermediate_size"]
         return more
+
+    def _alone(self, kinds: list[str]) -> list[str]:
+        """The layers where those without attention or states have experts or an MLP."""
+        found = []
+        for layer, kind in enumerate(kinds):
+            tensors = {"moe": "ffn_gate_inp", "mlp": "ffn_up"}
+            here = [
+                name
+                for name, tensor in tensors.items()
+                if f"blk.{layer}.{tensor}.weight" in self._file.tensors
+            ]
+            found.append(here[0] if here else kind)
+        return found
 
     def _windows(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
         """Of families whose layers attend to a window, but for the last of each few."""

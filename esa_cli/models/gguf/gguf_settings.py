@@ -26,8 +26,14 @@ _COMMON = {
 }
 _ANY_OF = {
     # what one architecture or other calls it in config.json
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps", None),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_eps",
+        "norm_epsilon",
+        "norm_eps",
+        "layer_norm_epsilon",
+        None,
+    ),
     "expert_count": ("moe_num_experts", "num_experts", "num_local_experts", "n_routed_experts"),
     "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
@@ -42,6 +48,7 @@ _ANY_OF = {
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
         None,
     ),
 }
@@ -100,11 +107,12 @@ class GgufSettings:
         if self._family.latents:
             found |= latent_settings(self._file, self.kind, found)
         head = found["qk_rope_head_dim"] if self._family.latents else self._head(found)
-        rope = self._rope(default, head, found["max_position_embeddings"])
-        found["rope_parameters"] = {**rope, **self._family.rope}
-        name = "original_max_position_embeddings"
-        if name in found["rope_parameters"] and hasattr(default, name):
-            found[name] = found["rope_parameters"][name]
+        if hasattr(default, "rope_parameters"):
+            rope = self._rope(default, head, found["max_position_embeddings"])
+            found["rope_parameters"] = {**rope, **self._family.rope}
+            name = "original_max_position_embeddings"
+            if name in found["rope_parameters"] and hasattr(default, name):
+                found[name] = found["rope_parameters"][name]
         if self._family.latents:
             pass  # follows from the parts of a head
         elif hasattr(default, "head_dim") or head != _even_head(found):

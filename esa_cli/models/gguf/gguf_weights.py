@@ -109,7 +109,10 @@ class GgufWeights:
             if placed:
                 return (whole or placed)[0]
         base, _, suffix = name.rpartition(".")
-        return WeightLayout(name, (f"{self._names.get_name(base) or base}.{suffix}",), alone)
+        # Nemotron-H's weights were below `backbone` once, and are so in the package's table.
+        older = base.replace("model.layers.", "backbone.layers.", 1)
+        tensor = self._names.get_name(base) or self._names.get_name(older) or base
+        return WeightLayout(name, (f"{tensor}.{suffix}",), alone)
 
     @staticmethod
     def _placed(layout: WeightLayout, layer: str) -> WeightLayout:
