@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from esa_cli import models
-from esa_cli.models.loading.load import choose_device
+from esa_cli.models.files.resolve import peek
+from esa_cli.models.loading.load import choose_device, choose_dtype
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.adapter_files import check_adapter
+from esa_cli.qa.presets.method_fit import check_runs_on
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
@@ -42,6 +44,7 @@ def open_model(
     resolved, place = resolve(name, given, method, length), choose_device(device)
     check_passages_for(choice, resolved.preset)
     check_adapter(resolved.preset.answer)
+    _check_kernels(resolved, place, dtype)
     memory, index = machine.available_memory(place), index_sizes(resolved.preset)
     load = models.load_for_text if index is not None and index.bare else models.load
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
@@ -52,3 +55,13 @@ def open_model(
         packing=packing_of(dtype),
     )  # fmt: skip
     return OpenModel(loaded, resolved, planner, other)
+
+
+def _check_kernels(resolved: ResolvedPreset, device: str, dtype: str) -> None:
+    """Raises UsageError where the method runs and a kernel that it names cannot, before the weights
+    are fetched or loaded."""
+    method, answer = resolved.method, resolved.preset.answer
+    named = (method.kernel, method.scoring) != ("auto", "auto")
+    if named and (answer.needs_rows or answer.has_votes):
+        config = language_settings(peek(resolved.preset.model))
+        check_runs_on(method, config, device, choose_dtype(dtype, device))

@@ -99,6 +99,15 @@ def test_a_folder_of_somebodys_own_is_refused(library: Library, call: str) -> No
     assert sorted(library.root.rglob("*")) == before
 
 
+@pytest.mark.parametrize("below", ["", "b/c"])
+def test_the_part_of_the_path_that_is_a_file_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(LibraryError, match=r"notes\.txt is a file") as raised:
+        ingest(Library(tmp_path / "notes.txt" / below), IDS)
+    assert f"point ESA_LIBRARY to a folder, as {tmp_path / 'library'}" in raised.value.hint
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_folder_that_is_empty_or_missing_becomes_a_library(library: Library, there: bool) -> None:
     if there:

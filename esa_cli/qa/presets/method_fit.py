@@ -83,6 +83,9 @@ def check_fits_model(method: Method, model: Any) -> None:
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
     """Checks that the kernels which a method names run where the model will be.
 
+    Scoring is checked whatever the score is: one of a plugin may use `SumScore`, as `vote` with a
+    shortlist does, and a setting that cannot hold is not passed over in silence.
+
     Args:
         config: the model's config.json. device: of torch, or "balanced".
 

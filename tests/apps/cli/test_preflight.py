@@ -6,6 +6,10 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
+from esa_cli import models
+from esa_cli.errors import UsageError
+from esa_cli.qa import api
+
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -44,3 +48,13 @@ def test_kernels_that_cannot_run_here(
 def test_compared_rows_are_not_on_disk(esa: Esa) -> None:
     asked = esa("compare", "missing.md", "When?", *TINY, "--cache", "disk")
     fail(asked, 2, "cache disk is for documents that are stored in the library")
+
+
+@pytest.mark.parametrize("setting", ["kernel=torch-cuda", "scoring=triton"])
+def test_kernels_that_cannot_run_here_in_python(
+    monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(models, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(UsageError, match="cannot run on cpu"):
+        api.Esa.load("tiny-random", [setting], device="cpu")

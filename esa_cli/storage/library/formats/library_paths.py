@@ -91,6 +91,7 @@ class LibraryPaths:
         with read_errors(root):
             if marker.exists() or not root.exists():
                 return
+            self._check_folders()
             # The marker is looked for again: another process may have made the library meanwhile.
             if os.listdir(root) and not marker.exists():
                 raise LibraryError(
@@ -99,10 +100,21 @@ class LibraryPaths:
                     "it need not exist",
                 )
 
+    def _check_folders(self) -> None:
+        """Raises LibraryError where the root, or what it is below, is no folder."""
+        places = (one for one in (self.root, *self.root.parents) if one.exists())
+        found = next(places, self.root)
+        if found.exists() and not found.is_dir():
+            raise LibraryError(
+                f"the library must be in a folder, got {self.root}: {found} is a file",
+                f"point {ROOT} to a folder, as {found.with_name('library')}; it need not exist",
+            )
+
     def make(self) -> None:
         """Makes the folders, for their owner alone: documents may be private. Raises OSError: they
-        cannot be made. LibraryError: as `check`."""
+        cannot be made. LibraryError: as `check`, or a part of the path is a file."""
         self.check()
+        self._check_folders()
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (
             contextlib.suppress(FileExistsError),
