@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from command import Esa, Result
+from cli_fixtures import cache, runner, surroundings
+from command import Esa
 from conftest import build_step
 from reader_pairs import write_pairs
 from torch import Tensor
 
-from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration import head_votes
 from esa_cli.evaluation.calibration.head_ranking import judge_windows, rank_heads, span_sums
@@ -31,6 +31,8 @@ from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
+
+__all__ = ["cache", "surroundings"]
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
@@ -294,28 +296,11 @@ TINY = [
 FEW = [word for one in VOTING for word in ("--set", one)]
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
-
-
 @pytest.fixture
-def esa(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Esa:
-    monkeypatch.setenv("ESA_HOME", str(home))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
     write_folders(tmp_path)
     write_long_model(tmp_path / "model")
-
-    def run(*arguments: str) -> Result:
-        code = main(["heads", *TINY, *arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return run
+    return runner(capsys, "heads", *TINY)
 
 
 BY_PAIRS = [*FEW, "--pairs", "pairs", "texts", "--samples", "8"]

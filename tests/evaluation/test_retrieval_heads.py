@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from command import Esa, Result
+from cli_fixtures import cache, runner, surroundings
+from command import Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
-from esa_cli.__main__ import main
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
 from esa_cli.errors import DocumentError, EsaError, UsageError
@@ -41,6 +41,8 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
+
+__all__ = ["cache", "surroundings"]
 
 VOTING = [
     "score.name=vote", "selector.name=consensus", "selector.passage=16", "reading=local",
@@ -510,26 +512,9 @@ FEW = [word for one in [*VOTING, "window.ending=0"] for word in ("--set", one)]
 SHORT = ["--length", "1500", "--questions", "8"]
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
-
-
 @pytest.fixture
-def esa(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Esa:
-    monkeypatch.setenv("ESA_HOME", str(home))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Result:
-        code = main(["heads", *arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return run
+def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
+    return runner(capsys, "heads")
 
 
 def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) -> None:

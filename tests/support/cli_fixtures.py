@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command import Esa, Result
+from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
 
@@ -45,15 +46,31 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
-    def run(*arguments: str) -> Result:
-        code = main([str(argument) for argument in arguments])
+def runner(capsys: pytest.CaptureFixture[str], *before: str) -> Esa:
+    """`esa` in this process, with these words before those it is called with."""
+
+    def run(*arguments: object) -> Result:
+        code = main([*before, *map(str, arguments)])
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return Result(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
+    return runner(capsys)
+
+
+@pytest.fixture(scope="session")
+def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained finder of the tiny random model."""
+    folder = tmp_path_factory.mktemp("finders") / "finder"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESA_HOME", str(cache))
+        tiny_finder(folder)
+    return folder
 
 
 @pytest.fixture

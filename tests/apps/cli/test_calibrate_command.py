@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calibration_tools import small_files
+from cli_fixtures import cache, runner, surroundings
+from command import TINY, Esa
 from safetensors.torch import load_file
 
-from esa_cli.__main__ import main
 from esa_cli.attention.learned_maps import Learned
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
@@ -24,40 +23,21 @@ from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
-TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
-Esa = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
+__all__ = ["cache", "surroundings"]
 
 
 @pytest.fixture
 def esa(
-    cache: Path,
+    surroundings: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Esa]:
-    """`esa calibrate`, in a folder of its own with a text; Ctrl-C works as before afterwards."""
-    monkeypatch.setenv("ESA_HOME", str(cache))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
+) -> Esa:
+    """`esa` in a folder of its own with a text."""
     monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
-    monkeypatch.chdir(tmp_path)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
     (tmp_path / "note.md").write_text("".join(lines), "utf-8")
-    handler = signal.getsignal(signal.SIGINT)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    yield run
-    signal.signal(signal.SIGINT, handler)
+    return runner(capsys)
 
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:

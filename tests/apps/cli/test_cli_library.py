@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import Esa, Result
+from cli_fixtures import runner
+from command import Esa
 from forked import child, ended, killed
 from tiny_finder import tiny_finder
 
@@ -61,14 +62,8 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def esa(capsys: pytest.CaptureFixture[str]) -> Esa:
-    def run(*arguments: str) -> Result:
-        words = [*arguments]
-        code = main([*words, *TINY] if words[0] in ("ask", "ingest") else words)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return run
+    run = runner(capsys)
+    return lambda *words: run(*words, *(TINY if words[0] in ("ask", "ingest") else ()))
 
 
 def files(root: Path) -> set[str]:

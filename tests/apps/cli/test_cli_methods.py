@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Esa, Result
+from cli_fixtures import cache, runner, surroundings
+from command import Esa
 from conftest import copy_registries
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+
+__all__ = ["cache", "surroundings"]
 
 TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 SHORT = [*TINY, "--max-new-tokens", "2", "--quiet"]
@@ -37,31 +39,16 @@ WANTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
-
-
 @pytest.fixture
 def esa(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    surroundings: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Esa:
-    for name in ("ESA_MEMORY_LIMIT", "ESA_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ESA_HOME", str(home))
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "note.md").write_text("The gate of the hall opens at nine. " * 30)
-
-    def run(*words: str) -> Result:
-        code = main(list(words))
-        shown = capsys.readouterr()
-        assert "Traceback" not in shown.err
-        return Result(code, *shown)
-
-    return run
+    return runner(capsys)
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, surroundings
-from command import TINY, Result, fail
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
@@ -20,37 +19,25 @@ from esa_cli.apps.cli.output.passage_progress import PassageProgress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.collecting.collection import Collection
 
-__all__ = ["cache", "surroundings"]
+__all__ = ["cache", "esa", "surroundings"]
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 STORY = f"{FILLER}\n\nKeeper Ann has key 7. {FILLER}\n\n{FILLER}Keeper Cy has key 9.\n"
 QUESTION = "Which key does a keeper have?"
 ALL = ("--all", "--least", "-100")
 """A random model's log-odds say nothing: every passage tells a place."""
-Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(
-    surroundings: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
+def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     Path("story.txt").write_text(STORY, "utf-8")
     finder = tiny_finder(tmp_path / "finder")
 
-    def call(*arguments: str) -> Result:
-        code = main([arguments[0], *TINY, *finder, *arguments[1:]])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return call
+    return lambda command, *more: esa(command, *TINY, *finder, *more)
 
 
-def test_the_table_says_how_much_was_read(run: Run) -> None:
+def test_the_table_says_how_much_was_read(run: Esa) -> None:
     done = run("collect", "story.txt", QUESTION, *ALL)
     assert done.code == 0, done.err
     head, *rows = done.out.splitlines()
@@ -83,7 +70,7 @@ def test_a_wait_is_explained_from_the_finding_on_and_after_each_place() -> None:
     assert shown == ["finding passages", "0 of 52 passages, 0 places", "0 of 52 passages, 1 place"]
 
 
-def test_json_csv_and_lines_have_the_same_places(run: Run) -> None:
+def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
     assert set(data) == {
         "question", "count", "distinct", "places", "coverage", "documents", "left_out", "model",
@@ -106,7 +93,7 @@ def test_json_csv_and_lines_have_the_same_places(run: Run) -> None:
     assert [row["sentence"] for row in rows] == [one["sentence"] for one in places]
 
 
-def test_distinct_and_count(run: Run) -> None:
+def test_distinct_and_count(run: Esa) -> None:
     every = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "--distinct", "-q").data
     assert data["count"] == every["count"]
@@ -122,14 +109,14 @@ def test_distinct_and_count(run: Run) -> None:
     assert "places" not in data
 
 
-def test_where_nothing_fits_the_exit_code_is_one(run: Run) -> None:
+def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     done = run("collect", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out, done.err) == (1, "", "")
     done = run("count", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out) == (1, "0 places, 0 distinct\n")
 
 
-def test_an_unread_document_is_read_again_as_a_whole(run: Run) -> None:
+def test_an_unread_document_is_read_again_as_a_whole(run: Esa) -> None:
     done = run("collect", "story.txt", QUESTION, "--read", "never", "--least", "-100")
     assert done.code == 0, done.err
     assert "passages (100 %) were read again" in done.err
@@ -152,7 +139,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
-def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Run, stopping: list[int]) -> None:
+def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[int]) -> None:
     whole = run("collect", "story.txt", QUESTION, *ALL, "--format", "jsonl", "-q").out
     count = len(whole.splitlines())
     assert count > 1
@@ -199,16 +186,16 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Run, stopping: list[
         (["--set", "answer.from=rows"], "places are collected from text"),
     ],
 )
-def test_options_that_make_no_sense(run: Run, options: list[str], message: str) -> None:
+def test_options_that_make_no_sense(run: Esa, options: list[str], message: str) -> None:
     fail(run("collect", "story.txt", QUESTION, *options), 2, message)
 
 
-def test_a_preset_that_leaves_it_open_collects_from_text(run: Run) -> None:
+def test_a_preset_that_leaves_it_open_collects_from_text(run: Esa) -> None:
     """As `tiny-random`, and every preset of a model that is not the default's."""
     found = main(["collect", *TINY, "story.txt", QUESTION, "--least", "-100", "-q", "--json"])
     assert found == 0
 
 
-def test_a_question_must_be_given(run: Run) -> None:
+def test_a_question_must_be_given(run: Esa) -> None:
     fail(run("collect", "story.txt"), 2, "the question is missing", "esa collect book.txt")
     fail(run("count"), 2, "a document and a question must be given", "esa count book.txt")

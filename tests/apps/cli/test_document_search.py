@@ -6,19 +6,17 @@ import io
 import json
 import os
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, surroundings
-from command import TINY, Result
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa, Result
 
-from esa_cli.__main__ import main
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
 
-__all__ = ["cache", "surroundings"]
+__all__ = ["cache", "esa", "surroundings"]
 
 THINGS = (
     "harp",
@@ -32,16 +30,10 @@ THINGS = (
     "quarry",
     "mill",
 )
-Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(
-    surroundings: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
+def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     """`esa` that answers from text, in a folder of ten files, with a library of its own."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
@@ -53,13 +45,8 @@ def run(
 
     def call(*arguments: str, most: int = 2) -> Result:
         text = ("--set", "answer.from=text", "--set", f"answer.documents={most}")
-        asks = arguments[0] in ("ask", "ingest")
-        code = main(
-            [arguments[0], *(TINY if asks else ()), *(text if asks else ()), *arguments[1:]]
-        )
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
+        options = (*TINY, *text) if arguments[0] in ("ask", "ingest") else ()
+        return esa(arguments[0], *options, *arguments[1:])
 
     return call
 
@@ -68,7 +55,7 @@ def names(result: Result) -> list[str]:
     return [one["name"] for one in json.loads(result.out)["documents"]]
 
 
-def test_the_best_files_of_a_folder_are_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json")
     assert asked.code == 0, asked.err
     assert names(asked)[0] == "3.txt"
@@ -92,14 +79,14 @@ def test_the_best_files_of_a_folder_are_asked(run: Run, monkeypatch: pytest.Monk
     assert "7.txt" in names(run("ask", "town", "Is there a second kiln?", "--json"))
 
 
-def test_named_documents_are_asked_beside_the_best(run: Run) -> None:
+def test_named_documents_are_asked_beside_the_best(run: Esa) -> None:
     asked = run("ask", "town/0.txt", "town", "How old is the kiln?", "--json")
     assert names(asked)[:2] == ["0.txt", "3.txt"]
     assert len(names(asked)) == 3
     assert "searched 9 documents" in asked.err
 
 
-def test_few_files_are_all_asked(run: Run) -> None:
+def test_few_files_are_all_asked(run: Esa) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json", most=10)
     assert len(names(asked)) == 10
     assert "searched" not in asked.err
@@ -107,18 +94,18 @@ def test_few_files_are_all_asked(run: Run) -> None:
     assert not Library().exists
 
 
-def test_words_are_not_kept_with_no_keep(run: Run) -> None:
+def test_words_are_not_kept_with_no_keep(run: Esa) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json", "--no-keep")
     assert names(asked)[0] == "3.txt"
     assert not Library().exists
 
 
-def test_answers_from_rows_are_of_all_documents(run: Run) -> None:
+def test_answers_from_rows_are_of_all_documents(run: Esa) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json", "--set", "answer.from=rows")
     assert len(names(asked)) == 10
 
 
-def test_each_line_has_documents_of_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_has_documents_of_its_own(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
     monkeypatch.setattr("sys.stdin", lines)
     asked = run("ask", "town", "--stdin")
@@ -128,7 +115,7 @@ def test_each_line_has_documents_of_its_own(run: Run, monkeypatch: pytest.Monkey
     assert "9.txt" in asked.err
 
 
-def test_each_line_says_what_was_searched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_says_what_was_searched(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
     monkeypatch.setattr("sys.stdin", lines)
     asked = run("ask", "town", "--stdin", "--json")
@@ -140,7 +127,7 @@ def test_each_line_says_what_was_searched(run: Run, monkeypatch: pytest.MonkeyPa
     assert rows[0]["documents"][0].keys() == alone["documents"][0].keys()
 
 
-def test_the_best_documents_of_the_library_are_asked(run: Run) -> None:
+def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     rows = ("--set", "answer.from=rows")
     assert run("ingest", *(f"town/{at}.txt" for at in range(5)), *rows, "-q").code == 0
     asked = run("ask", "--library", "How old is the kiln?", "--json")
@@ -156,14 +143,14 @@ def test_the_best_documents_of_the_library_are_asked(run: Run) -> None:
     assert "left out: 5 documents that cannot be read, or were read by another" in other.err
 
 
-def test_files_that_cannot_be_read_are_named(run: Run) -> None:
+def test_files_that_cannot_be_read_are_named(run: Esa) -> None:
     Path("town/x.pdf").write_bytes(b"%PDF-1.4 broken")
     asked = run("ask", "town", "How old is the kiln?", "--json")
     assert names(asked)[0] == "3.txt"
     assert "left out: 1 file that cannot be read (town/x.pdf)" in asked.err
 
 
-def test_without_full_text_search_all_are_opened(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_full_text_search_all_are_opened(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sqlite3.connect
 
     class Connection(sqlite3.Connection):

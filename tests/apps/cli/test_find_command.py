@@ -9,46 +9,26 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, surroundings
-from command import ROOT, TINY, Result, fail
+from cli_fixtures import cache, esa, finder, surroundings
+from command import ROOT, TINY, Esa, Result, fail
 
-from esa_cli import models
-from esa_cli.__main__ import main
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.storage.library import Library
 
-__all__ = ["cache", "surroundings"]
+__all__ = ["cache", "esa", "finder", "surroundings"]
 
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
 KEY = "Captain Ahab has the only key of the [red]northern[/red] gate :smile:. "
 GATE = f"{BOAT}\n\n{KEY}\n\n{BOAT}"
 WORDS = "Ahab's northern gates"
-Run = Callable[..., Result]
-
-
-@pytest.fixture(scope="module")
-def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(cache))
-        host = models.load("random:llama", device="cpu", dtype="float32")
-    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
-    folder = tmp_path_factory.mktemp("finder")
-    made.save(folder, "random:llama")
-    return folder
 
 
 @pytest.fixture
 def run(
-    surroundings: None,
-    finder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
+    surroundings: None, esa: Esa, finder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Esa:
     """`esa` with a preset that has a finder and lacks its adapter, in a folder of its own."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     Path("gate.txt").write_text(GATE, "utf-8")
@@ -57,11 +37,8 @@ def run(
     given = [word for setting in settings for word in ("--set", setting)]
 
     def call(*arguments: str) -> Result:
-        with_model = arguments[0] in ("find", "ingest")
-        code = main([arguments[0], *([*TINY, *given] if with_model else []), *arguments[1:]])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
+        options = (*TINY, *given) if arguments[0] in ("find", "ingest") else ()
+        return esa(arguments[0], *options, *arguments[1:])
 
     return call
 
@@ -74,7 +51,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_an_unread_document_is_searched_by_words_without_a_model(run: Run) -> None:
+def test_an_unread_document_is_searched_by_words_without_a_model(run: Esa) -> None:
     done = run("find", "gate.txt", WORDS)
     assert done.code == 0, done.err
     first = done.out.split("\n\n", 1)[0].splitlines()
@@ -93,7 +70,7 @@ def test_an_unread_document_is_searched_by_words_without_a_model(run: Run) -> No
 
 
 @pytest.mark.usefixtures("no_model")
-def test_where_nothing_fits_the_exit_code_is_one(run: Run) -> None:
+def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     done = run("find", "gate.txt", "zeppelin", "-q")
     assert (done.code, done.out, done.err) == (1, "", "esa: no passage fits\n")
     done = run("find", "gate.txt", "zeppelin", "--json", "-q")
@@ -103,7 +80,7 @@ def test_where_nothing_fits_the_exit_code_is_one(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_the_json_object(run: Run) -> None:
+def test_the_json_object(run: Esa) -> None:
     data = run("find", "gate.txt", "boat.txt", WORDS, "--json", "--top", "1").data
     assert set(data) == {
         "passages", "read", "documents", "left_out", "model", "preset", "timing",
@@ -120,7 +97,7 @@ def test_the_json_object(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_the_least_score(run: Run) -> None:
+def test_the_least_score(run: Esa) -> None:
     scores = [one["score"] for one in run("find", "gate.txt", "boat", "--json").data["passages"]]
     assert len(scores) == 8
     assert scores == sorted(scores, reverse=True)
@@ -129,7 +106,7 @@ def test_the_least_score(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_all_are_in_the_order_of_the_documents(run: Run) -> None:
+def test_all_are_in_the_order_of_the_documents(run: Esa) -> None:
     named = ("find", "gate.txt", "boat.txt", "boat")
     every = run(*named, "--all", "--min", "-9", "--json").data["passages"]
     assert len(every) > 8
@@ -142,7 +119,7 @@ def test_all_are_in_the_order_of_the_documents(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_the_files_with_passages_best_first(run: Run) -> None:
+def test_the_files_with_passages_best_first(run: Esa) -> None:
     Path("pier.txt").write_text(f"{BOAT} The boat has a gate.", "utf-8")
     named = ("find", "boat.txt", "pier.txt", "gate.txt", "the gate of Ahab", "--files")
     assert run(*named, "--min", "0.5").out == "gate.txt\npier.txt\n"
@@ -152,7 +129,7 @@ def test_the_files_with_passages_best_first(run: Run) -> None:
     assert (one["document"], one["passages"] >= 1) == ("gate.txt", True)
 
 
-def test_a_document_in_the_library_is_found_by_its_index(run: Run) -> None:
+def test_a_document_in_the_library_is_found_by_its_index(run: Esa) -> None:
     assert run("ingest", "gate.txt").code == 0
     (entry,) = Library().entries()
     done = run("find", "gate.txt", "boat.txt", "zeppelin", "--json")
@@ -165,7 +142,7 @@ def test_a_document_in_the_library_is_found_by_its_index(run: Run) -> None:
     assert {one["document"] for one in done.data["passages"]} == {"gate.txt"}
 
 
-def test_a_document_is_read_first_where_it_is_told(run: Run) -> None:
+def test_a_document_is_read_first_where_it_is_told(run: Esa) -> None:
     done = run("find", "boat.txt", "zeppelin", "--read", "first", "--no-keep", "--json")
     assert (done.code, done.data["read"]) == (0, True)
     assert Library().entries() == []
@@ -174,13 +151,13 @@ def test_a_document_is_read_first_where_it_is_told(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("no_model")
-def test_without_a_finder_words_are_enough(run: Run) -> None:
+def test_without_a_finder_words_are_enough(run: Esa) -> None:
     bare = ("--set", "answer.finder=null", "--read", "first")
     done = run("find", "gate.txt", WORDS, *bare)
     assert (done.code, done.err) == (0, "")
 
 
-def test_the_library_is_searched(run: Run) -> None:
+def test_the_library_is_searched(run: Esa) -> None:
     fail(run("find", "--library", WORDS), 2, "the library has no document")
     assert run("ingest", "gate.txt", "--set", "answer.finder=null").code == 0
     Path("gate.txt").unlink()
@@ -194,7 +171,7 @@ def test_the_library_is_searched(run: Run) -> None:
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
 
 
-def test_of_a_large_library_the_best_documents_are_opened(run: Run) -> None:
+def test_of_a_large_library_the_best_documents_are_opened(run: Esa) -> None:
     Path("pier.txt").write_text(f"{BOAT} A second pier was never built.", "utf-8")
     assert run("ingest", "gate.txt", "boat.txt", "pier.txt").code == 0
     done = run("find", "--library", WORDS, "--set", "answer.documents=1", "--json")
@@ -205,7 +182,7 @@ def test_of_a_large_library_the_best_documents_are_opened(run: Run) -> None:
 
 @pytest.mark.parametrize("settings", [(), ("--set", "answer.documents=1")])
 def test_a_model_that_cannot_be_placed_leaves_no_document_out(
-    run: Run, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    run: Esa, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("ingest", "gate.txt", "boat.txt").code == 0
     named = ("find", "--library", WORDS, "-q", *settings)
@@ -216,7 +193,7 @@ def test_a_model_that_cannot_be_placed_leaves_no_document_out(
 
 
 def test_a_library_that_cannot_be_written_is_searched(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("ingest", "gate.txt").code == 0
     monkeypatch.setattr(Library, "writable", False)
@@ -228,7 +205,7 @@ def test_a_library_that_cannot_be_written_is_searched(
     assert "what is read is not kept" in read.err
 
 
-def test_damage_is_said(run: Run, tmp_path: Path) -> None:
+def test_damage_is_said(run: Esa, tmp_path: Path) -> None:
     assert run("ingest", "gate.txt").code == 0
     (rows,) = (tmp_path / "library" / "segments").glob("*.seg")
     rows.write_bytes(rows.read_bytes()[:-9])
@@ -236,7 +213,7 @@ def test_damage_is_said(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 8])
-def test_a_damaged_manifest_is_said_once(run: Run, tmp_path: Path, most: int) -> None:
+def test_a_damaged_manifest_is_said_once(run: Esa, tmp_path: Path, most: int) -> None:
     """Also where words choose what is opened, and with --quiet: the best may be in it."""
     for number in range(3):
         Path(f"pier{number}.txt").write_text(f"{BOAT} Pier {number} was never built.", "utf-8")
@@ -256,7 +233,7 @@ def test_a_damaged_manifest_is_said_once(run: Run, tmp_path: Path, most: int) ->
 
 
 @pytest.mark.usefixtures("no_model")
-def test_of_many_files_the_best_are_searched(run: Run) -> None:
+def test_of_many_files_the_best_are_searched(run: Esa) -> None:
     Path("town").mkdir()
     for at, thing in enumerate(("harp", "anvil", "kiln")):
         Path("town", f"{at}.txt").write_text(f"The {thing} of the town is old. " * 20)
@@ -268,7 +245,7 @@ def test_of_many_files_the_best_are_searched(run: Run) -> None:
 
 @pytest.mark.usefixtures("no_model")
 def test_on_a_terminal_words_are_highlighted_and_places_are_links(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -296,7 +273,7 @@ def test_on_a_terminal_words_are_highlighted_and_places_are_links(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_what_does_not_go_together(run: Run) -> None:
+def test_what_does_not_go_together(run: Esa) -> None:
     fail(run("find", "gate.txt", "x", "--all", "--files"), 2, "--all and --files")
     fail(run("find", "gate.txt", "x", "--all", "--top", "3"), 2, "--all and --top 3")
     fail(run("find", "gate.txt", "x", "--min", "nan"), 2, "--min must be a number")

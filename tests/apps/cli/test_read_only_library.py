@@ -6,23 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_fixtures import cache, surroundings
-from command import TINY, Result
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa, Result
 
-from esa_cli.__main__ import main
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
 
-__all__ = ["cache", "surroundings"]
+__all__ = ["cache", "esa", "surroundings"]
 pytestmark = pytest.mark.skipif(
     shutil.which("mount") is None or os.name == "nt" or os.geteuid() != 0, reason="cannot mount"
 )
-Run = Callable[..., Result]
 THINGS = ("harp", "anvil", "loom", "kiln")
 
 
@@ -42,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def run(surroundings: None, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Run:
+def run(surroundings: None, esa: Esa, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     """`esa` with a library on the disk: two documents, and two files of `esa sync`."""
     monkeypatch.setenv("ESA_LIBRARY", str(disk / "library"))
     monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
@@ -52,19 +49,13 @@ def run(surroundings: None, disk: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         text = f"The {thing} of the town has stood there for years. " * 20
         (folder / f"{thing}.txt").write_text(text, "utf-8")
 
-    def call(*arguments: str) -> Result:
-        code = main([*arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
     text = ("--set", "answer.from=text", "--set", "answer.documents=2")
-    assert call("ingest", "read", *TINY, *text).code == 0
-    assert call("sync", "town").code == 0
-    return call
+    assert esa("ingest", "read", *TINY, *text).code == 0
+    assert esa("sync", "town").code == 0
+    return esa
 
 
-def ask(run: Run, words: str, *more: str) -> Result:
+def ask(run: Esa, words: str, *more: str) -> Result:
     text = ("--set", "answer.from=text", "--set", "answer.documents=2")
     done = run("ask", *more, "--library", words, "--json", *TINY, *text)
     assert done.code == 0, done.err
@@ -72,7 +63,7 @@ def ask(run: Run, words: str, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("state", ["whole", "lost", "damaged", "unfinished"])
-def test_it_is_listed_searched_and_asked(run: Run, disk: Path, state: str) -> None:
+def test_it_is_listed_searched_and_asked(run: Esa, disk: Path, state: str) -> None:
     path = disk / "library" / catalogue_file.NAME
     if state == "lost":
         path.unlink()
@@ -100,7 +91,7 @@ def test_it_is_listed_searched_and_asked(run: Run, disk: Path, state: str) -> No
     assert {one: one.stat().st_mtime_ns for one in disk.rglob("*")} == before
 
 
-def test_what_changes_it_is_refused(run: Run, disk: Path) -> None:
+def test_what_changes_it_is_refused(run: Esa, disk: Path) -> None:
     entry = Library().entries()[0]
     mount("-o", "remount,ro", str(disk))
     for command in (

@@ -14,26 +14,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, surroundings
+from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Result, fail
 from fake_asker import FakeAsker
 
-from esa_cli import models
-from esa_cli.__main__ import main
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.model_choice import open_esa as opening
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion.index_archive import PIECE
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats import checksummed_file
 from esa_cli.storage.library.formats.row_layout import SEGMENT
 
-__all__ = ["cache", "surroundings"]
+__all__ = ["cache", "esa", "finder", "surroundings"]
 
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
@@ -43,24 +40,9 @@ NOT_YET = "esa: not read yet: gate.txt. This answer was found by words alone; re
 Run = Callable[..., Result]
 
 
-@pytest.fixture(scope="module")
-def finder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_HOME", str(cache))
-        host = models.load("random:llama", device="cpu", dtype="float32")
-    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
-    folder = tmp_path_factory.mktemp("finder")
-    made.save(folder, "random:llama")
-    return folder
-
-
 @pytest.fixture
 def run(
-    surroundings: None,
-    finder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    surroundings: None, esa: Run, finder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Run:
     """`esa` with a preset that has a finder, in a folder and with a library of its own."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
@@ -68,13 +50,7 @@ def run(
     Path("boat.txt").write_text(BOAT, "utf-8")
     text = ("--set", "answer.from=text", "--set", f"answer.finder={finder}")
 
-    def call(*arguments: str) -> Result:
-        code = main([arguments[0], *TINY, *text, *arguments[1:]])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return call
+    return lambda command, *more: esa(command, *TINY, *text, *more)
 
 
 @pytest.fixture

@@ -7,46 +7,32 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fixtures import cache, surroundings
-from command import TINY, Result
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa
 
-from esa_cli.__main__ import main
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.system import folder_changes
 
-__all__ = ["cache", "surroundings"]
-Run = Callable[..., Result]
+__all__ = ["cache", "esa", "surroundings"]
 TEXT = "answer.from=text"
 
 
 @pytest.fixture
-def run(
-    surroundings: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
+def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     """`esa` in a folder with `town/`, three documents; a library of its own."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
     Path("town").mkdir()
     for thing in ("harp", "anvil", "loom"):
         write(thing, f"The {thing} of the town has stood there for years. " * 9)
-
-    def call(*arguments: str) -> Result:
-        code = main([*arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Result(code, out, err)
-
-    return call
+    return esa
 
 
 def write(name: str, text: str, at: float = 1e9) -> None:
@@ -59,7 +45,7 @@ def names(paths: list[str]) -> list[str]:
     return [Path(path).stem for path in paths]
 
 
-def state(run: Run, *more: str) -> dict[str, Any]:
+def state(run: Esa, *more: str) -> dict[str, Any]:
     return dict(json.loads(run("sync", "town", "--json", *more).out))
 
 
@@ -68,7 +54,7 @@ def found(words: str) -> int:
         return len(catalogue.texts.ranked(words))
 
 
-def test_new_changed_and_removed_files(run: Run) -> None:
+def test_new_changed_and_removed_files(run: Esa) -> None:
     first = run("sync", "town")
     assert first.code == 0
     assert first.out.startswith("3 files: 3 added, 0 changed, 0 removed; ")
@@ -91,7 +77,7 @@ def test_new_changed_and_removed_files(run: Run) -> None:
     assert state(run)["removed"] == []
 
 
-def test_a_lost_catalogue_comes_back_from_the_other_files(run: Run) -> None:
+def test_a_lost_catalogue_comes_back_from_the_other_files(run: Esa) -> None:
     run("sync", "town")
     Path("town/loom.txt").unlink()
     run("sync", "town")
@@ -109,7 +95,7 @@ def test_a_lost_catalogue_comes_back_from_the_other_files(run: Run) -> None:
     assert state(run)["removed"] == []
 
 
-def test_documents_are_known_by_whatever_path_they_were_read(run: Run, tmp_path: Path) -> None:
+def test_documents_are_known_by_whatever_path_they_were_read(run: Esa, tmp_path: Path) -> None:
     rows = (*TINY, "--set", "answer.from=rows")
     (tmp_path / "link").symlink_to(tmp_path / "town")
     for path in ("town/harp.txt", "link/anvil.txt", "./town/../town/loom.txt"):
@@ -124,7 +110,7 @@ def test_documents_are_known_by_whatever_path_they_were_read(run: Run, tmp_path:
     assert [entry.name for entry in Library().entries()] == ["loom.txt"]
 
 
-def test_a_damaged_record_of_a_folder_is_written_again(run: Run) -> None:
+def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
     run("sync", "town")
     (path,) = (Library().root / "folders").iterdir()
     whole = path.read_bytes()
@@ -135,7 +121,7 @@ def test_a_damaged_record_of_a_folder_is_written_again(run: Run) -> None:
     assert path.read_bytes() == whole
 
 
-def test_an_empty_or_missing_folder_is_not_pruned(run: Run) -> None:
+def test_an_empty_or_missing_folder_is_not_pruned(run: Esa) -> None:
     run("sync", "town")
     for path in Path("town").iterdir():
         path.unlink()
@@ -152,7 +138,7 @@ def test_an_empty_or_missing_folder_is_not_pruned(run: Run) -> None:
     assert run("sync", "town", "--prune-all").code == 3
 
 
-def test_pruning_all_is_of_the_first_update(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(folder: str) -> Iterator[None]:
         for path in Path("town").iterdir():
             path.unlink()
@@ -166,7 +152,7 @@ def test_pruning_all_is_of_the_first_update(run: Run, monkeypatch: pytest.Monkey
     assert found("town") == 2
 
 
-def test_a_folder_that_vanishes_is_noticed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_vanishes_is_noticed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(folder: str) -> Iterator[None]:
         Path("town").rename("elsewhere")
         yield
@@ -178,7 +164,7 @@ def test_a_folder_that_vanishes_is_noticed(run: Run, monkeypatch: pytest.MonkeyP
     assert found("town") == 3
 
 
-def test_only_files_that_do_not_exist_are_removed(run: Run) -> None:
+def test_only_files_that_do_not_exist_are_removed(run: Esa) -> None:
     Path("town/shed").mkdir()
     write("shed/kiln", "The kiln of the town. " * 9)
     run("sync", "town")
@@ -193,7 +179,7 @@ def test_only_files_that_do_not_exist_are_removed(run: Run) -> None:
 
 
 def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run("ingest", "town", *TINY).code == 0
     state(run)
@@ -216,7 +202,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 
 
 def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from esa_cli.apps.cli.folder_reading import FolderReading
 
@@ -241,7 +227,7 @@ def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
     assert texts == ["A new anvil. " * 9]
 
 
-def test_a_file_that_cannot_be_read_is_one_line(run: Run) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(run: Esa) -> None:
     Path("town/broken.pdf").write_bytes(b"%PDF-1.4 broken")
     for _ in range(2):
         done = run("sync", "town")
@@ -255,7 +241,7 @@ def test_a_file_that_cannot_be_read_is_one_line(run: Run) -> None:
     assert [Path(one["source"]).name for one in failed] == ["broken.pdf"]
 
 
-def test_what_cannot_be_synchronised(run: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_synchronised(run: Esa, tmp_path: Path) -> None:
     missing = run("sync", "none")
     assert missing.code == 3
     assert "none must be a folder, got nothing of that name" in missing.err
@@ -270,7 +256,7 @@ def test_what_cannot_be_synchronised(run: Run, tmp_path: Path) -> None:
         assert "the library" in refused.err
 
 
-def test_synchronised_files_are_asked_with_the_library(run: Run) -> None:
+def test_synchronised_files_are_asked_with_the_library(run: Esa) -> None:
     text = ("--set", "answer.from=text", "--set", "answer.documents=2", "--json")
     run("sync", "town")
     asked = run("ask", "--library", "Where is the loom?", *TINY, *text)
@@ -283,7 +269,7 @@ def test_synchronised_files_are_asked_with_the_library(run: Run) -> None:
     assert json.loads(asked.out)["documents"][0]["name"] == "anvil.txt"
 
 
-def test_the_model_reads_what_is_new(run: Run) -> None:
+def test_the_model_reads_what_is_new(run: Esa) -> None:
     rows = ("--read", *TINY, "--set", "answer.from=rows")
     first = state(run, *rows)
     assert len(first["read"]) == 3
@@ -299,7 +285,7 @@ def test_the_model_reads_what_is_new(run: Run) -> None:
 
 
 def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from esa_cli.errors import ResourceError
     from esa_cli.qa.api import Esa
@@ -318,7 +304,7 @@ def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
     assert "2 read by the model" in done.out
 
 
-def test_watching_says_what_has_changed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(folder: str) -> Iterator[None]:
         yield
         write("mill", "A mill. " * 9)
@@ -342,7 +328,7 @@ def test_watching_says_what_has_changed(run: Run, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_changes_are_noticed(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+    run: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     monkeypatch.setattr(folder_changes, "POLL_S", 0.05)
     if not installed:

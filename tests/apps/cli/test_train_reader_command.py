@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cli_fixtures import cache, runner, surroundings
+from command import TINY, Esa
 from reader_pairs import ANIMALS, write_text
 
-from esa_cli.__main__ import main
 from esa_cli.evaluation.reader_training.reader_trainer import ReaderTrainer
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.adapter_files import adapter_folder
 
+__all__ = ["cache", "surroundings"]
+
 pytestmark = pytest.mark.training
 
-TINY = ["--preset", "tiny-random", "--device", "cpu", "--dtype", "float32"]
 PROMPT = "answer.prompt='{passage} {question} A:'"
 SHORT = ["--examples", "24", "--rank", "2", "--batch", "8", "--set", PROMPT]
 COMMAND = ["train-reader", "pairs", "texts", *TINY, *SHORT]
-Esa = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("esa-home")
 
 
 @pytest.fixture
-def esa(
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Iterator[Esa]:
-    """`esa` in a folder of its own with two texts; Ctrl-C works as before afterwards."""
-    monkeypatch.setenv("ESA_HOME", str(cache))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
-    monkeypatch.chdir(tmp_path)
+def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
+    """`esa` in a folder of its own with two texts."""
     write_text(tmp_path, "one", animals=ANIMALS[:4])
     write_text(tmp_path, "two", hour=3, animals=ANIMALS[:4])
-    handler = signal.getsignal(signal.SIGINT)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    yield run
-    signal.signal(signal.SIGINT, handler)
+    return runner(capsys)
 
 
 def test_the_command(esa: Esa, tmp_path: Path) -> None:
