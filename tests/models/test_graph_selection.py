@@ -20,9 +20,12 @@ from simulated_graph import SimulatedGraph
 from test_graph_decoding import DOCUMENT, WINDOW, Answered, answer, begin, opened, same
 from torch import Tensor
 
+from esa_cli.attention import scoring
 from esa_cli.attention.compression import ClosedForm, NoCompression
+from esa_cli.attention.kernels.plain_scorer import PlainScorer
+from esa_cli.attention.kernels.scorer_operands import KeyGroup
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.parts import Compressor, PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
@@ -104,6 +107,25 @@ def test_families(make_model: ModelFactory, kind: str) -> None:
 
 def test_whole_keys_are_scored(make_model: ModelFactory) -> None:
     check(model_of(make_model, "llama"), replace(PAPER, compressor=NoCompression()))
+
+
+class TableScorer(PlainScorer):
+    """Reads a group's table of addresses, as the Triton kernels do."""
+
+    def chunk_maxima(self, group: KeyGroup, maxima: Tensor, out: Tensor) -> None:
+        assert group.table.shape == (3, len(group.blocks))
+        query = group.queries.rounded[0, : group.queries.rank]
+        for block, offset in zip(group.blocks, group.offsets, strict=True):
+            out[offset : offset + block.shape[0]] = block @ query
+
+
+@pytest.mark.parametrize("compressor", [ClosedForm(8, 32), NoCompression()])
+def test_scores_of_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, make_model: ModelFactory, compressor: Compressor
+) -> None:
+    """Its tables of blocks are made before they are recorded."""
+    monkeypatch.setattr(scoring, "scoring_kernel", lambda name, device: TableScorer())
+    check(model_of(make_model, "llama"), replace(PAPER, compressor=compressor))
 
 
 def test_the_next_turn(make_model: ModelFactory) -> None:
