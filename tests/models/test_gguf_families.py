@@ -64,6 +64,16 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"conv_bias": False},
     "ministral3": {"rope_parameters": YARN_OF_QUERIES},
     "granitemoehybrid": {"mamba_d_head": 32},
+    "falcon_h1": {
+        "embedding_multiplier": 2.0,
+        "attention_in_multiplier": 0.5,
+        "attention_out_multiplier": 1.5,
+        "mlp_multipliers": [0.5, 2.0],
+        "ssm_in_multiplier": 0.5,
+        "ssm_out_multiplier": 2.0,
+        "ssm_multipliers": [0.5, 0.75, 1.5, 2.0, 0.25],
+        "mamba_norm_before_gate": False,
+    },
     "nemotron_h": {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]
     },
@@ -252,6 +262,7 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
             {"expert_shared_feed_forward_length": None},
         ),
         ("nemotron_h", {"moe_latent_size": 24}, {}),
+        ("falcon_h1", {"mamba_rms_norm": True}, {}),
         (
             "granitemoehybrid",
             {"position_embedding_type": "rope"},

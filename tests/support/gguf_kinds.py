@@ -119,6 +119,31 @@ def mixer(block: str, key: str, numbers: Any, config: Any) -> dict[str, Any]:
     return {f"{block}.{MIXERS[base]}.{suffix}": numbers}
 
 
+def multiplied(key: str, numbers: Any, config: Any) -> Any:
+    """A weight of Falcon-H1 with the factors of what it makes; others as they are."""
+    if config.model_type != "falcon_h1":
+        return numbers
+    read, gate, down = config.attention_in_multiplier, *config.mlp_multipliers
+    if ".in_proj." in key:
+        state = config.mamba_n_groups * config.mamba_d_state
+        sizes = (config.mamba_d_ssm, config.mamba_d_ssm, state, state, config.mamba_n_heads)
+        each = numpy.repeat(config.ssm_multipliers, sizes).astype(numpy.float32)
+        return numbers * config.ssm_in_multiplier * each[:, None]
+    factors = {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "q_proj": read,
+        "k_proj": read * config.key_multiplier,
+        "v_proj": read,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "feed_forward.gate_proj": gate,
+        "down_proj": down,
+    }
+    found = [factor for name, factor in factors.items() if f".{name}." in f".{key}"]
+    return numbers * numpy.float32(found[0]) if found else numbers
+
+
 def latent_settings(config: Any, found: dict[str, Any]) -> dict[str, Any]:
     """The sizes of latent attention, which is one key head; none of other models."""
     if not (latent := getattr(config, "kv_lora_rank", 0)):

@@ -162,6 +162,7 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
         numbers = value.float().numpy().copy()
         if family.raised and key.endswith("norm.weight") and "linear_attn" not in key:
             numbers = numbers + 1
+        numbers = gguf_kinds.multiplied(key, numbers, config)
         if family.pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
             query = match[1] == "q"
             heads = config.num_attention_heads if query else config.num_key_value_heads
@@ -210,6 +211,8 @@ def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
         return {f"{block}.shortconv.conv.weight": numbers[:, 0]}
     if key.endswith("mamba.conv1d.weight"):
         return {f"{block}.ssm_conv1d.weight": numbers[:, 0]}
+    if key.endswith("pre_ff_layernorm.weight"):
+        return {f"{block}.ffn_norm": numbers}
     if key.endswith("mamba.norm.weight"):
         return {f"{block}.ssm_norm.weight": numbers.reshape(config.mamba_n_groups, -1)}
     if "shared_mlp" in key and not config.num_local_experts:

@@ -177,6 +177,11 @@ LAYOUTS: dict[str, tuple[WeightLayout, ...]] = {
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
+    "falcon_h1": (
+        WeightLayout("mamba.D", ("ssm_d",), flat),
+        WeightLayout("mamba.norm.weight", ("ssm_norm.weight",), flat),
+        WeightLayout("pre_ff_layernorm.weight", ("ffn_norm",), alone),
+    ),
     "nemotron_h": (
         WeightLayout("mixer.D", ("ssm_d",), flat),
         WeightLayout("mixer.norm.weight", ("ssm_norm.weight",), flat),

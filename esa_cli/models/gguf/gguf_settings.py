@@ -211,6 +211,8 @@ class GgufSettings:
                 found[name] = bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensors.keys())
         if hasattr(default, "mlp_bias"):
             found["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+        if hasattr(default, "mamba_rms_norm"):
+            found["mamba_rms_norm"] = "blk.0.ssm_norm.weight" in tensors
         for name in ("qk_layernorm", "use_qk_norm"):
             if hasattr(default, name):
                 found[name] = "blk.0.attn_q_norm.weight" in tensors
