@@ -60,7 +60,7 @@ def base_of(inverse: Tensor) -> float:
             return base
     raise PresetError(
         "the model's rotary frequencies must be a series b^(-2i/D), got others; its window may "
-        "have been stretched already",
+        "have been stretched already, or part of a head does not rotate",
         "use position `true` or `interpolation` with this model",
     )
 

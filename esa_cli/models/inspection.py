@@ -79,6 +79,18 @@ def row_layers(model: Any) -> list[int]:
     return [i for i, module in every if module is not None and i not in readers]
 
 
+def check_readers(model: Any) -> None:
+    """Raises ModelError when a layer is on another device than the one whose rows it reads."""
+    modules, name = attention_modules(model), family_of(model.config).projections[0]
+    for reader, source in source_layers(model.config).items():
+        places = {_device(getattr(modules[at], name), model.device) for at in (reader, source)}
+        if len(places) > 1:
+            raise ModelError(
+                f"layer {reader} reads the rows of layer {source}, and they are on several devices",
+                "load the model on one device, such as --device cuda or cpu",
+            )
+
+
 def projections(model: Any) -> list[list[Any]]:
     """The modules that make queries, keys and values, in this order, or all of them in one module:
     of each layer that keeps keys."""

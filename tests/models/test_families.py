@@ -316,12 +316,14 @@ MANY = [
     "lfm2",
     "nemotron_h",
     "hunyuan_v1_dense",
+    "gemma3n_text",
 ]
 
 
 @pytest.mark.parametrize("name", MANY)
 def test_every_method_runs(name: str) -> None:
-    """On models whose heads or layers rotate in part, on latents, and beside states."""
+    """On models whose heads or layers rotate in part, on latents, beside states, and in layers that
+    read others' rows."""
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)

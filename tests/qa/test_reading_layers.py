@@ -18,6 +18,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.shared_memory import ReaderStates
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.attention.window import Window
+from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.row_shapes import key_shape, layer_shapes, source_layers
 from esa_cli.models.files.random_model import write_tokenizer
@@ -223,3 +224,27 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
     assert found[0][1] == found[1][1]
     for mine, want in zip(found[0][0], found[1][0], strict=True):
         assert all(map(torch.equal, mine, want))
+
+
+def test_layers_on_another_device_than_their_rows_are_refused() -> None:
+    """`meta` stands for the other device."""
+    model: Any = build_model("gemma4_text")
+    model.base_model.layers[4].self_attn.to("meta")
+    with pytest.raises(ModelError, match="layer 4 reads the rows of layer 1"):
+        attach(model, resolve("tiny-random").method)
+
+
+@pytest.mark.parametrize("name", ["ntk", "ntk-dynamic", "yarn"])
+def test_stretched_positions_of_a_part_of_a_head_are_refused(name: str) -> None:
+    model, ids = build_model("gemma4_text"), tokens(20)
+    method = resolve("tiny-random", ["window.dense=4"], name, 20).method
+    with attach(model, method) as attached:
+        cache = attached.new_cache()
+        with pytest.raises(PresetError, match="or part of a head does not rotate"):
+            model(ids, past_key_values=cache)
+
+
+def test_models_that_read_in_both_directions_are_refused() -> None:
+    model = build_model("gemma4_text", use_bidirectional_attention="all")
+    with pytest.raises(ModelError, match="reads in both directions"):
+        attach(model, resolve("tiny-random").method)

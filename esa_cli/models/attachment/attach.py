@@ -43,7 +43,7 @@ from esa_cli.models.attachment.layer_traits import (
 from esa_cli.models.attachment.layer_traits import check_supported as check_supported
 from esa_cli.models.attachment.row_shapes import source_layers
 from esa_cli.models.attachment.supported_families import family_of, keeps_state
-from esa_cli.models.inspection import attention_modules, row_layers
+from esa_cli.models.inspection import attention_modules, check_readers, row_layers
 from esa_cli.storage.store_places import MakeStore
 
 NAME = "esa"
@@ -71,6 +71,7 @@ class Attachment:
         self.model = model
         self.body = cast(Any, model.base_model)
         self._modules = attention_modules(model)
+        check_readers(model)
         rotary = getattr(self.body, "rotary_emb", None)
         _check_free(self._attending, rotary)
         self.traits = layer_traits(model.config, rotary, self._modules)
