@@ -97,9 +97,10 @@ class DemoRun:
         self._say(one.question, "bold")
         sys.stdout.write("  ")
         self.reporter.waiting("answering")
-        answer = AnswerStream(sys.stdout, self.reporter)
+        answer = AnswerStream(sys.stdout, self.reporter, indent="  ")
         reply = esa.ask(one.question, [book], evidence=1, on_text=answer)
         self.reporter.settle()
+        answer.end()
         print(flush=True)
         if reply.doubtful:
             self._say(f"  {NOT_FOUND}")

@@ -1,4 +1,4 @@
-"""Notes and errors on a narrow terminal."""
+"""Notes, errors and answers on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import io
 import pytest
 
 from esa_cli.__main__ import main
+from esa_cli.apps.cli.output.answer_output import AnswerStream
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.cli.output.word_wrap import wrapped_text
 
 PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
 
@@ -54,3 +56,48 @@ def test_a_pipe_gets_whole_lines(
     monkeypatch.setenv("COLUMNS", "30")
     Reporter().warn(f"esa: it was found by words alone; reading {PATH} now")
     assert capsys.readouterr().err.count("\n") == 1
+
+
+ANSWER = f" Ahab commands the Pequod, and {PATH} tells it.\n\nHe hunts a white whale.\n"
+SHOWN = [
+    "Ahab commands the Pequod, and",
+    f"{PATH} tells it.",
+    "",
+    "He hunts a white whale.",
+]
+"""The path takes one line and a part of the next."""
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 200])
+def test_an_answer_breaks_at_spaces_however_it_comes(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    terminal = narrow(monkeypatch)
+    answer = AnswerStream(terminal, Reporter())
+    for at in range(0, len(ANSWER), size):
+        answer(ANSWER[at : at + size])
+    answer.end()
+    assert terminal.getvalue().splitlines() == SHOWN
+
+
+def test_words_are_shown_when_they_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = narrow(monkeypatch)
+    answer = AnswerStream(terminal, Reporter(), indent="  ")
+    answer("Ahab com")
+    assert terminal.getvalue() == "Ahab"
+    answer("mands a ship of whalers in the Pacific")
+    answer.end()
+    assert terminal.getvalue() == "Ahab commands a ship of\n  whalers in the Pacific"
+    answer("\u6d77\u4e0a")  # a script without spaces is not held back
+    assert terminal.getvalue().endswith("\u6d77\u4e0a")
+
+
+def test_an_answer_in_a_pipe_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    pipe = io.StringIO()
+    answer = AnswerStream(pipe, Reporter())
+    for letter in ANSWER:
+        answer(letter)
+    answer.end()
+    assert pipe.getvalue() == ANSWER[1:]
+    assert wrapped_text(ANSWER, pipe) == ANSWER

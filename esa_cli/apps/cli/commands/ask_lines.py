@@ -16,6 +16,7 @@ from esa_cli.apps.cli.output.answer_output import (
 )
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.apps.cli.output.terminal import as_json as written
+from esa_cli.apps.cli.output.word_wrap import wrapped_text
 from esa_cli.errors import EsaError
 from esa_cli.qa.answering.reply import Asker
 
@@ -68,11 +69,12 @@ def ask_lines(
             row = {**answer_row(found, about, left_out), **_searched(best, about)}
             text, reply = clean(found.text), found
         reporter.settle()
+        spoken.end()
         if as_json:
             words = question if isinstance(question, str) else ""
             out.write(written({"line": number, "question": words, **row}) + "\n")
         else:
-            out.write("\n\n" if spoken.any else f"{text}\n\n")
+            out.write("\n\n" if spoken.any else f"{wrapped_text(text, out)}\n\n")
         out.flush()
         if reply is not None and not as_json:
             show_under(reply, shown, reporter)

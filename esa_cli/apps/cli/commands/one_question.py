@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from esa_cli.apps.cli.options.output_paths import write
 from esa_cli.apps.cli.output.answer_output import AnswerStream, Timing, as_dict, show_under, summary
 from esa_cli.apps.cli.output.terminal import Reporter, clean, print_json
+from esa_cli.apps.cli.output.word_wrap import wrapped_text
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.ask_request import AskRequest
@@ -85,14 +86,16 @@ class OneQuestion:
             reporter.note("esa: reading changed nothing: the same answer, the same first passage")
         else:
             reporter.warn("esa: the answer after reading:")
-            print(clean(later.text), flush=True)
+            print(wrapped_text(clean(later.text), sys.stdout), flush=True)
             show_under(later, self.request.options.passages, reporter)
         reporter.note(summary(self._as_dict(later, books_read)))
         self._report(later, books_read)
 
     def _streamed(self, books: Sequence[Book]) -> Reply:
         """The reply, shown as it comes, with its passages."""
-        reply = self._reply(books, AnswerStream(sys.stdout, self.reporter))
+        stream = AnswerStream(sys.stdout, self.reporter)
+        reply = self._reply(books, stream)
+        stream.end()
         print(flush=True)
         show_under(reply, self.request.options.passages, self.reporter)
         return reply

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.chat.transcript import place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
+from esa_cli.apps.cli.output.word_wrap import WordWrap
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Evidence, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
@@ -27,18 +28,31 @@ PIPE_WIDTH = 160
 
 
 class AnswerStream:
-    """Writes pieces of an answer as they come, without the white space before its first word."""
+    """Writes pieces of an answer as they come, without the white space before its first word, and
+    on a terminal broken at spaces; `end` writes what is left.
 
-    def __init__(self, out: IO[str], reporter: Reporter) -> None:
+    Args:
+        indent: what the line begins with where the answer does.
+    """
+
+    def __init__(self, out: IO[str], reporter: Reporter, indent: str = "") -> None:
         self.out, self.reporter, self.any = out, reporter, False
+        self._wrap = WordWrap(out, indent)
 
     def __call__(self, piece: str) -> None:
         piece = piece if self.any else piece.lstrip()
         if piece:
             self.any = True
             self.reporter.settle()
-            self.out.write(clean(piece))
-            self.out.flush()
+            self._write(self._wrap.add(clean(piece)))
+
+    def end(self) -> None:
+        """Writes the last word."""
+        self._write(self._wrap.rest())
+
+    def _write(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
 
 
 @dataclass
