@@ -59,12 +59,13 @@ class SelectingLayer(AnswerLayer):  # type: ignore[no-untyped-call]
         count = whole(given.far + given.most_near) - given.far
         at = torch.arange(count, device=step.device) + step * given.moves
         near = self._rows.index_select(2, at.clamp(max=self._rows.shape[2] - 1))
-        both = torch.cat((torch.stack(given.memory.store.gather(far)), near), 2)
+        fetched = given.memory.store.gather(far)
+        keys, values = (torch.cat(rows, 1) for rows in zip(fetched, near, strict=True))
         place = given.positions(far, step, count)
         last = given.near(step) + (given.far + 1)
         ends = torch.cat((torch.zeros_like(step), last)).int()
         return TokenOperands(
-            self._rotated(scaled, place.query), self._rotated(both[0], place.key), both[1], ends
+            self._rotated(scaled, place.query), self._rotated(keys, place.key), values, ends
         )
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
