@@ -9,8 +9,8 @@ import types
 from typing import Any
 
 import pytest
+from engine_process import Notes
 
-from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine import actor_pool
 from esa_cli.apps.engine.actor_pool import ActorPool
 from esa_cli.apps.engine.actor_share import ActorShare, actor_share
@@ -75,15 +75,6 @@ def test_what_can_never_be_placed_is_refused() -> None:
     assert raised.value.exit_code == 6
 
 
-class Said(Reporter):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines = list[str]()
-
-    def warn(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def test_waiting_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = types.SimpleNamespace(available_resources=lambda: {"CPU": 0.5})
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
@@ -96,7 +87,7 @@ def test_waiting_is_said_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             ready=types.SimpleNamespace(remote=lambda: f"reference {next(names)}")
         )
 
-    reporter = Said()
+    reporter = Notes()
     pool = ActorPool(make, "2 cores", reporter)
     pool.start(2)
     pool.check(0)

@@ -6,36 +6,23 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from command import ROOT, TINY, listen
+from command import ROOT
+from engine_process import Notes, ended, start
 from square_worker import SquareWorker
 from tiny_finder import tiny_finder
 
-from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.process_engine import ProcessEngine
 from esa_cli.errors import ResourceError
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(200)]
 
 TWO = ["--workers", "2"]
-LONGEST_S = 90
-
-
-class Notes(Reporter):
-    """Keeps warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines = list[str]()
-
-    def warn(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture(autouse=True)
@@ -79,24 +66,6 @@ def test_a_task_that_waits_for_another_one(tmp_path: Path) -> None:
     for result in ProcessEngine(Notes(), 2).run(SquareWorker(tmp_path), tasks()):
         found.append(result)
     assert found == [(0, 25), (1, 625)]
-
-
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "esa_cli", *words, *TINY],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen,
-    )
-
-
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it printed on standard error."""
-    _, err = process.communicate(timeout=LONGEST_S)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return err
 
 
 def wait_for_segments(process: subprocess.Popen[str], root: str) -> list[psutil.Process]:

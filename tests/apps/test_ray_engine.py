@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from command import ROOT, TINY, listen
+from command import ROOT
+from engine_process import LONGEST_S, Notes, ended, start
 from square_worker import SquareWorker
 from tiny_finder import tiny_finder
 
@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.process, pytest.mark.ray, pytest.mark.timeout(240)]
 RAY = ["--engine", "ray", "--workers", "2"]
 MEASURED = {"time", "memory", "timing", "seconds"}
 ACTOR = "ray::WorkerProcess"
-LONGEST_S = 100
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +47,6 @@ def surroundings(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}")
-
-
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "esa_cli", *words, *TINY],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=listen,
-    )
-
-
-def ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it printed on standard error."""
-    _, err = process.communicate(timeout=LONGEST_S)
-    assert process.returncode == code, err
-    assert "Traceback" not in err
-    return err
 
 
 def below(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -124,21 +105,12 @@ def test_each_task_is_done_once_though_a_worker_dies(tmp_path: Path) -> None:
             list(engine.run(SquareWorker(tmp_path / "none"), iter([3])))
 
 
-class Said(Reporter):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines = list[str]()
-
-    def warn(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def test_a_cluster_that_others_use_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
-    reporter = Said()
+    reporter = Notes()
     with ray_engine(reporter, 1, "cpu") as engine:
         every = ray.cluster_resources()["CPU"]
         other = ray.remote(WorkerProcess).options(num_cpus=every).remote(None, str(tmp_path))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_files import own_home
+from model_files import home
 
 from esa_cli import models
 from esa_cli.errors import ResourceError
@@ -21,13 +21,10 @@ from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
 from esa_cli.qa.presets.cache_key import model_facts
 
+__all__ = ["home"]
+
 MODEL = "random:llama"
 HOW: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_files import TEXTS, left_in, own_home, write_gguf
+from model_files import TEXTS, home, left_in, tiny_gguf, write_gguf
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
@@ -21,15 +21,7 @@ from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
 from esa_cli.qa.presets.preset import load as load_preset
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+__all__ = ["home", "tiny_gguf"]
 
 
 def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from gguf_writing import ARCHITECTURES, KIN, TOKENS, tensors, write_model
-from model_files import TEXTS, own_home
+from model_files import TEXTS, home
 from test_families import family_model
 
 from esa_cli import models
@@ -20,6 +20,8 @@ from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import FAMILIES, keeps_state
 from esa_cli.models.files.checkpoint_files import stored_weights
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
+
+__all__ = ["home"]
 
 pytestmark = pytest.mark.families
 
@@ -82,11 +84,6 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "minicpm3": {"q_lora_rank": 24, "dim_model_base": 256, "scale_emb": 12, "v_head_dim": 24},
     "minimax_m2": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
 
 
 def tiny(kind: str = "llama", **changes: Any) -> Any:

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import numpy
 import pytest
-from model_files import own_home, write_gguf
+from model_files import own_home, tiny_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.gguf.gguf_file import GgufFile
 
-
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+__all__ = ["tiny_gguf"]
 
 
 def text(value: str) -> bytes:

@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_files import TEXTS, byte_letters, own_home
+from model_files import TEXTS, byte_letters, home
 
 from esa_cli import models
 from esa_cli.errors import ModelError, ResourceError, UsageError
 from esa_cli.system import machine
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
+__all__ = ["home"]
 
 
 @pytest.fixture(scope="session")

@@ -8,21 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_files import make_wheel, own_home, write_gguf
+from model_files import home, make_wheel, tiny_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import prepared_models
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+__all__ = ["home", "tiny_gguf"]
 
 
 def test_references(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from cli_fixtures import cache, esa, note, surroundings
 from command import Esa, fail
 from conftest import build_model
-from model_files import own_home
+from model_files import home
 from packed_files import PACKED, quantise
 
 from esa_cli import models
@@ -26,14 +26,9 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.weight_bytes import with_packing
 from esa_cli.qa.presets.cache_key import model_facts
 
-__all__ = ["cache", "esa", "note", "surroundings"]
+__all__ = ["cache", "esa", "home", "note", "surroundings"]
 IDS = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(0))
 SIZES = {"hidden_size": 192, "intermediate_size": 160, "head_dim": 32}
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -8,21 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_files import left_in, own_home, write_gguf
+from model_files import home, left_in, tiny_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.files import prepared_models
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+__all__ = ["home", "tiny_gguf"]
 
 
 def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:

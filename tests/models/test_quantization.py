@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_files import own_home
+from model_files import home
 
 from esa_cli import models
 from esa_cli.attention.method import Method
@@ -27,6 +27,8 @@ from esa_cli.models.text_passes.fused_forward import can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.planning.model_shape import Shape, shape_of
 from esa_cli.qa.presets.cache_key import model_facts
+
+__all__ = ["home"]
 
 HERE = [name for name, way in QUANTIZATIONS.items() if "cpu" in way.devices]
 
@@ -48,11 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(path)
     write_tokenizer(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=HERE)

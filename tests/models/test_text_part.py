@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import DELTA
-from model_files import byte_letters, own_home
+from model_files import byte_letters, home
 
 from esa_cli import models
 from esa_cli.errors import ModelError
@@ -18,6 +18,8 @@ from esa_cli.models.files.checkpoint_files import read_config
 from esa_cli.models.loading.load import check_loadable
 from esa_cli.models.loading.quantization import bytes_needed
 from esa_cli.models.loading.text_part import has_text_part, language_settings, reading_options
+
+__all__ = ["home"]
 
 SIZES: dict[str, Any] = {
     "vocab_size": 256,
@@ -154,11 +156,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return own_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture
