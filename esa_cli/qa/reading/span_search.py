@@ -128,7 +128,9 @@ def _extensions(
         if not hypothesis.text and not spaced and more.startswith(b" "):
             more, spaced = more[1:], True
         text = hypothesis.text + more
-        starts = tuple(at for at in hypothesis.starts if passage.startswith(text, at))
+        if text not in passage:  # most are not, and one look costs less than one for each start
+            continue
+        starts = tuple([at for at in hypothesis.starts if passage.startswith(text, at)])
         if starts:
             total = hypothesis.log_probability + value
             out.append((total, row, token, _Hypothesis(total, text, starts, spaced)))
