@@ -14,6 +14,7 @@ from esa_cli.models.attachment.row_shapes import (
     layer_shapes,
     source_layers,
 )
+from esa_cli.models.attachment.supported_families import layer_types
 from esa_cli.qa.planning.mlp_sizes import mean_size
 
 
@@ -23,9 +24,10 @@ class SharedRows:
 
     Args:
         saved: numbers of a token that are not kept, as rows of layers with a window are smaller.
-        weights: of the layers that read others' rows, and those that smaller heads have not, which
-            count negative. shapes: G and D of the layers that keep rows, where these are not alike.
+        weights: of the layers that read others' rows, of what layers make of their own embeddings,
+            and those that smaller heads have not, which count negative.
         embeddings: weights of embeddings that layers have for themselves.
+        shapes: G and D of the layers that keep rows, where these are not alike.
     """
 
     saved: int = 0
@@ -47,15 +49,18 @@ def shared_rows(config: Mapping[str, Any]) -> SharedRows:
     hidden, heads = int(settings.hidden_size), int(settings.num_attention_heads)
     groups, dim = key_shape(settings)
     usual = hidden * dim * (2 * heads + 2 * groups)
+    full = [kind == "full_attention" for kind in layer_types(settings)]
     weights = saved = 0
     for layer, (own, size) in enumerate(shapes):
         if layer in readers:
             weights += 2 * hidden * heads * size
         else:
-            weights += hidden * size * (2 * heads + 2 * own) - usual
+            one = full[layer] and bool(config.get("attention_k_eq_v"))  # maps keys and values
+            weights += hidden * size * (2 * heads + (1 if one else 2) * own) - usual
             saved += 2 * (groups * dim - own * size)
     if readers and config.get("use_double_wide_mlp"):
         weights += len(readers) * 3 * hidden * mean_size(config["intermediate_size"])
     table = int(config.get("vocab_size_per_layer_input") or 0) * len(shapes)
-    table *= int(config.get("hidden_size_per_layer_input") or 0)
+    width = int(config.get("hidden_size_per_layer_input") or 0)
+    table, weights = table * width, weights + 3 * hidden * width * len(shapes)
     return SharedRows(saved, weights, table, tuple(key_shapes(settings)))
