@@ -129,6 +129,21 @@ def test_nemotron_h_without_experts(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
 
 
+def test_activations_of_apertus_are_those_of_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("apertus")
+    for layer, block in enumerate(model.model.layers):
+        block.mlp.act_fn.alpha_p.fill_(layer - 0.5)
+        block.mlp.act_fn.alpha_n.fill_(1.5 - 2 * layer)
+    path = write_model(tmp_path / "a.gguf", model)
+    assert torch.equal(logits(converted(path).model), logits(model))
+    assert (logits(tiny("apertus")) - logits(model)).abs().max() > 0.1
+    monkeypatch.setattr(gguf_kinds, "activations", lambda model: {})
+    with pytest.raises(ModelError, match=r"lacks the weights .*act_fn\.alpha_p"):
+        converted(write_model(tmp_path / "b.gguf", model))
+
+
 def test_one_group_of_experts_is_none(tmp_path: Path) -> None:
     model = tiny("afmoe")
     path = write_model(tmp_path / "a.gguf", model, expert_group_count=1, expert_group_used_count=1)

@@ -144,6 +144,15 @@ def multiplied(key: str, numbers: Any, config: Any) -> Any:
     return numbers * numpy.float32(found[0]) if found else numbers
 
 
+def activations(model: Any) -> dict[str, list[float]]:
+    """Numbers of Apertus' activation functions, each of all layers; none of other models."""
+    found: dict[str, list[float]] = {}
+    for key, value in model.state_dict().items():
+        if ".act_fn." in key:
+            found.setdefault(f"xielu.{key.split('.')[-1]}", []).append(value.float().item())
+    return found
+
+
 def latent_settings(config: Any, found: dict[str, Any]) -> dict[str, Any]:
     """The sizes of latent attention, which is one key head; none of other models."""
     if not (latent := getattr(config, "kv_lora_rank", 0)):

@@ -81,6 +81,8 @@ def write_model(
             out.add_array(key, value)
         elif value is not None:
             out.add_float32(key, value)
+    for key, value in gguf_kinds.activations(model).items():
+        out.add_array(key, value)
     add_tokenizer(out, vocabulary, pre)
     for tensor, numbers in tensors(model, name, family).items():
         type_ = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
@@ -157,7 +159,7 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
     architecture = next(key for key, value in MODEL_ARCH_NAMES.items() if value == name)
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, value in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
+        if (key == "lm_head.weight" and config.tie_word_embeddings) or ".act_fn." in key:
             continue
         numbers = value.float().numpy().copy()
         if family.raised and key.endswith("norm.weight") and "linear_attn" not in key:

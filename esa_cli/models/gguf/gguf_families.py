@@ -175,6 +175,7 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
         {"expert_used_count": "moe_k", "interleave_moe_layer_step": "moe_layer_interval"},
     ),
     "gptneox": GgufFamily("gpt_neox", {"use_parallel_residual": "use_parallel_residual"}),
+    "apertus": GgufFamily("apertus"),
     # Its factors are in the weights.
     "falcon-h1": GgufFamily(
         "falcon_h1", _MAMBA | {"ssm.inner_size": "mamba_d_ssm"}, {"mamba_norm_before_gate": False}

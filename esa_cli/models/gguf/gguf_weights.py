@@ -24,6 +24,8 @@ _SHORT = {torch.bfloat16: ("BF16", "MXFP4"), torch.float16: ("F16",)}
 """Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
 _ROWS = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.norms\.(\d+)\.weight")
 _LAYER = re.compile(r"(?:model|gpt_neox)\.layers\.(\d+)\.(.*)")
+_ACTIVATION = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)")
+"""Numbers of Apertus' activation functions, which are metadata: a list of all layers'."""
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _RAISED = re.compile(r"(?<!linear_attn\.)norm\.weight$")
 """Norms that may be stored with one added; those of linear attention are not."""
@@ -121,6 +123,8 @@ class GgufWeights:
     def _check(self) -> None:
         wanted: set[str] = set()
         for name, shape in self._shapes.items():
+            if self._listed(name) is not None:
+                continue
             sources = self._layout(name).sources
             if lacking := [one for one in sources if one not in self._file.tensors]:
                 raise ModelError(
@@ -143,6 +147,13 @@ class GgufWeights:
                     "use the model's safetensors files",
                 )
 
+    def _listed(self, name: str) -> float | None:
+        """A weight that is a number of the metadata."""
+        if not (match := _ACTIVATION.fullmatch(name)):
+            return None
+        listed, layer = self._file.metadata.get(f"xielu.{match[2]}"), int(match[1])
+        return listed[layer] if isinstance(listed, list) and layer < len(listed) else None
+
     def _needless(self, name: str) -> bool:
         """Whether a tensor says something about the rotary embedding, or is of a layer that drafts
         tokens, behind the model's own."""
@@ -164,6 +175,8 @@ class GgufWeights:
             return tuple(parts[0].shape)
 
     def _weight(self, name: str) -> Tensor:
+        if (number := self._listed(name)) is not None:
+            return torch.full(self._shapes[name], number)
         layout = self._layout(name)
         parts = [torch.from_numpy(self._file.read(one).copy()) for one in layout.sources]
         found = layout.make(parts, self._config)
