@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from reader_pairs import write_text
+from training_events import Events
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.finder_training.finder_batches import FinderBatch
@@ -36,30 +37,6 @@ from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 pytestmark = pytest.mark.training
 
 FEW = FinderTrainingSettings(steps=6, layers=2, first=1, rank=2, dim=8, lr=1e-2, warm_up=2, batch=3)
-
-
-class Events:
-    """Keeps what a training reports; ends it like Ctrl-C after step `until`."""
-
-    def __init__(self, until: int | None = None) -> None:
-        self.until = until
-        self.losses: list[float] = []
-        self.reports: list[list[FinderScores]] = []
-        self.prepared = self.read = (0, 0)
-
-    def preparing(self, done: int, total: int) -> None:
-        self.prepared = done, total
-
-    def step(self, trainer: FinderTrainer) -> None:
-        self.losses.append(trainer.state.losses.get("plain", 0.0))
-        if trainer.state.steps == self.until:
-            raise KeyboardInterrupt
-
-    def scoring(self, text: str, done: int, total: int) -> None:
-        self.read = done, total
-
-    def scored(self, scores: Sequence[FinderScores], steps: int) -> None:
-        self.reports.append(list(scores))
 
 
 @pytest.fixture

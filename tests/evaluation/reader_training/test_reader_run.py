@@ -15,6 +15,7 @@ import torch
 from conftest import ModelFactory
 from reader_pairs import ANIMALS, write_text
 from safetensors.torch import load_file, save_file
+from training_events import Events
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.reader_training import reader_examples, reader_scores, recurring_spans
@@ -46,32 +47,6 @@ TEMPLATE = "{passage}\n{question}\nA:"
 FEW = ReaderTrainingSettings(
     examples=48, rank=4, lr=1e-2, warm_up=2, batch=8, swapped=0.0, cloze=0.2, longest=500
 )
-
-
-class Events:
-    """Keeps what a training reports; ends it like Ctrl-C after step `until`."""
-
-    def __init__(self, until: int | None = None) -> None:
-        self.until = until
-        self.losses: list[float] = []
-        self.shares: list[float] = []
-        self.reports: list[list[ReaderScores]] = []
-        self.prepared = self.read = (0, 0)
-
-    def preparing(self, done: int, total: int) -> None:
-        self.prepared = done, total
-
-    def step(self, trainer: ReaderTrainer) -> None:
-        self.losses.append(trainer.state.losses.get("pair", 0.0))
-        self.shares.append(trainer.settings.share(trainer.state))
-        if trainer.state.steps == self.until:
-            raise KeyboardInterrupt
-
-    def scoring(self, text: str, done: int, total: int) -> None:
-        self.read = done, total
-
-    def scored(self, scores: Sequence[ReaderScores], examples: int) -> None:
-        self.reports.append(list(scores))
 
 
 @pytest.fixture

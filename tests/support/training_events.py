@@ -1,0 +1,36 @@
+"""What a training reports, for tests of readers' and of finders'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from esa_cli.evaluation.training.trainer import Trainer
+
+
+class Events:
+    """Keeps what a training reports; ends it like Ctrl-C after step `until`."""
+
+    def __init__(self, until: int | None = None) -> None:
+        self.until = until
+        self.losses: list[float] = []
+        """Of the plain questions of finders, and of the pairs of readers."""
+        self.shares: list[float] = []
+        self.reports: list[list[Any]] = []
+        self.prepared = self.read = (0, 0)
+
+    def preparing(self, done: int, total: int) -> None:
+        self.prepared = done, total
+
+    def step(self, trainer: Trainer) -> None:
+        losses = trainer.state.losses
+        self.losses.append(losses.get("plain", losses.get("pair", 0.0)))
+        self.shares.append(trainer.settings.share(trainer.state))
+        if trainer.state.steps == self.until:
+            raise KeyboardInterrupt
+
+    def scoring(self, text: str, done: int, total: int) -> None:
+        self.read = done, total
+
+    def scored(self, scores: Sequence[Any], count: int) -> None:
+        self.reports.append(list(scores))
