@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.errors import DiskError
     from esa_cli.qa.books import Book
     from esa_cli.system.progress import Progress
 
@@ -30,6 +31,11 @@ class IngestEvents:
 
     def progress(self, done: int, total: int) -> None:
         """So many tokens have been read, of so many."""
+
+    def unstored(self, document: Document, error: DiskError) -> bool:
+        """The library's disk has no room for what is read of the document. Returns whether it is
+        then read into memory; else the error is raised."""
+        return False
 
     def waiting(self) -> None:
         """Another process reads the same document into the library, and this one waits for it."""

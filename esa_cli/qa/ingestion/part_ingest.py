@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import LibraryError
+from esa_cli.errors import DiskError, LibraryError
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.ingest_events import IngestEvents
@@ -120,15 +120,27 @@ class PartIngest(ABC):
     def make(
         self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
     ) -> Book:
-        """Computes the part, in the library from where an earlier process stopped.
+        """Computes the part, in the library from where an earlier process stopped; in memory where
+        its disk is full and `IngestEvents.unstored` says so.
 
         Args:
             hear: told what is done. more: told, too, while another process has the document.
             started: when the ingest began.
         """
         self.stored_tokens = None
-        if not self.stores:
-            return self.compute(text, hear, started)
+        if self.stores:
+            try:
+                return self._make_stored(text, hear, more, started)
+            except DiskError as error:
+                if not self.events.unstored(text.document, error):
+                    raise
+            self.stored_tokens = None
+            self.events.finished()
+        return self.compute(text, hear, started)
+
+    def _make_stored(
+        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    ) -> Book:
         library, document, form = self.library, text.document, self.form(text)
         assert library is not None
         key = library.key(form.identity, document.text)

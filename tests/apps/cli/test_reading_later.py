@@ -4,6 +4,7 @@ read. Tiny random model, and an untrained finder of it."""
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import sys
@@ -168,20 +169,30 @@ def test_ctrl_c_says_how_many_tokens_are_stored(run: Run, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("terminal")
-def test_where_the_disk_is_full_no_keep_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Any, data: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    kept = run(*ASK, "--no-keep")
     monkeypatch.setattr(checksummed_file.WholeFile, "write", full)
-    for command in (ASK, (*ASK, "--keep"), (*ASK, "--read", "first"), ("chat", "gate.txt")):
+    for command in (ASK, (*ASK, "--read", "first"), ("chat", "gate.txt")):
+        monkeypatch.setattr("sys.stdin", io.StringIO())
         done = run(*command)
-        assert done.code == 6
+        assert done.code == 0
+        assert "esa: gate.txt is not kept: the library in " in done.err
         assert "No space left" in done.err
-        assert done.err.rstrip().endswith("; --no-keep stores nothing")
+        assert command[0] == "chat" or done.out.splitlines()[-1] == kept.out.splitlines()[-1]
+    done = run(*ASK, "--keep")
+    assert done.code == 6
+    assert "No space left" in done.err
+    assert done.err.rstrip().endswith("; --no-keep stores nothing")
     done = run("ingest", "gate.txt")
     assert done.code == 6
     assert "--no-keep" not in done.err
     assert run(*ASK, "--no-keep").code == 0
+    assert Library().entries() == []
 
 
 @pytest.mark.parametrize("terminal", [True, False])

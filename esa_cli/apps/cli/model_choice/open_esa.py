@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.progress_display import prefill_bar
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
-from esa_cli.errors import UsageError
+from esa_cli.errors import DiskError, UsageError
 from esa_cli.qa.ingestion.ingest_events import IngestEvents
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import size_text
@@ -35,10 +35,18 @@ class PrefillDisplay(IngestEvents):
 
     Args:
         reads_later: what is opened unread is read after a first answer, which then says so.
+        must_store: what is read must be stored; else a full disk is said, and it is read anyway.
     """
 
-    def __init__(self, planner: Planner, reporter: Reporter, reads_later: bool = False) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        reporter: Reporter,
+        reads_later: bool = False,
+        must_store: bool = True,
+    ) -> None:
         self.planner, self.reporter, self.reads_later = planner, reporter, reads_later
+        self.must_store = must_store
         self._bar: Any = None
         self._show: Any = None
         self._plan: Any = None
@@ -56,6 +64,12 @@ class PrefillDisplay(IngestEvents):
         if not self.reads_later:
             self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
         self._missing(document)
+
+    def unstored(self, document: Document, error: DiskError) -> bool:
+        if not self.must_store:
+            self.reporter.settle()
+            self.reporter.warn(f"esa: {document.name} is not kept: {error.message}")
+        return not self.must_store
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self._plan = self.planner.plan(tokens)
@@ -123,7 +137,10 @@ def opened(
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
-    library, display = library or Library(), PrefillDisplay(ready.planner, reporter, reads_later)
+    library, display = (
+        library or Library(),
+        PrefillDisplay(ready.planner, reporter, reads_later, must_store=keep is not None),
+    )
     with (
         quiet_transformers(imported=False),
         Esa(
