@@ -55,8 +55,10 @@ class SharedMemory(LayerMemory):
         """Nothing: the compressor is the source's."""
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """As the source, whose reduced keys these are."""
-        return self.source.project(method, upto)
+        """As the source, whose reduced keys these are; None, which is whole keys, before the source
+        has selected. A model may leave out all but the last token of what it reads, so that M is
+        there earlier than for the source: the compressor would be fitted to fewer tokens."""
+        return self.source.project(method, upto) if self.source.fitted else None
 
     def forget(self) -> None:
         """Frees copies of rows, which may be other ones from now on."""

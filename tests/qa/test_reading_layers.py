@@ -227,6 +227,25 @@ def test_while_a_document_is_read_they_compute_one_token_of_each_piece(
         assert all(map(torch.equal, mine, want))
 
 
+def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> None:
+    """A piece's last token has far tokens earlier than its first chunk, and must not begin the
+    fit."""
+    model, ids = build_model("gemma4_text"), tokens(110)
+    method = resolve("tiny-random", ["score.name=sum", "compressor.fit_tokens=64"]).method
+    method = dataclasses.replace(method, window=dataclasses.replace(SMALL, chunk=32))
+    found = []
+    for kept in ({}, {"logits_to_keep": 1}):
+        with attach(model, dataclasses.replace(method, reading="select")) as attached:
+            cache = attached.new_cache()
+            cache.begin(QueryState(Phase.PREFILL))
+            for at in (0, 32, 64):
+                model.base_model(ids[:, at : at + 32], past_key_values=cache, **kept)
+            cache.begin(QueryState(Phase.QUESTION))
+            found.append(model(ids[:, 96:], past_key_values=cache).logits)
+    assert method.compressor.fit_tokens == 64
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_layers_on_another_device_than_their_rows_are_refused() -> None:
     """`meta` stands for the other device."""
     model: Any = build_model("gemma4_text")
