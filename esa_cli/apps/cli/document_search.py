@@ -7,15 +7,16 @@ of `esa sync`. Documents that are named one by one are asked in any case.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
-from esa_cli.errors import DocumentError, LibraryError
+from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.file_indexing import FileIndexing
 from esa_cli.storage.library import Catalogue, Library
 
@@ -72,34 +73,64 @@ def document_search(
         keep: False: words of files are not kept, unless the library is asked, too.
 
     Raises:
-        DocumentError: there is no candidate that can be read. LibraryError, DiskError.
+        DocumentError: there is no candidate that can be read. LibraryError. DiskError: `keep`, and
+            there is no room for the words.
     """
     named = set(named_alone(files).paths)
     several = [path for path in files.paths if path not in named]
     if len(several) <= most and not (in_library and library.exists):
         yield None
         return
+    search = partial(_search, several, in_library, most, reporter)
     kept = in_library or keep is not False
-    with library.search_catalogue() if kept else library.catalogue(False) as catalogue:
-        stored = catalogue.stored_keys() if in_library else {}
-        synced = [one.path for one in catalogue.files.synced()] if in_library else []
-        if len(several) + len(stored) + len(synced) <= most and not synced:
-            yield None
-        elif not catalogue.texts.searchable:
-            reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
-            yield None
-        else:
-            _report_unusable(catalogue.unusable() if in_library else (), reporter)
-            candidates = _file_candidates(catalogue, several, synced, reporter)
-            if stored:
-                progress = token_progress(reporter, "words of the library", unit="documents")
-                for error in catalogue.add_stored_texts(progress):
-                    reporter.warn(f"esa: left out: {error.message}")
-                reporter.settle()
-            for digest, keys in stored.items():
-                path = candidates.get(digest, Candidate()).path
-                candidates[digest] = Candidate(path, tuple(keys))
-            yield DocumentSearch(catalogue, candidates, most)
+    with ExitStack() as stack:
+        try:
+            opened = library.search_catalogue() if kept else library.catalogue(False)
+            found = _entered(stack, opened, search)
+        except DiskError as error:
+            if keep:
+                raise
+            reporter.settle()
+            reporter.warn(f"esa: words of files are not kept: {error.message}")
+            found = _entered(stack, library.search_catalogue(copy=True), search)
+        yield found
+
+
+def _entered(
+    stack: ExitStack,
+    opened: AbstractContextManager[Catalogue],
+    search: Callable[[Catalogue], DocumentSearch | None],
+) -> DocumentSearch | None:
+    """The search in the catalogue, which the stack closes. Raises what the catalogue makes of
+    errors of writing it."""
+    with ExitStack() as own:
+        found = search(own.enter_context(opened))
+        stack.push(own.pop_all())
+    return found
+
+
+def _search(
+    several: Sequence[str], in_library: bool, most: int, reporter: Reporter, catalogue: Catalogue
+) -> DocumentSearch | None:
+    """The search, with the words of all candidates in the catalogue; else as `document_search`."""
+    stored = catalogue.stored_keys() if in_library else {}
+    synced = [one.path for one in catalogue.files.synced()] if in_library else []
+    if len(several) + len(stored) + len(synced) <= most and not synced:
+        return None
+    if not catalogue.texts.searchable:
+        reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
+        return None
+    _report_unusable(catalogue.unusable() if in_library else (), reporter)
+    candidates = _file_candidates(catalogue, several, synced, reporter)
+    if stored:
+        progress = token_progress(reporter, "words of the library", unit="documents")
+        for error in catalogue.add_stored_texts(progress):
+            reporter.warn(f"esa: left out: {error.message}")
+        reporter.settle()
+    for digest, keys in stored.items():
+        path = candidates.get(digest, Candidate()).path
+        candidates[digest] = Candidate(path, tuple(keys))
+    return DocumentSearch(catalogue, candidates, most)
 
 
 def _report_unusable(errors: Sequence[LibraryError], reporter: Reporter) -> None:

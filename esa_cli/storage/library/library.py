@@ -108,9 +108,9 @@ class Library:
         cannot be written."""
         return open_catalogue(self._paths, keep)
 
-    def search_catalogue(self) -> AbstractContextManager[Catalogue]:
-        """The same; where it cannot be written, a copy. Raises LibraryError, DiskError."""
-        return search_catalogue(self._paths)
+    def search_catalogue(self, copy: bool = False) -> AbstractContextManager[Catalogue]:
+        """The same; where it cannot be, or `copy`, a copy. Raises LibraryError, DiskError."""
+        return search_catalogue(self._paths, copy)
 
     def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
         """Estimated bytes of a document of so many tokens; `states`: those of its states."""

@@ -14,7 +14,7 @@ from command import TINY, Esa, Result
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue import catalogue_file, catalogue_tables
 
 __all__ = ["cache", "esa", "surroundings"]
 
@@ -165,3 +165,32 @@ def test_without_full_text_search_all_are_opened(run: Esa, monkeypatch: pytest.M
     asked = run("ask", "town", "How old is the kiln?", "--json")
     assert len(names(asked)) == 10
     assert "this Python's sqlite3 has no FTS5" in asked.err
+
+
+def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
+    run: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the catalogue is there and has no room for more."""
+
+    def full(db: sqlite3.Connection) -> None:
+        catalogue_tables.prepare(db)
+        [(_, _, path)] = db.execute("PRAGMA database_list").fetchall()
+        if path:
+            [(pages,)] = db.execute("PRAGMA page_count").fetchall()
+            db.execute(f"PRAGMA max_page_count = {pages}")
+
+    asked = ("ask", "town", "How old is the kiln?", "--json")
+    wanted = names(run(*asked))
+    for at, thing in enumerate(THINGS):
+        text = f"A {thing} that is new stands in the street since {1900 + at}. " * 20
+        Path("town", f"new-{at}.txt").write_text(text, "utf-8")
+    monkeypatch.setattr(catalogue_file, "prepare", full)
+    done = run(*asked)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["searched"] == 20
+    assert wanted[0] in names(done)
+    assert done.err.count("esa: words of files are not kept: the catalogue ") == 1
+    assert "disk is full" in done.err
+    done = run(*asked, "--keep")
+    assert done.code == 6
+    assert "disk is full" in done.err

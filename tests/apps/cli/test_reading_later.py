@@ -181,9 +181,12 @@ def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
         monkeypatch.setattr("sys.stdin", io.StringIO())
         done = run(*command)
         assert done.code == 0
-        assert "esa: gate.txt is not kept: the library in " in done.err
+        assert "esa: what is read is not kept: the library in " in done.err
         assert "No space left" in done.err
         assert command[0] == "chat" or done.out.splitlines()[-1] == kept.out.splitlines()[-1]
+    Path("two.txt").write_text(GATE * 2, "utf-8")
+    done = run("ask", "gate.txt", "two.txt", QUESTION, "--read", "first")
+    assert done.err.count("No space left") == 1
     done = run(*ASK, "--keep")
     assert done.code == 6
     assert "No space left" in done.err

@@ -50,6 +50,7 @@ class PrefillDisplay(IngestEvents):
         self._bar: Any = None
         self._show: Any = None
         self._plan: Any = None
+        self._unstored = ""
         self._since = 0.0
         self._first = 0
         self._lacking: set[str] = set()
@@ -66,9 +67,10 @@ class PrefillDisplay(IngestEvents):
         self._missing(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        if not self.must_store:
-            self.reporter.settle()
-            self.reporter.warn(f"esa: {document.name} is not kept: {error.message}")
+        self.reporter.settle()
+        if not self.must_store and error.message != self._unstored:
+            self._unstored = error.message  # of many documents it is mostly the same
+            self.reporter.warn(f"esa: what is read is not kept: {error.message}")
         return not self.must_store
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import synced_folders
 from esa_cli.storage.library.catalogue.catalogue_file import (
+    catalogue_copy,
     catalogue_in_memory,
     readable_catalogue,
     writable_catalogue,
@@ -125,10 +126,11 @@ def open_catalogue(paths: LibraryPaths, keep: bool) -> Iterator[Catalogue]:
 
 
 @contextmanager
-def search_catalogue(paths: LibraryPaths) -> Iterator[Catalogue]:
-    """The library's catalogue, to be searched; where it cannot be written, a copy. Raises
-    LibraryError: the folder is no library, or may not be read. DiskError."""
-    with readable_catalogue(paths) as db:
+def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalogue]:
+    """The library's catalogue, to be searched; where it cannot be written, or is not to be, a copy.
+    Raises LibraryError: the folder is no library, or may not be read. DiskError: there is no room
+    for what is written into it."""
+    with catalogue_copy(paths) if copy else readable_catalogue(paths) as db:
         yield Catalogue(paths, db)
 
 

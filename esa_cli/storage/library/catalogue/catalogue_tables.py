@@ -58,10 +58,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # where the disk is full, sqlite has ended it
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")
 
 
 def searchable(db: sqlite3.Connection) -> bool:
