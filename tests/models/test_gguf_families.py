@@ -260,6 +260,18 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
         converted(write_model(tmp_path / "b.gguf", model, extra=extra, block_count=3))
 
 
+def test_layers_that_draft_tokens_may_be_among_those_with_a_window(tmp_path: Path) -> None:
+    model = tiny("exaone_moe")
+    slides = [one == "sliding_attention" for one in model.config.layer_types]
+    count = len(slides)
+    extra = {f"blk.{count}.nextn.enorm.weight": [1.0] * 96}
+    path = write_model(
+        tmp_path / "a.gguf", model, extra=extra, block_count=count + 1, nextn_predict_layers=1,
+        attention__sliding_window_pattern=[*slides, False],
+    )  # fmt: skip
+    assert torch.equal(logits(converted(path).model), logits(model))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "entries"),
     [
@@ -267,6 +279,11 @@ def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
             "exaone4",
             {**FOUR, "sliding_window_pattern": 4},
             {"attention__sliding_window_pattern": [True, True, True, False]},
+        ),
+        (
+            "cohere2",
+            {**FOUR, "layer_types": ["sliding_attention", "full_attention"] * 2},
+            {"attention__sliding_window_pattern": 2},
         ),
         (
             "granitemoehybrid",

@@ -53,9 +53,14 @@ class GgufLayers:
 
     def _windows(self, default: Any, found: dict[str, Any]) -> dict[str, Any]:
         """Of families whose layers attend to a window, but for the last of each few."""
-        every, layers = self._family.windows, range(1, found["num_hidden_layers"] + 1)
-        listed = self._get("attention.sliding_window_pattern")
-        slides = listed if isinstance(listed, list) else [layer % every for layer in layers]
+        count, listed = found["num_hidden_layers"], self._get("attention.sliding_window_pattern")
+        # A list may go on with layers that draft tokens; one number is that of the few.
+        every = listed if isinstance(listed, int) and listed > 0 else self._family.windows
+        slides = (
+            listed[:count]
+            if isinstance(listed, list)
+            else [layer % every for layer in range(1, count + 1)]
+        )
         kinds = ["sliding_attention" if one else "full_attention" for one in slides]
         if "full_attention" not in default.rope_parameters:
             return {"layer_types": kinds}
