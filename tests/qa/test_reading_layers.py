@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -244,6 +247,23 @@ def test_a_compressor_is_fitted_to_no_fewer_tokens_where_they_are_left_out() -> 
             found.append(model(ids[:, 96:], past_key_values=cache).logits)
     assert method.compressor.fit_tokens == 64
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_an_interrupted_pass_keeps_no_rows() -> None:
+    model, ids = build_model("gemma4_text"), tokens(20)
+
+    def interrupt(*given: Any) -> None:
+        raise InterruptedError
+
+    with attach(model, resolve("tiny-random").method) as attached:
+        cache = attached.new_cache()
+        kept, hook = ref(cache), model.base_model.layers[3].register_forward_hook(interrupt)
+        with suppress(InterruptedError):
+            model(ids, past_key_values=cache)
+        hook.remove()
+        del cache
+        gc.collect()
+        assert kept() is None
 
 
 def test_layers_on_another_device_than_their_rows_are_refused() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import ref
 
 from torch import Tensor
 
@@ -45,7 +46,8 @@ class ForwardPass:
         unread: positions are not read, as that would wait for the device; they are then those that
             follow the cached tokens.
         readers: layers that append no keys, and read those of another one.
-        read: the cache that these read from; kept only where there are some.
+        read: the cache that these read from, where there are some. An interrupted call would hold
+            it, and its rows, to the next one: it is not kept alive.
     """
 
     running: bool = False
@@ -54,7 +56,7 @@ class ForwardPass:
     layer: int = -1
     unread: bool = False
     readers: Container[int] = ()
-    read: AttendingCache | None = None
+    read: ref[AttendingCache] | None = None
 
     def open(self, span: tuple[int, int] | None) -> None:
         """Begins a forward call."""
@@ -73,7 +75,7 @@ class ForwardPass:
     def enter(self, layer: int, cache: AttendingCache) -> None:
         """Registers the cache that appended this layer's keys."""
         self.cache, self.layer = cache, layer
-        self.read = cache if self.readers else None
+        self.read = ref(cache) if self.readers else None
 
     def take(self, layer: int, last: int) -> AttendingCache | None:
         """The cache that appended this layer's keys, or those that it reads, or None; the `last`
@@ -82,7 +84,9 @@ class ForwardPass:
         It is not kept: a cache that is dropped after the call frees its memory.
         """
         cache, self.cache = self.cache, None
-        found = self.read if layer in self.readers else cache if self.layer == layer else None
+        found = cache if self.layer == layer else None
+        if layer in self.readers:
+            found = self.read() if self.read else None
         if layer == last:
             self.running, self.read = False, None
         return found
