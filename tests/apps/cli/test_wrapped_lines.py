@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
 from esa_cli.__main__ import main
+from esa_cli.apps.cli.commands.one_question import OneQuestion
 from esa_cli.apps.cli.output.answer_output import AnswerStream
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.cli.output.word_wrap import wrapped_text
@@ -90,6 +93,21 @@ def test_words_are_shown_when_they_are_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert terminal.getvalue() == "Ahab commands a ship of\n  whalers in the Pacific"
     answer("\u6d77\u4e0a")  # a script without spaces is not held back
     assert terminal.getvalue().endswith("\u6d77\u4e0a")
+
+
+def test_the_last_word_of_an_interrupted_answer_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", terminal := narrow(monkeypatch))
+
+    def interrupted(*_: object, on_text: Callable[[str], None], **options: object) -> None:
+        on_text("Ahab com")
+        raise KeyboardInterrupt
+
+    esa, request = Mock(ask=interrupted), Mock()
+    request.options.as_json, request.options.passages = False, 1
+    request.generation.arguments.return_value = {}
+    with pytest.raises(KeyboardInterrupt):
+        OneQuestion(esa, request, [], Reporter(quiet=True), Mock()).answer([])
+    assert terminal.getvalue() == "Ahab com"
 
 
 def test_an_answer_in_a_pipe_is_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

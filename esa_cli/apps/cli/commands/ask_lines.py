@@ -58,7 +58,8 @@ def ask_lines(
             if isinstance(question, EsaError):
                 raise question
             about = [*books, *best.books(question)] if best else books
-            found = asker.ask(question, about, on_text=None if as_json else spoken, **asking)
+            with spoken:
+                found = asker.ask(question, about, on_text=None if as_json else spoken, **asking)
         except EsaError as error:
             wrong += 1
             row, text, reply = error_row(error), "", None
@@ -69,7 +70,6 @@ def ask_lines(
             row = {**answer_row(found, about, left_out), **_searched(best, about)}
             text, reply = clean(found.text), found
         reporter.settle()
-        spoken.end()
         if as_json:
             words = question if isinstance(question, str) else ""
             out.write(written({"line": number, "question": words, **row}) + "\n")

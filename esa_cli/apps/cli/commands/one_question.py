@@ -93,9 +93,8 @@ class OneQuestion:
 
     def _streamed(self, books: Sequence[Book]) -> Reply:
         """The reply, shown as it comes, with its passages."""
-        stream = AnswerStream(sys.stdout, self.reporter)
-        reply = self._reply(books, stream)
-        stream.end()
+        with AnswerStream(sys.stdout, self.reporter) as stream:
+            reply = self._reply(books, stream)
         print(flush=True)
         show_under(reply, self.request.options.passages, self.reporter)
         return reply

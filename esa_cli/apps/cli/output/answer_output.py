@@ -29,7 +29,7 @@ PIPE_WIDTH = 160
 
 class AnswerStream:
     """Writes pieces of an answer as they come, without the white space before its first word, and
-    on a terminal broken at spaces; `end` writes what is left.
+    on a terminal broken at spaces; `end`, or the end of a `with` block, writes what is left.
 
     Args:
         indent: what the line begins with where the answer does.
@@ -46,8 +46,14 @@ class AnswerStream:
             self.reporter.settle()
             self._write(self._wrap.add(clean(piece)))
 
+    def __enter__(self) -> AnswerStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
-        """Writes the last word."""
+        """Writes the last word; one of an answer that was interrupted, too."""
         self._write(self._wrap.rest())
 
     def _write(self, text: str) -> None:
