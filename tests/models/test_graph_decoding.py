@@ -16,7 +16,7 @@ import torch
 from conftest import VOCABULARY, ModelFactory, build_model
 from delayed_copies import DelayedCopies
 from simulated_device import SimulatedDevice
-from simulated_graph import SimulatedGraph
+from simulated_graph import SimulatedGraph, unwaiting_graph
 from torch import Tensor
 
 from esa_cli.attention import answer_keys
@@ -376,30 +376,21 @@ def test_recording_and_replaying_wait_for_nothing(
     monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
     model, ids, device = build_model(kind), IDS.clone(), SimulatedDevice()
 
-    def count() -> int:
-        return device.waits + device.queued.total()
-
-    class Counted(SimulatedGraph):
-        def record(self, function: Callable[[], Tensor]) -> Tensor:
-            before = count()
-            found = super().record(function)
-            assert count() == before, (device.reads, device.copies, device.queued)
-            return found
-
+    make = unwaiting_graph(device)
     device.put(model, ids)
     with device, attach(model, KEPT) as attached, torch.inference_mode():
         cache = opened(attached, ids=ids)
         model(ids[:, DOCUMENT:], past_key_values=cache, use_cache=True)
         decoding, token = (
-            GraphDecoding(attached, cache, Counted, room=4, first=2, outcomes={True: True}),
+            GraphDecoding(attached, cache, make, room=4, first=2, outcomes={True: True}),
             ids[:, -1:],
         )
         for _ in range(3):
             decoding(token)
-        before = count()
+        before = device.traffic
         for _ in range(3):
             decoding(token)
-        assert count() == before
+        assert device.traffic == before
         assert (decoding.reason, decoding.replayed) == ("", 4)
 
 

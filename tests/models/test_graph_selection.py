@@ -6,7 +6,7 @@ keys of equal tokens have equal scores, among which rounding would choose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from conftest import ModelFactory, build_model
 from delayed_copies import DelayedCopies
 from simulated_device import SimulatedDevice
-from simulated_graph import SimulatedGraph
+from simulated_graph import SimulatedGraph, unwaiting_graph
 from test_graph_decoding import DOCUMENT, WINDOW, Answered, answer, begin, opened, same
 from torch import Tensor
 
@@ -196,16 +196,7 @@ def test_recording_and_replaying_wait_for_nothing(
     monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
     model, ids, device = build_model(kind, vocab_size=VOCABULARY), IDS.clone(), SimulatedDevice()
 
-    def count() -> int:
-        return device.waits + device.queued.total()
-
-    class Counted(SimulatedGraph):
-        def record(self, function: Callable[[], Tensor]) -> Tensor:
-            before = count()
-            found = super().record(function)
-            assert count() == before, (device.reads, device.copies, device.queued)
-            return found
-
+    make = unwaiting_graph(device)
     device.put(model, ids)
     with device, attach(model, PAPER) as attached, torch.inference_mode():
         logits = []
@@ -215,13 +206,13 @@ def test_recording_and_replaying_wait_for_nothing(
             begin(cache)
             model(ids[:, DOCUMENT:], past_key_values=cache, use_cache=True)
             decoding = GraphDecoding(
-                attached, cache, Counted, room=room or 4, first=2, outcomes={False: True}
+                attached, cache, make, room=room or 4, first=2, outcomes={False: True}
             )
             decoding.reason = "" if room else "compared with"
             logits.append([decoding(ids[:, at : at + 1]).clone() for at in range(3)])
-            before = count()
+            before = device.traffic
             logits[-1] += [decoding(ids[:, at : at + 1]).clone() for at in range(3, 6)]
-            assert count() == before or not room
+            assert device.traffic == before or not room
             assert decoding.replayed == room, decoding.reason
         torch.testing.assert_close(torch.cat(logits[1]), torch.cat(logits[0]), rtol=1e-5, atol=3e-5)
 

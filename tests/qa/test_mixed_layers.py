@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 from conftest import HYBRID, build_model
+from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.method_fit import check_fits_model
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.library import Library
 
 pytestmark = pytest.mark.families
 
@@ -61,14 +60,7 @@ def test_a_stored_book_answers_as_one_in_memory(
     path, loaded = tmp_path / "gate.txt", load(folders[kind])
     path.write_text(TEXT, "utf-8")
     chosen = preset.load("tiny-random", METHODS[name])
-    answers = []
-    for library in (None, Library(tmp_path / "library"), Library(tmp_path / "library")):
-        with Esa(loaded, chosen, library=library, rows="native") as reader:
-            reply = reader.ask(QUESTION, [reader.ingest(str(path))], max_new_tokens=4)
-        assert reply.evidence
-        weights = [round(one.weight, 5) for one in reply.evidence]
-        answers.append((reply.text, [one.start for one in reply.evidence], weights))
-    assert answers[0] == answers[1] == answers[2]
+    check_stored_answers(loaded, chosen, path, QUESTION, tmp_path / "library")
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import build_model
 from stock_attention import tokens
+from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.__main__ import main
@@ -79,14 +80,7 @@ def test_a_stored_book_answers_as_one_in_memory(
 ) -> None:
     """With rows of two sizes, also from a copy of the library's document."""
     loaded, chosen = load(folders[kind]), preset.load("tiny-random", METHODS[name])
-    answers = []
-    for library in (None, Library(tmp_path / "library"), Library(tmp_path / "library")):
-        with Esa(loaded, chosen, library=library, rows="native") as reader:
-            reply = reader.ask(QUESTION, [reader.ingest(str(path))], max_new_tokens=4)
-        assert reply.evidence
-        weights = [round(one.weight, 5) for one in reply.evidence]
-        answers.append((reply.text, [one.start for one in reply.evidence], weights))
-    assert answers[0] == answers[1] == answers[2]
+    check_stored_answers(loaded, chosen, path, QUESTION, tmp_path / "library")
 
 
 def test_several_documents_and_a_second_question(folders: dict[str, Path], tmp_path: Path) -> None:

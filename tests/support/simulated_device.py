@@ -45,6 +45,11 @@ class SimulatedDevice(TorchFunctionMode):
     def waits(self) -> int:
         return self.reads.total() + self.copies.total()
 
+    @property
+    def traffic(self) -> int:
+        """Waits, and copies that are queued."""
+        return self.waits + self.queued.total()
+
     def put(self, *things: torch.nn.Module | torch.Tensor) -> None:
         for one in things:
             if isinstance(one, torch.Tensor):

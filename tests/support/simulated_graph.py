@@ -12,9 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from simulated_device import SimulatedDevice
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from esa_cli.models.decoding.cuda_graph import MakeGraph
 
 READS = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_numpy", "argwhere",
@@ -66,6 +69,19 @@ class SimulatedGraph:
                 for new, old in zip(_tensors(func(*args, **kwargs)), results, strict=True):
                     if new.data_ptr() != old.data_ptr():
                         old.copy_(new)
+
+
+def unwaiting_graph(device: SimulatedDevice) -> MakeGraph:
+    """A `SimulatedGraph` that fails where recording waits for the device, or copies to it."""
+
+    class Unwaiting(SimulatedGraph):
+        def record(self, function: Callable[[], Tensor]) -> Tensor:
+            before = device.traffic
+            found = super().record(function)
+            assert device.traffic == before, (device.reads, device.copies, device.queued)
+            return found
+
+    return Unwaiting
 
 
 def _tensors(things: Any) -> list[Tensor]:

@@ -47,6 +47,18 @@ def answered(session: Session, question: str) -> tuple[Answer, torch.Tensor]:
     return session.ask(question, max_new_tokens=30, trace=weights), weights.weights
 
 
+def check_answers(session: Session, graphs: type[Made]) -> None:
+    """Answers and weights of forward calls, and then by recordings, are the same."""
+    want = [answered(session, one) for one in QUESTIONS]
+    session.decoding.make = graphs
+    for question, (answer, weights) in zip(QUESTIONS, want, strict=True):
+        got, weighed = answered(session, question)
+        assert got.answer_tokens > 20
+        assert (got.text, got.answer_tokens) == (answer.text, answer.answer_tokens)
+        torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
+    assert graphs.count == len(QUESTIONS) + 1  # the very first one is compared alone
+
+
 @pytest.mark.parametrize("opened", [False, True])
 def test_answers_and_evidence_are_those_of_forward_calls(
     loaded: Any, graphs: type[Made], opened: bool
@@ -55,14 +67,7 @@ def test_answers_and_evidence_are_those_of_forward_calls(
         session.read(TEXT)
         if opened:
             session.open([session.prefilled_document()])
-        want = [answered(session, one) for one in QUESTIONS]
-        session.decoding.make = graphs
-        for question, (answer, weights) in zip(QUESTIONS, want, strict=True):
-            got, weighed = answered(session, question)
-            assert got.answer_tokens > 20
-            assert (got.text, got.answer_tokens) == (answer.text, answer.answer_tokens)
-            torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
-        assert graphs.count == len(QUESTIONS) + 1  # the very first one is compared alone
+        check_answers(session, graphs)
         assert len(session.cache.memories[0].store) == session.document_tokens
 
 
@@ -74,14 +79,7 @@ def test_answers_of_which_each_token_selects(
     settings = "window.local=300", "selector.proximity=0", "position={name: contiguous}"
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings)) as session:
         session.read("".join(chr(at) for at in range(0x4E00, 0x4E00 + 400)))
-        want = [answered(session, one) for one in QUESTIONS]
-        session.decoding.make = graphs
-        for question, (answer, weights) in zip(QUESTIONS, want, strict=True):
-            got, weighed = answered(session, question)
-            assert got.answer_tokens > 20
-            assert (got.text, got.answer_tokens) == (answer.text, answer.answer_tokens)
-            torch.testing.assert_close(weighed, weights, rtol=1e-4, atol=1e-6)
-    assert graphs.count == len(QUESTIONS) + 1
+        check_answers(session, graphs)
 
 
 def test_each_token_selects(loaded: Any, graphs: type[Made]) -> None:
