@@ -33,7 +33,6 @@ ROOMS: dict[str, set[str]] = {
 ROOT = {"__init__", "__main__", "errors", "version"}
 EVERYONES = {"errors", "version"}
 MOST_FLOORS = 10
-MOST_LINES = 250
 
 
 @cache
@@ -113,14 +112,6 @@ def circles(arrows: dict[str, frozenset[str]]) -> list[list[str]]:
     return found
 
 
-def doubled(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names that stand in more than one place."""
-    places = defaultdict(list)
-    for name, place in names:
-        places[name].append(place)
-    return {name: found for name, found in places.items() if len(found) > 1}
-
-
 def test_the_package_is_these_rooms() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert folders == set(ROOMS)
@@ -173,25 +164,6 @@ def test_the_longest_chain_of_rooms() -> None:
 def test_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
     importing = {module for module in modules() if library in foreign_imports(module)}
     assert {room_of(module) for module in importing} <= rooms
-
-
-def test_every_file_name_is_there_once() -> None:
-    files = (path for path in modules().values() if path.stem != "__init__")
-    assert not doubled((path.stem, str(path)) for path in files)
-
-
-def test_every_class_name_is_there_once() -> None:
-    assert not doubled(
-        (node.name, module)
-        for module, tree in trees().items()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    )
-
-
-def test_files_are_short() -> None:
-    lines = {name: len(path.read_text("utf-8").splitlines()) for name, path in modules().items()}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
 def test_the_rooms_of_the_design_document_are_these() -> None:
