@@ -1,4 +1,4 @@
-"""Nine rooms, imports in one direction, no circle of files, every name once.
+"""Nine rooms, imports in one direction, no circle of files.
 
 Read from the syntax trees: imports inside functions and those for type checkers alone count, too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
