@@ -64,7 +64,6 @@ format: install
 gpu:                     ## What needs a CUDA GPU, with the Python that PYTHON names: tests, then times of kernels and long texts.
 	-$(PYTHON) -m pytest -q -m gpu tests/attention tests/models tests/storage
 	-$(PYTHON) benchmarks/gpu.py kernels --out benchmarks/results/gpu/kernels.jsonl
-	-$(PYTHON) benchmarks/gpu_scoring.py --out benchmarks/results/gpu/scoring.jsonl
 	-$(PYTHON) benchmarks/gpu.py texts --lengths 32k,128k --out benchmarks/results/gpu/texts.jsonl
 
 screenshots: install     ## The server's page with the default model, in docs/. Needs a Chromium.

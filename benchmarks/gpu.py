@@ -16,11 +16,6 @@ depend on them. The ways:
     host    the same, rows in host memory and reduced keys on the device
     index   the layers up to the middle one, as the default reads a text for its index
 
-Behind `esa` and `host` come tokens by a CUDA graph (`graph_token_ms`; `record_ms` with the first of
-them), or the reason why these answers cannot be recorded: each token of the paper's method selects,
-from rows on the device alone. `--set selector.name=consensus --set position.name=contiguous --set
-window.ending=0` has answers that keep a selection, wherever its rows are.
-
 A way that fails, mostly for want of memory, says so in its row. Each length is read once after a
 short text.
 """
@@ -42,8 +37,6 @@ from torch.nn.attention.bias import causal_lower_right
 
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.decoding.cuda_graph import graphs_on
-from esa_cli.models.decoding.graph_decoding import GraphDecoding
 from esa_cli.models.text_passes.partial_forward import hidden_states
 from esa_cli.qa.planning.model_shapes import known_shapes
 from esa_cli.qa.presets import preset
@@ -119,31 +112,7 @@ class Reader:
                 cache.project()
                 cache.begin(QueryState(Phase.QUESTION, answer_start=last))
 
-            return self._prefill(ids, cache, ask) | self._by_graph(attachment, cache)
-
-    def _by_graph(self, attachment: Any, cache: Any) -> Row:
-        """Times of recording and of a replayed token."""
-        graphs = graphs_on(self.device)
-        if graphs is None:
-            return {"graph": "the device has none"}
-        decoding = GraphDecoding(
-            attachment, cache, graphs, first=2, outcomes={True: True, False: True}
-        )
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        for _ in range(2):
-            decoding(token)
-        settled(self.device)
-        started = time.perf_counter()
-        decoding(token)
-        settled(self.device)
-        recorded = time.perf_counter()
-        for _ in range(DECODED):
-            token = decoding(token)[:, -1:].argmax(dim=-1)
-        settled(self.device)
-        each = (time.perf_counter() - recorded) / DECODED
-        if decoding.reason:
-            return {"graph": decoding.reason}
-        return {"record_ms": 1e3 * (recorded - started), "graph_token_ms": 1e3 * each}
+            return self._prefill(ids, cache, ask)
 
     def _dense(self, ids: torch.Tensor) -> Row:
         from transformers import AttentionInterface, DynamicCache

@@ -85,7 +85,7 @@ def test_names_that_benchmarks_import_exist() -> None:
     assert not lacking
 
 
-@pytest.mark.parametrize("command", [["gpu", "kernels"], ["gpu", "texts"], ["gpu_scoring"]])
+@pytest.mark.parametrize("command", [["gpu", "kernels"], ["gpu", "texts"]])
 def test_benchmarks_of_a_gpu_say_that_there_is_none(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,12 +13,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
 
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.options.engine_options import EngineOptions
-from esa_cli.attention.fused_scoring import scoring_kernel
 from esa_cli.attention.kernels import flash_attn
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
@@ -48,7 +46,6 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("reader", "requests", lambda: ReaderChoice("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve(None)),  # type: ignore[arg-type]
     ("serve", "uvicorn", lambda: check_serve(None)),  # type: ignore[arg-type]
-    ("triton", "triton", lambda: scoring_kernel("triton", torch.device("cpu"))),
     ("url", "fsspec", lambda: RemoteFolder("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""
@@ -98,8 +95,7 @@ def test_without_watchfiles_folders_are_looked_at_now_and_then(
 
 def test_without_flash_attn_torchs_kernels_are_taken(hide: Callable[[str], None]) -> None:
     hide("flash_attn")
-    for name in ("flash-attn", "flash-attn-4"):
-        assert flash_attn.attention_of.__wrapped__(flash_attn.VERSIONS[name].module, ()) is None
+    assert flash_attn.flash_attn_func.__wrapped__() is None
 
 
 def test_every_extra_is_documented_and_only_these() -> None:

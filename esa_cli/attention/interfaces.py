@@ -63,11 +63,6 @@ class KVStore(Protocol):
         """Whether all rows are in the memory of the device that computes."""
         ...
 
-    @property
-    def gather_waits(self) -> bool:
-        """Whether `gather` reads positions that are on a GPU."""
-        ...
-
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:

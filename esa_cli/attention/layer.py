@@ -178,7 +178,6 @@ class Attention:
             decoding=chunk.decoding,
             query=query,
             states=memory.states,
-            scoring=self.method.scoring,
         )
 
     def scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:

@@ -21,7 +21,6 @@ class Method:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
             every chunk), or `local`, to I and L only. Questions and answers always select.
         kernel: of attention: its name, or `auto`; see `kernels.dispatch`.
-        scoring: of the score `sum`: `auto`, `tiled` or `triton`; see `fused_scoring`.
     """
 
     window: Window = field(default_factory=Window)
@@ -31,7 +30,6 @@ class Method:
     position: PositionEncoding = field(default_factory=FixedDistance)
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
-    scoring: str = "auto"
 
     @property
     def fitting(self) -> tuple[Compressor, int | None]:

@@ -177,9 +177,3 @@ class PositionEncoding(ABC):
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """Positions for attention to the far tokens at ascending absolute positions (n,)."""
-
-    def far_of_token(self, at: Tensor, local: Tensor, start: Tensor) -> Positions | None:
-        """As `far` for one token, where `local` and `start` (1,) are on the device: none is below
-        0, and near keys come right before the query. None: it cannot be said without reading. A
-        plugin's is not called."""
-        return None

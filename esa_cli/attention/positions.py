@@ -74,10 +74,6 @@ class FixedDistance(PositionEncoding):
             torch.full((chunk,), self.distance), torch.zeros(at.shape[0], dtype=torch.long)
         )
 
-    def far_of_token(self, at: Tensor, local: Tensor, start: Tensor) -> Positions:
-        query = local.clamp(min=self.distance)
-        return Positions(query, (query - self.distance).expand_as(at))
-
 
 @dataclass(frozen=True)
 class Contiguous(PositionEncoding):
@@ -98,10 +94,6 @@ class Contiguous(PositionEncoding):
         count = at.shape[0]
         return Positions(torch.arange(count + local, count + local + chunk), torch.arange(count))
 
-    def far_of_token(self, at: Tensor, local: Tensor, start: Tensor) -> Positions:
-        count = at.shape[0]
-        return Positions(local + count, torch.arange(count, device=at.device))
-
 
 @dataclass(frozen=True)
 class TruePositions(PositionEncoding):
@@ -118,6 +110,3 @@ class TruePositions(PositionEncoding):
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return Positions(torch.arange(start, start + chunk), at)
-
-    def far_of_token(self, at: Tensor, local: Tensor, start: Tensor) -> Positions:
-        return Positions(start, at)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.fused_scoring import fused_scores, scoring_kernel
 from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 
@@ -56,9 +55,6 @@ class SumScore(Score):
         return self.rotate
 
     def scores(self, step: Step) -> Tensor:
-        kernel = scoring_kernel(step.scoring, step.queries.device)
-        if kernel is not None:
-            return fused_scores(step.sum_operands(self.rotate), step.middle, kernel)
         elements = step.queries.shape[1] * step.middle
         first, second = twice(lambda: step.sums(self.rotate), elements)
         top: Tensor | None = None

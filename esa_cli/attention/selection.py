@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.device_top_k import is_queued, top_k_on_device
 from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values, is_builtin
+from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError
 
@@ -30,8 +29,6 @@ def top_k(scores: Tensor, k: int) -> Tensor:
         return torch.arange(scores.shape[0], device=scores.device)
     if k <= 0:
         return torch.arange(0, device=scores.device)
-    if is_queued(scores) and scores.element_size() <= 4:
-        return top_k_on_device(scores, k)
     threshold = scores.topk(k).values[-1]
     above = torch.nonzero(scores > threshold)[:, 0]
     equal = torch.nonzero(scores == threshold)[: k - above.shape[0], 0]
@@ -90,15 +87,13 @@ def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
         raise _wrong_result(name, "int64 offsets in one dimension")
     if not all(map(has_values, rows)):
         raise _wrong_result(name, "offsets on a device with values, not on the meta device")
-    read = not is_builtin(selector) or not any(map(is_queued, rows))
-    if any(row.numel() > most for row in rows) or (read and _wrong(rows, step.middle)):
+    if any(row.numel() > most for row in rows) or _wrong(rows, step.middle):
         raise _wrong_result(name, f"ascending offsets below {step.middle}, at most {most} of them")
     return picked
 
 
 def _wrong(rows: Sequence[Tensor], middle: int) -> bool:
-    """Whether offsets do not ascend, or are not in M. Waits for a GPU: plugins are checked there,
-    this package's selectors only on processors, with the same code."""
+    """Whether offsets do not ascend, or are not in M. Synchronises with a GPU."""
     wrong = [
         torch.stack((row[0] < 0, row[-1] >= middle, (row[1:] <= row[:-1]).any())).any()
         for row in rows

@@ -16,12 +16,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.cap_and_sink import soft_capped
-from esa_cli.attention.folding import fold
+from esa_cli.attention.folding import flatten_keys, fold
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
-from esa_cli.attention.kernels.scorer_operands import Tables
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.sum_operands import SumOperands
 from esa_cli.attention.turn_text import TurnText
 
 BLOCK_ELEMENTS = 4 << 20
@@ -55,9 +53,6 @@ class Step:
         decoding: the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
-        scoring: how `SumScore` is computed; `auto`, `tiled` or `triton`; see `fused_scoring`.
-        tables: what its kernel reads of the blocks of keys, for steps over the same rows; None:
-            made for this step.
     """
 
     layer: int
@@ -79,8 +74,6 @@ class Step:
     query: QueryState = field(default_factory=QueryState)
     states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
-    scoring: str = "auto"
-    tables: Tables | None = field(default=None, repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -210,11 +203,14 @@ class Step:
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
         blocks (C, n)."""
-        operands = self.sum_operands(rotate)
-        for offset, queries, keys in operands.blocks(self._most(self.queries.shape[1])):
-            yield offset, queries @ keys.float().T
-
-    def sum_operands(self, rotate: bool) -> SumOperands:
-        """The queries and keys that `sums` multiplies."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        return SumOperands(q, self.store, self.low, self.high, self.projection, self.tables)
+        most = self._most(self.queries.shape[1])
+        if self.projection is None:
+            for at, keys in self.store.key_blocks(self.low, self.high, most):
+                yield at - self.low, q @ flatten_keys(keys).float().T
+            return
+        maps: Projection | None = None
+        for at, features in self.store.feature_blocks(self.low, self.high, most):
+            if (block_maps := self.projection.at(at)) is not maps:  # another document's
+                maps, reduced = block_maps, block_maps.queries(q)
+            yield at - self.low, reduced @ features.float().T

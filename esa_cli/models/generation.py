@@ -11,11 +11,6 @@ import torch
 
 from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
-Decode = Callable[[torch.Tensor], torch.Tensor]
-"""Logits (1, n, V), of which the last are those behind a token (1, 1) of the answer."""
-FORWARDED = ("past_key_values", "logits_to_keep")
-"""What `generate` gives a model that takes it."""
-
 
 class Streamer:
     """Decodes tokens as they arrive, and holds back characters that are not complete yet.
@@ -67,14 +62,12 @@ def generate(
     temperature: float = 0.0,
     top_p: float = 1.0,
     streamer: Streamer | None = None,
-    decode: Decode | None = None,
 ) -> list[int]:
     """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
 
     Args:
         ids: the whole prompt; the model reads those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
-        decode: computes the answer's tokens behind the first; None: the model.
     """
     from transformers import GenerationConfig
 
@@ -92,39 +85,9 @@ def generate(
             attention_mask=torch.ones_like(prompt),
             past_key_values=cache,
             streamer=streamer,
-            custom_generate=decode and _sampling(decode, streamer),
         )
     new: list[int] = output[0, len(ids) :].tolist()
     return new
-
-
-def _sampling(decode: Decode, streamer: Streamer | None) -> Callable[..., torch.Tensor]:
-    """transformers' loop over the tokens of one sequence, with other logits behind the first."""
-
-    def sample(
-        model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any,
-        generation_config: Any, **options: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        given = {name: options[name] for name in FORWARDED if name in options}
-        new = input_ids[:, given["past_key_values"].get_seq_length() :]
-        logits = model(input_ids=new, use_cache=True, **given).logits
-        while True:
-            scores = logits_processor(input_ids, logits[:, -1].to(copy=True, dtype=torch.float32))
-            if generation_config.do_sample:
-                token = torch.multinomial(scores.softmax(dim=-1), num_samples=1)
-            else:
-                token = scores.argmax(dim=-1, keepdim=True)
-            input_ids = torch.cat((input_ids, token), dim=-1)
-            if streamer is not None:
-                streamer.put(token.cpu())
-            if bool(stopping_criteria(input_ids, None).all()):
-                break
-            logits = decode(token)
-        if streamer is not None:
-            streamer.end()
-        return input_ids
-
-    return sample
 
 
 @contextmanager

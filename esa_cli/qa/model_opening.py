@@ -61,7 +61,7 @@ def _check_kernels(resolved: ResolvedPreset, device: str, dtype: str) -> None:
     """Raises UsageError where the method runs and a kernel that it names cannot, before the weights
     are fetched or loaded."""
     method, answer = resolved.method, resolved.preset.answer
-    named = (method.kernel, method.scoring) != ("auto", "auto")
+    named = method.kernel != "auto"
     if named and (answer.needs_rows or answer.has_votes):
         config = language_settings(peek(resolved.preset.model))
         check_runs_on(method, config, device, choose_dtype(dtype, device))

@@ -43,7 +43,6 @@ class HostStore(ReducedRows):
     """
 
     resident = False
-    gather_waits = True
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, copies: HostCopies, near: int,

@@ -20,9 +20,6 @@ from esa_cli.attention.interfaces import KVStore, Projection
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.reduced_rows import BLOCK
 
-MOST_AT_ONCE = 4
-"""Most stores, the tail among them, from each of which all positions are gathered on a GPU."""
-
 
 class StoreSlice(NamedTuple):
     """Tokens [low, high) of a store."""
@@ -78,11 +75,6 @@ class JoinedStore:
         """Whether all parts are in the memory of the device."""
         return all(part.store.resident for part in self._parts)
 
-    @property
-    def gather_waits(self) -> bool:
-        """See `KVStore`: not where few stores are on the device."""
-        return not self.resident or len(self._parts) >= MOST_AT_ONCE
-
     def prefetch(self, at: Tensor) -> None:
         """Begins to fetch, in all parts, what `gather(at)` with the same tensor will return."""
         if self.resident:
@@ -125,25 +117,9 @@ class JoinedStore:
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        if at.is_cuda and not self.gather_waits:
-            return self._gather_from_each(at)
         prefetched, self._prefetched = self._prefetched, None
         own = prefetched[1] if prefetched and prefetched[0] is at else self._divided(at)
         return _together([store.gather(one) for store, one in own] or [self.tail.span(0, 0)])
-
-    def _gather_from_each(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """As `gather`, without waiting for a GPU to say which store has which position: all are
-        taken from every store, and each kept of the last one that begins before it."""
-        found: tuple[Tensor, Tensor] | None = None
-        for start, store, low, high in self._pieces(0, len(self)):
-            offsets = at - start
-            new = store.gather(offsets.clamp(0, high - low - 1) + low)
-            if found is not None:
-                here = (offsets >= 0)[:, None]
-                keys = torch.where(here, new[0], found[0])
-                new = keys, keys if self.shared else torch.where(here, new[1], found[1])
-            found = new
-        return found or self.tail.span(0, 0)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None

@@ -35,7 +35,6 @@ class MemoryStore(ReducedRows):
     """
 
     resident = True
-    gather_waits = False
 
     def __init__(
         self, heads: int, dim: int, dtype: torch.dtype, device: torch.device, shared: bool = False

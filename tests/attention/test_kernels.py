@@ -6,8 +6,7 @@ import pytest
 import torch
 from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
-from esa_cli.attention.kernels import KERNELS, attend, available, choose, fuse, reference
-from esa_cli.attention.kernels.dispatch import first_keys_kernel
+from esa_cli.attention.kernels import KERNELS, attend, available, choose, fuse
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -37,22 +36,6 @@ def test_kernel_matches_loops(
     assert got[0].shape == (heads, chunk, DIM)
     assert got[1].dtype == torch.float32
     close(got, in_loops(q, k, v, causal, 0.3))
-
-
-@pytest.mark.parametrize("kernel", HERE)
-@pytest.mark.parametrize(("heads", "groups"), GROUPS)
-@pytest.mark.parametrize("cap", [0.0, 2.0])
-def test_the_first_keys_alone(kernel: str, heads: int, groups: int, cap: float) -> None:
-    q, k, v = draw(heads, groups, 1, 48)
-    first = first_keys_kernel(q, kernel, cap)
-    if first is None:
-        assert (kernel, cap) == ("torch-cpu", 2.0)
-        return
-    for count in (1, 30, 48):
-        ends, capped = torch.tensor([0, count], dtype=torch.int32), {"cap": cap} if cap else {}
-        got = first(q, k, v, ends, 0.3, **capped)
-        assert (got[0].shape, got[1].shape, got[1].dtype) == (q.shape, (heads, 1), torch.float32)
-        close(got, reference.attend(q, k[:, :count], v[:, :count], False, 0.3, cap))
 
 
 @pytest.mark.parametrize("kernel", HERE)

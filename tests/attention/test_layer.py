@@ -16,7 +16,6 @@ from conftest import build_rope
 
 from esa_cli.attention.chunking import Chunk, chunks
 from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
-from esa_cli.attention.fused_scoring import interpreted
 from esa_cli.attention.interfaces import LayerState, Positions
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
@@ -214,15 +213,6 @@ def test_proximity_in_place(position: str, epsilon: int) -> None:
 @pytest.mark.parametrize("position", POSITIONS)
 def test_each_kernel(position: str, kernel: str) -> None:
     check(method_of(position, kernel=kernel))
-
-
-@pytest.mark.parametrize("rank", [None, 4])
-def test_scores_by_triton_kernels(rank: int | None) -> None:
-    """In the interpreter."""
-    pytest.importorskip("triton")
-    if not interpreted():
-        pytest.skip("TRITON_INTERPRET is not 1")
-    check(method_of(rank=rank, scoring="triton"))
 
 
 @pytest.mark.parametrize("position", POSITIONS)

@@ -14,7 +14,6 @@ from esa_cli.attention.positions import (
     FixedDistance,
     TruePositions,
     consecutive,
-    token_positions,
 )
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.methods.infllm import InfLLMPositions
@@ -58,27 +57,6 @@ def test_near_tokens_are_as_far_as_they_are(
     assert near.query.shape == (chunk,)
     assert near.key.shape == (local + chunk,)
     assert torch.equal(apart(near), true_apart(local, chunk, start))
-
-
-@pytest.mark.parametrize(
-    "encoding", [FixedDistance(3), FixedDistance(70), Contiguous(), TruePositions()], ids=repr
-)
-@pytest.mark.parametrize("local", [1, 5, 200])
-def test_far_tokens_of_one_token_by_numbers_on_the_device(
-    encoding: PositionEncoding, local: int
-) -> None:
-    """As far from it as `far` has them where near keys come right before it, and none below 0."""
-    found = encoding.far_of_token(AT, torch.tensor([local]), torch.tensor([300]))
-    assert found is not None
-    near, far = encoding.near(local, 1, 300, len(AT)), encoding.far(AT, local, 1, 300)
-    at, keys = token_positions(AT.device, near, far, None)
-    assert torch.equal(apart(found)[0], (at - keys)[: len(AT)])
-    assert min(int(found.key.min()), int(found.query) - local) >= 0
-
-
-def test_other_encodings_have_no_numbers_on_the_device() -> None:
-    one = torch.ones(1, dtype=torch.long)
-    assert StreamingPositions().far_of_token(AT, one, one) is None
 
 
 @pytest.mark.parametrize("distance", [0, 1, 70, 5000])

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_device import DEVICE, SimulatedDevice, lies_there
 
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.storage import growing_rows
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate, text_rows
@@ -53,29 +51,6 @@ def joined_and_plain(tail: int = 5) -> tuple[JoinedStore, MemoryStore]:
     joined.append(*last.span(0, tail))
     joined.append_features(next(last.feature_blocks(0, tail))[1])
     return joined, plain
-
-
-@pytest.mark.parametrize("places", [[0, 39, 40, 41, 62, 63, 67], [0, 41], [66]])
-def test_gathering_on_a_device_waits_for_nothing(
-    monkeypatch: pytest.MonkeyPatch, places: list[int]
-) -> None:
-    monkeypatch.setattr(growing_rows, "in_one_segment", lambda device: True)
-    device, at = SimulatedDevice(), torch.tensor(places)
-    joined, plain = joined_and_plain()
-    for part in (*(one.store for one in joined._parts), joined.tail):
-        rows: Any = part._rows  # type: ignore[attr-defined]
-        rows.device = DEVICE
-        device.put(*rows._segments)
-    want = plain.gather(at)
-    if max(places) < 63:
-        joined.crop(-5)
-    with device:
-        device.put(at)
-        joined.prefetch(at)
-        found = joined.gather(at)
-        assert device.waits == 0
-        assert all(lies_there(one) for one in found)
-    assert all(torch.equal(*pair) for pair in zip(found, want, strict=True))
 
 
 def test_a_joined_store_is_one_store_of_the_same_rows() -> None:

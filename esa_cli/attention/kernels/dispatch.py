@@ -8,12 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.kernels import reference
-from esa_cli.attention.kernels import torch_cpu as cpu
-from esa_cli.attention.kernels import torch_cuda as cuda
-from esa_cli.attention.kernels import torch_flex as flex
-from esa_cli.attention.kernels import torch_varlen as varlen
-from esa_cli.attention.kernels.flash_attn import VERSIONS
+from esa_cli.attention.kernels import flash_attn, reference, torch_cpu, torch_cuda
 from esa_cli.errors import UsageError
 
 KernelFunction = Callable[..., tuple[Tensor, Tensor]]
@@ -25,19 +20,17 @@ class Kernel(NamedTuple):
     usable: Callable[[Tensor], bool]
     caps: bool = False
     """Whether it computes soft caps."""
-    first: KernelFunction | None = None
-    """`attend_first` (q, k, v, ends, scale), for keys whose number the device alone knows."""
 
 
 KERNELS: dict[str, Kernel] = {
-    **{name: Kernel(one.attend, one.usable, caps=True) for name, one in VERSIONS.items()},
-    "torch-varlen": Kernel(varlen.attend, varlen.usable, first=varlen.attend_first),
-    "torch-cuda": Kernel(cuda.attend, cuda.usable, first=cuda.attend_first),
-    "torch-flex": Kernel(flex.attend, flex.usable, caps=True),
-    "torch-cpu": Kernel(cpu.attend, cpu.usable, first=cpu.attend_first),
-    "reference": Kernel(reference.attend, lambda q: True, True, reference.attend_first),
+    "torch-cuda": Kernel(torch_cuda.attend, torch_cuda.usable),
+    "flash-attn": Kernel(flash_attn.attend, flash_attn.usable, caps=True),
+    "torch-cpu": Kernel(torch_cpu.attend, torch_cpu.usable),
+    "reference": Kernel(reference.attend, lambda q: True, caps=True),
 }
 """In order of preference."""
+BY_NAME = ("flash-attn",)
+"""Kernels that `auto` leaves out, because they were never run where they are meant to run."""
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
@@ -49,7 +42,9 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """
     if name == "auto":
         return next(
-            key for key, kernel in KERNELS.items() if kernel.usable(q) and (kernel.caps or not cap)
+            key
+            for key, kernel in KERNELS.items()
+            if key not in BY_NAME and (kernel.caps or not cap) and kernel.usable(q)
         )
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
@@ -62,14 +57,6 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
             "try --set kernel=auto",
         )
     return name
-
-
-def first_keys_kernel(q: Tensor, name: str = "auto", cap: float = 0.0) -> KernelFunction | None:
-    """`attend_first` of the kernel `name`, or for `auto` of the first that has it and can run; as
-    `choose`, but None where there is none. With a soft cap it takes `cap=`."""
-    named = KERNELS if name == "auto" else {name: KERNELS[name]}
-    runs = (one for one in named.values() if one.usable(q) and (one.caps or not cap))
-    return next((one.first for one in runs if one.first is not None), None)
 
 
 def available() -> dict[str, bool]:

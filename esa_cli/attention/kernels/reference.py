@@ -34,26 +34,3 @@ def attend(
     lse = logits.logsumexp(dim=-1)
     weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
     return (weights @ values).to(q.dtype), lse
-
-
-def attend_first(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float, cap: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """`attend` of single queries (H, 1, D) to the first n keys. The device alone knows n.
-
-    Args:
-        k, v: (G, N, D); those behind the first n are finite, and N is a multiple of 16.
-        ends: (2,) int32, 0 and n, on the device of q.
-    """
-    heads, _, dim = q.shape
-    query = q.float().view(k.shape[0], -1, dim)
-    logits = soft_capped(query @ k.float().transpose(1, 2) * scale, cap) + unseen(k, ends)
-    lse = logits.logsumexp(dim=-1)
-    out = torch.exp(logits - lse[..., None]) @ v.float()
-    return out.view(q.shape).to(q.dtype), lse.view(heads, 1)
-
-
-def unseen(k: Tensor, ends: Tensor) -> Tensor:
-    """(N,) float32: 0 for the first n keys of (G, N, D), -inf behind them; see `attend_first`."""
-    behind = torch.arange(k.shape[1], device=k.device) >= ends[1:]
-    return torch.zeros(k.shape[1], device=k.device).masked_fill(behind, float("-inf"))

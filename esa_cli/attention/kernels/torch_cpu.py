@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esa_cli.attention.kernels.reference import unseen
-
 
 def usable(q: Tensor) -> bool:
     return q.device.type == "cpu" and hasattr(
@@ -31,18 +29,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     folded = q.reshape(1, groups, heads // groups * count, dim)
     out, lse = fused(folded, k[None], v[None], 0.0, False, scale=scale)
     return out.reshape(heads, count, dim), lse.reshape(heads, count).float()
-
-
-def attend_first(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """See `reference.attend_first`."""
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    heads, _, dim = q.shape
-    folded = q.reshape(1, k.shape[0], -1, dim)
-    mask = unseen(k, ends).to(q.dtype).expand(folded.shape[2], -1)
-    out, lse = fused(folded, k[None], v[None], 0.0, False, attn_mask=mask, scale=scale)
-    return out.reshape(q.shape), lse.reshape(heads, 1).float()
 
 
 def _for_each_head(x: Tensor, repeat: int) -> Tensor:

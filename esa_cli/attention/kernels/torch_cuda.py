@@ -3,11 +3,28 @@ float32, wide heads, and GPUs before Ampere."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from esa_cli.attention.kernels.gpu_limits import fits_flash
-from esa_cli.attention.kernels.reference import unseen
+WIDEST = 256
+"""Most dimensions of a head in flash attention."""
+ALIGNED = 8
+"""The dimensions of a head are a multiple of it."""
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """Major compute capability: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
+    return torch.cuda.get_device_capability(device)[0]
+
+
+def fits_flash(q: Tensor) -> bool:
+    """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
+    half = q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16)
+    width = q.shape[-1]
+    return half and width <= WIDEST and width % ALIGNED == 0 and capability(q.device) >= 8
 
 
 def usable(q: Tensor) -> bool:
@@ -35,16 +52,3 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple
     # The memory-efficient op pads the lse to a multiple of its block.
     lse = lse[0, :, : query.shape[1]]
     return out[0].reshape(heads, count, dim), lse.reshape(heads, count).float()
-
-
-def attend_first(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """See `reference.attend_first`; the memory-efficient operator alone takes a mask."""
-    op = torch.ops.aten._scaled_dot_product_efficient_attention
-    heads, _, dim = q.shape
-    groups, share = k.shape[0], heads // k.shape[0]
-    mask = unseen(k, ends).to(q.dtype).expand(1, groups, share, -1)
-    folded = q.reshape(1, groups, share, dim)
-    out, lse, *_ = op(folded, k[None], v[None], mask, True, 0.0, False, scale=scale)
-    return out[0].reshape(q.shape), lse[0, :, :share].reshape(heads, 1).float()

@@ -43,8 +43,6 @@ class ForwardPass:
             positions of the first and the last token; None: not known (a compiled model), or they
             follow the cached ones.
         cache: that the call appends to. layer: the last layer whose keys were appended.
-        unread: positions are not read, as that would wait for the device; they are then those that
-            follow the cached tokens.
         readers: layers that append no keys, and read those of another one.
         read: the cache that these read from, where there are some. An interrupted call would hold
             it, and its rows, to the next one: it is not kept alive.
@@ -54,7 +52,6 @@ class ForwardPass:
     span: tuple[int, int] | None = None
     cache: AttendingCache | None = None
     layer: int = -1
-    unread: bool = False
     readers: Container[int] = ()
     read: ref[AttendingCache] | None = None
 

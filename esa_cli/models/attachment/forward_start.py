@@ -39,8 +39,7 @@ class StartOfForward(RawRotary):
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         # A compiled model would be compiled anew for every span.
-        unread = torch.compiler.is_compiling() or self._forward_pass.unread
-        self._forward_pass.open(None if unread else _ends(position_ids))
+        self._forward_pass.open(None if torch.compiler.is_compiling() else _ends(position_ids))
         cos, sin = super().forward(x, position_ids)
         return torch.complex(cos.float(), sin.float()) if self._one else (cos, sin)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -17,7 +16,6 @@ from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
-from esa_cli.models.decoding.answer_decoding import AnswerDecoding
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question import EncodedQuestion
@@ -53,11 +51,6 @@ class Session(Prefill):
         ModelError: the model cannot be supported. PresetError: the method does not hold, or its
             compressor was made for another model.
     """
-
-    @cached_property
-    def decoding(self) -> AnswerDecoding:
-        """What decodes answers."""
-        return AnswerDecoding(self.attachment)
 
     def __enter__(self) -> Session:
         return self
@@ -135,11 +128,10 @@ class Session(Prefill):
             query.question = asked.span
             query.answer_start = length + len(asked.before) + len(asked.ids_before_answer)
             self._survey(asked, query)
-            with self.decoding.of(self.cache, self.preset.decoding) as decode:
-                generate(
-                    self.model, self._ids + asked.before + asked.ids, self.cache, decode=decode,
-                    max_new_tokens=tokens, temperature=heat, top_p=nucleus, streamer=streamer,
-                )  # fmt: skip
+            generate(
+                self.model, self._ids + asked.before + asked.ids, self.cache,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, streamer=streamer,
+            )  # fmt: skip
         finally:
             self.cache.truncate(length)
             self.cache.begin(QueryState())

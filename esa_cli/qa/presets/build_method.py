@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.attention.fused_scoring import SCORING
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
@@ -50,16 +49,12 @@ def method(preset: Preset) -> Method:
     """The preset's method.
 
     Raises:
-        PresetError: a part, one of its settings, the kernel or the scoring does not hold.
+        PresetError: a part, one of its settings, or the kernel does not hold.
     """
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
-        )
-    if preset.scoring not in SCORING:
-        raise PresetError(
-            f"unknown scoring {preset.scoring!r}", nearest(preset.scoring, list(SCORING))
         )
     parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
     if not parts["selector"].sums_layers:
@@ -85,5 +80,4 @@ def method(preset: Preset) -> Method:
         position=position,
         reading=preset.reading,
         kernel=preset.kernel,
-        scoring=preset.scoring,
     )

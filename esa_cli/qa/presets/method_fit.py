@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.fused_scoring import scoring_kernel
 from esa_cli.attention.kernels.dispatch import choose
 from esa_cli.attention.method import Method
 from esa_cli.attention.moments import Moments
@@ -81,21 +80,17 @@ def check_fits_model(method: Method, model: Any) -> None:
 
 
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that the kernels which a method names run where the model will be.
-
-    Scoring is checked whatever the score is: one of a plugin may use `SumScore`, as `vote` with a
-    shortlist does, and a setting that cannot hold is not passed over in silence.
+    """Checks that the kernel which a method names runs where the model will be.
 
     Args:
         config: the model's config.json. device: of torch, or "balanced".
 
     Raises:
-        UsageError: the attention or the scoring kernel cannot run there, or computes no soft cap
-            of the model's. ModelError: config.json lacks a size.
+        UsageError: the kernel cannot run there, or computes no soft cap of the model's.
+        ModelError: config.json lacks a size.
     """
-    if (method.kernel, method.scoring) == ("auto", "auto"):
+    if method.kernel == "auto":
         return
     place = torch.device("cuda" if device == "balanced" else device)
     cap = config.get(family_of(SimpleNamespace(**config)).attention_cap) or 0.0
     choose(torch.empty(1, 1, shape_of(config).dim, dtype=dtype, device=place), method.kernel, cap)
-    scoring_kernel(method.scoring, place)

@@ -81,8 +81,6 @@ class Preset(_Strict):
     position: dict[str, Any] = {"name": "esa"}
     reading: Literal["select", "local"] = "select"
     kernel: str = "auto"
-    scoring: str = "auto"
-    decoding: Literal["auto", "graph", "eager"] = "auto"
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
     generation: Generation = Generation()

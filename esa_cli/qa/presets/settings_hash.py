@@ -13,9 +13,6 @@ from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.system.text import text_digest
 
-DECODING = "decoding"
-"""The setting of how tokens are computed, which changes no answer."""
-
 
 def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
     """Of a method that is compared with others, by its name and preset; see `settings_hash`."""
@@ -34,7 +31,7 @@ def text_settings_hash(preset: Preset) -> str:
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
     facts = {
-        **preset.model_dump(mode="json", exclude={"name", "description", DECODING}),
+        **preset.model_dump(mode="json", exclude={"name", "description"}),
         "files": hashes,
     }
     return text_digest(json.dumps(facts, sort_keys=True))[:16]
@@ -50,7 +47,7 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
         PresetError: it does not hold, or a file of it cannot be read.
     """
     # Rows are of answers from the rows that a method selects: `answer` does not count.
-    facts = preset.model_dump(mode="json", exclude={*without, "answer", DECODING})
+    facts = preset.model_dump(mode="json", exclude={*without, "answer"})
     method = resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:

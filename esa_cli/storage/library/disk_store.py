@@ -32,7 +32,6 @@ class DiskStore:
     """
 
     resident = False
-    gather_waits = True
 
     def __init__(
         self,

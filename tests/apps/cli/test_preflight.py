@@ -34,12 +34,11 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("selftest", "needle", "--len", "400"),
     ],
 )
-@pytest.mark.parametrize("setting", ["kernel=torch-cuda", "scoring=triton"])
+@pytest.mark.parametrize("setting", ["kernel=torch-cuda"])
 @pytest.mark.usefixtures("unloaded")
 def test_kernels_that_cannot_run_here(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], setting: str
 ) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     name, _, kernel = setting.partition("=")
     fail(esa(*command, *TINY, "--set", setting), 2, f"{name} '{kernel}' cannot run on cpu")
 
@@ -50,11 +49,10 @@ def test_compared_rows_are_not_on_disk(esa: Esa) -> None:
     fail(asked, 2, "cache disk is for documents that are stored in the library")
 
 
-@pytest.mark.parametrize("setting", ["kernel=torch-cuda", "scoring=triton"])
+@pytest.mark.parametrize("setting", ["kernel=torch-cuda"])
 def test_kernels_that_cannot_run_here_in_python(
     monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(models, "load", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(UsageError, match="cannot run on cpu"):
         api.Esa.load("tiny-random", [setting], device="cpu")

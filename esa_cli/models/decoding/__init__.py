@@ -1,1 +1,0 @@
-"""An answer decoded by a CUDA graph: recorded once, and replayed for every token."""
