@@ -21,11 +21,17 @@ import pytest
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TOKENIZER = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt",
+    "special_tokens_map.json", "spiece.model", "tekken.json", "tiktoken.model", "tokenizer.json",
+    "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
+"""Every file from which a tokenizer or its chat template may be read."""
 FILES = {
     "config.json": b'{"model_type": "llama"}',
-    "tokenizer.json": b"{}",
     "model.safetensors": b"large",
     "original/tokenizer.model": b"not for us",
+    **{name: name.encode() for name in TOKENIZER},
 }
 PEEK = "from esa_cli.models.files.resolve import peek\nprint(peek('esa-test/small'))\n"
 
@@ -49,14 +55,14 @@ class Hub(BaseHTTPRequestHandler):
             facts = {"id": "esa-test/small", "sha": COMMIT, "siblings": []}
             self._send(json.dumps(facts).encode(), body)
         elif name in FILES:
-            self._send(FILES[name], body)
+            self._send(FILES[name], body, name)
         else:
             self.send_error(404)
 
-    def _send(self, data: bytes, body: bool) -> None:
+    def _send(self, data: bytes, body: bool, tag: str = "") -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{len(data)}"')
+        self.send_header("ETag", f'"{tag}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if body:
@@ -102,7 +108,7 @@ def test_small_files_come_in_silence_and_once(hub: str, tmp_path: Path) -> None:
     first = python(PEEK, hub, tmp_path)
     assert first.stderr == ""
     folder = Path(first.stdout.strip())
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(("config.json", *TOKENIZER))
     again = python(PEEK, "http://127.0.0.1:9", tmp_path)
     assert again.stdout == first.stdout, "what is here needs no network"
 
@@ -118,7 +124,7 @@ def test_the_small_files_are_not_the_model(hub: str, tmp_path: Path) -> None:
     assert result.stderr == ""
     assert result.stdout.splitlines()[1:] == [
         "None",
-        "['config.json', 'model.safetensors', 'tokenizer.json']",
+        str(sorted(name for name in FILES if "/" not in name)),
         "True ('download', 0, None) 5",
     ]
 

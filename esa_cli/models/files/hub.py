@@ -19,8 +19,8 @@ from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.system.files import lacks_room
 from esa_cli.system.progress import StageProgress, silent
 
-_FILES = ["*.safetensors", "*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
-_SMALL_FILES = ["config.json", "tokenizer*"]
+_SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+_FILES = ["*.safetensors", *_SMALL_FILES]
 _NOT = ["*/*", "consolidated*"]
 _TIMEOUT_S = 10
 
@@ -31,8 +31,8 @@ def local_snapshot(ref: ModelRef) -> Path | None:
 
 
 def small_files(ref: ModelRef) -> Path:
-    """A snapshot folder with a model's config.json and tokenizer, fetched without progress. Raises
-    ModelError, ResourceError: as `fetch`."""
+    """A snapshot folder with all files of a model but its weights, fetched without progress: any of
+    them may be a part of its tokenizer. Raises ModelError, ResourceError: as `fetch`."""
     return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
 
 

@@ -78,8 +78,8 @@ def pull(
 def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     """A folder with the model's config.json and tokenizer, to judge it before a large download.
 
-    Of a hub model that is not on this machine only these files are fetched; other kinds are
-    resolved.
+    Of a hub model that is not on this machine all files but the weights are fetched; other kinds
+    are resolved.
 
     Raises:
         ModelError, ResourceError: as `resolve`.

@@ -138,10 +138,12 @@ class KnownModel:
         return loaded
 
     def _how(self, reporter: Reporter) -> dict[str, Any]:
-        place = self.place
+        place, tokenizer = self.place, self.__dict__.get("tokenizer")
+        if models.path_of(self.ref) is None:  # another program may have fetched a part of its files
+            tokenizer = None
         return {
             "device": place.device, "dtype": place.dtype_name, "progress": reporter.stage,
-            "tokenizer": self.__dict__.get("tokenizer"), "cache": place.cache,
+            "tokenizer": tokenizer, "cache": place.cache,
         }  # fmt: skip
 
 
