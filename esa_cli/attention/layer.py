@@ -4,7 +4,7 @@
     far    I and the selected M_k, at the positions of the method's encoding (step 11)
     both are fused by their log-sum-exp (steps 12-14); no mask tensor is built
 
-`models.attach` calls it with the queries of a forward call and the layer's memory.
+`models.attachment.attach` calls it with the queries of a forward call and the layer's memory.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ class Attention:
         """
         stop = len(memory.store)
         start = stop - q.shape[1]
-        asking = query.phase is Phase.QUESTION
-        if asking and query.turn_start is None:
+        if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         q = without_temperature(q, self.temperature, torch.arange(start, stop, device=q.device))
         out = torch.empty_like(q)
@@ -89,7 +88,7 @@ class Attention:
             rows = slice(chunk.start - start, chunk.stop - start)
             memory.learn(self.method, partial(self.rope_at, chunk.stop), q[:, rows], chunk.start)
             out[:, rows] = self.attend_chunk(memory, q[:, rows], chunk, query, sink)
-            if asking and not chunk.decoding:
+            if not chunk.decoding:
                 query.dense = is_dense(self.method.window, chunk.start)
         query.stop = stop
         return out

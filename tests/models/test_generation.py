@@ -99,6 +99,20 @@ def test_full_budget_generates_what_stock_does(make_model: ModelFactory, ids: to
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("room", [0, 1, 4, ANSWER + 1])
+def test_an_answer_that_begins_dense_stays_dense(
+    make_model: ModelFactory, ids: torch.Tensor, room: int
+) -> None:
+    """However many tokens of it fit before `window.dense`."""
+    model = make_model("llama")
+    options = {"max_new_tokens": ANSWER, "do_sample": False}
+    want = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    window = Window(initial=4, selected=5, local=6, dense=ids.shape[1] + room)
+    with attach(model, Method(window, position=FixedDistance(100))) as attached:
+        got = model.generate(ids, past_key_values=attached.new_cache(), **options)
+    assert torch.equal(got, want)
+
+
 def test_ask_again_after_crop(attached: Attachment, ids: torch.Tensor) -> None:
     cache = read(attached, ids)
     first = stock(attached, ids, cache)

@@ -6,6 +6,8 @@ import importlib
 import sys
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,22 +57,26 @@ def test_what_is_imported_within_stays_silent(
     assert not is_silent(logging)
 
 
-def test_blocks_of_several_threads(logging: Any) -> None:
-    entered, leave = threading.Event(), threading.Event()
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_blocks_of_several_threads(logging: Any, first_to_end: int) -> None:
+    filters = list(warnings.filters)
+    blocks = [quiet_transformers(), quiet_transformers()]
 
-    def other() -> None:
-        with quiet_transformers():
-            entered.set()
-            leave.wait(30)
-
-    with quiet_transformers():
-        thread = threading.Thread(target=other)
+    def in_thread(step: Callable[[], object]) -> None:
+        thread = threading.Thread(target=step)
         thread.start()
-        assert entered.wait(30)
+        thread.join()
+
+    for block in blocks:
+        in_thread(block.__enter__)
+    in_thread(partial(blocks.pop(first_to_end).__exit__, None, None, None))
     assert is_silent(logging)
-    leave.set()
-    thread.join()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.warn("no", stacklevel=1)
+    assert not shown
+    in_thread(partial(blocks.pop().__exit__, None, None, None))
     assert not is_silent(logging)
+    assert list(warnings.filters) == filters
 
 
 def test_warnings_are_not_shown() -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -32,8 +32,8 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers(imported: bool = True) -> Iterator[None]:
-    """Lets transformers log errors only and show no progress bar; the last of such blocks to end
-    restores both settings.
+    """Lets transformers log errors only and show no progress bar, and ignores warnings; the last of
+    such blocks to end, in any thread, restores what was there before the first.
 
     Args:
         imported: transformers is needed, and imported if it was not. Else it is made silent by the
@@ -41,25 +41,29 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
     """
     global _open, _restore
     with _lock:
+        if not _open:
+            _no_warnings.enter_context(warnings.catch_warnings(action="ignore"))
         _open += 1
     try:
         with _lock:
             if _restore is None and (imported or "transformers" in sys.modules):
                 _restore = _silence()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         with _lock:
             _open -= 1
-            if not _open and _restore is not None:
-                _restore()
-                _restore = None
+            if not _open:
+                _no_warnings.close()
+                if _restore is not None:
+                    _restore()
+                    _restore = None
 
 
 _lock = threading.RLock()
 _open = 0
 """Blocks of `quiet_transformers` that have not ended."""
+_no_warnings = ExitStack()
+"""Restores the filters of warnings; filters of each block would be restored out of order."""
 _restore: Callable[[], None] | None = None
 """Undoes what the first of them that found transformers imported has set."""
 
