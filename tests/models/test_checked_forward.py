@@ -136,6 +136,20 @@ def test_logits_that_are_not_the_last_matrix_alone_are_the_models_own() -> None:
         torch.testing.assert_close(PromptBatch(forward, [ids]).logits[0], alone(model, ids))
 
 
+def test_minus_infinity_is_the_models_own() -> None:
+    """A model may give it to tokens that it never writes."""
+    model, ids = make("gpt2"), [1, 2, 3]
+
+    def mask(module: Any, inputs: Any, output: Any) -> Any:
+        output.logits[..., 7] = -torch.inf
+        return output
+
+    model.register_forward_hook(mask)
+    with torch.inference_mode():
+        forward = plain_forward(model)
+        torch.testing.assert_close(PromptBatch(forward, [ids]).logits[0], alone(model, ids))
+
+
 @pytest.mark.parametrize("kind", ["lfm2", "qwen3_next", "granitemoehybrid", "falcon_h1"])
 @torch.inference_mode()
 def test_prompts_that_begin_alike_do_not_share_what_follows(kind: str) -> None:
