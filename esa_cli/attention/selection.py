@@ -17,19 +17,26 @@ from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values
 from esa_cli.attention.step import Step
-from esa_cli.errors import PluginError
+from esa_cli.errors import ModelError, PluginError
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
     """Ascending indices of the k largest; among equals the earliest come first.
 
-    torch.topk leaves ties to the device; here they are the same everywhere.
+    torch.topk leaves ties to the device; here they are the same everywhere. Raises ModelError: NaN
+    is among the scores, so that they have no order.
     """
     if k >= scores.shape[0]:
         return torch.arange(scores.shape[0], device=scores.device)
     if k <= 0:
         return torch.arange(0, device=scores.device)
-    threshold = scores.topk(k).values[-1]
+    largest = scores.topk(k).values  # NaN counts as larger than all numbers
+    if bool(largest[0].isnan()):
+        raise ModelError(
+            "scores of tokens must be numbers, got NaN from the model's queries and keys",
+            "use --dtype float32; in Python, dtype='float32'; or check the model's files",
+        )
+    threshold = largest[-1]
     above = torch.nonzero(scores > threshold)[:, 0]
     equal = torch.nonzero(scores == threshold)[: k - above.shape[0], 0]
     return torch.cat((above, equal)).sort().values

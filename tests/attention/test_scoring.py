@@ -16,7 +16,7 @@ from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
-from esa_cli.errors import PresetError
+from esa_cli.errors import ModelError, PresetError
 from esa_cli.methods.voting import VoteScore
 
 GROUPS = [(3, 3), (6, 2), (8, 1)]
@@ -335,6 +335,15 @@ def test_ties_go_to_the_earliest() -> None:
     assert top_k(scores, 3).tolist() == [1, 2, 3]
     assert top_k(scores, 4).tolist() == [1, 2, 3, 4]
     assert top_k(torch.zeros(50), 7).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("k", range(1, 4))
+@pytest.mark.parametrize("at", range(4))
+def test_nan_has_no_order(k: int, at: int) -> None:
+    scores = torch.tensor([1.0, torch.inf, -torch.inf, 3.0])
+    scores[at] = torch.nan
+    with pytest.raises(ModelError, match="NaN"):
+        top_k(scores, k)
 
 
 @pytest.mark.parametrize("k", [-1, 0])
