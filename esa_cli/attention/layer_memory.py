@@ -62,7 +62,7 @@ class LayerMemory:
             q = q[:, :missing]
             stop = start + q.shape[1]
             if method.score.rotates:
-                q = rope().rotate(q, torch.full((q.shape[1],), method.position.distance))
+                q = rope().far_queries(q, method.position.distance)
             keys, _ = self.store.span(start, stop)
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 

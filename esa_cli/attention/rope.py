@@ -105,6 +105,11 @@ class Rope:
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
 
+    def far_queries(self, q: Tensor, distance: int) -> Tensor:
+        """Queries (H, n, D) of which the dot products with unrotated keys (G, m, D) are those of
+        attention where the keys are `distance` tokens away."""
+        return self.rotate(q, torch.full((q.shape[1],), distance)) * self.gain(q)
+
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x;
         see `cos_sin` for where positions lie."""

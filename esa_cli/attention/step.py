@@ -145,10 +145,7 @@ class Step:
     def rotated(self, rotate: bool) -> Tensor:
         """Queries (H, C, D); with `rotate` at the far distance, so that q . k with keys at position
         0 is the logit of attention at that distance."""
-        if not rotate:
-            return self.queries
-        at = torch.full((self.queries.shape[1],), self.distance)
-        return self.rope.rotate(self.queries, at) * self.rope.gain(self.queries)
+        return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
 
     def _most(self, rows: int) -> int:
         return max(256, BLOCK_ELEMENTS // max(rows, 1))

@@ -24,6 +24,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import Step
@@ -390,6 +391,19 @@ def test_rotated_score_is_fitted_on_rotated_queries() -> None:
     rows = [reference.fold_query(turned, c, GROUPS) for c in range(12)]
     want = torch.tensor(rows, dtype=torch.float64)
     torch.testing.assert_close(layer.memory.moments.queries, want.T @ want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [4, DIM])
+def test_fit_is_to_the_logits_of_attention(width: int) -> None:
+    """Of unit keys at position 0, with yarn's factor where the embedding rotates."""
+    rope = Rope(Angles(10000.0 ** -torch.linspace(0, 1, width // 2), 3.0))
+    method = method_of(score="sum rotated", rank=5, window=replace(WINDOW, dense=20))
+    layer = new_layer(12)
+    layer.feed(Attention(method, rope, SCALE), 12)
+    far = rope.rotate(layer.q, torch.full((12,), DISTANCE)).view(GROUPS, -1, 12, DIM)
+    keys = rope.rotate(torch.eye(DIM)[None], torch.zeros(DIM, dtype=torch.long))[0]
+    rows = torch.cat([(q @ keys.T).sum(0) for q in far], 1).double()
+    torch.testing.assert_close(layer.memory.moments.queries, rows.T @ rows, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_without_features_store_none() -> None:

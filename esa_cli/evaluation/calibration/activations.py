@@ -50,8 +50,7 @@ class _ActivationCollector:
     def __call__(self, seen: ChunkTrace) -> None:
         method, queries = self.attachment.method, seen.queries
         if method.score.rotates:
-            at = torch.full((queries.shape[1],), method.position.distance, device=queries.device)
-            queries = seen.rope.rotate(queries, at)
+            queries = seen.rope.far_queries(queries, method.position.distance)
         keys, values = seen.store.span(seen.start, seen.stop)
         self.queries[seen.layer].append(fold(queries.float(), seen.store.heads).cpu())
         self.keys[seen.layer].append(flatten_keys(keys).cpu())
