@@ -17,7 +17,8 @@ import torch
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.moments import Moments
-from esa_cli.attention.scoring import KEEP_ELEMENTS
+from esa_cli.attention.scoring import KEEP_ELEMENTS, SumScore
+from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import PresetError
 from esa_cli.qa.planning.model_shape import Shape
@@ -85,6 +86,19 @@ class Costs:
             width = width if self.method.score.features else whole
             scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
         return tokens * (2 * shape.body + shape.rows * attention + scoring)
+
+    @property
+    def ratios(self) -> tuple[float, float] | None:
+        """Two ratios of the paper (R of one layer): operations of a step beside those of full
+        attention, (2 R + 1) / (4 H D + 3 H) in a long document, and numbers of reduced keys beside
+        those of keys and values, R / 2 G D. None: the method does not select by the paper's score.
+        """
+        shape, method = self.shape, self.method
+        if not (isinstance(method.selector, TopK) and isinstance(method.score, SumScore)):
+            return None
+        scored = self.rank / shape.rows or shape.groups * shape.dim
+        attended = shape.heads * (4 * shape.dim + 3)
+        return (2 * scored + 1) / attended, self.rank / shape.numbers
 
 
 def rank_of(method: Method, shape: Shape) -> int:

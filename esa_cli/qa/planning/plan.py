@@ -72,6 +72,7 @@ class Planner:
         of_rows = PassageCosts if by_words else Costs
         self.costs = of_rows(*given) if index is None else IndexCosts(*given, index)
         reads_rows = index is None and not by_words
+        self.ratios = self.costs.ratios if reads_rows else None
         self.dtype, self.device = dtype, device
         self.memory = machine.available_memory(device) if memory is None else memory
         self.cache = cache if reads_rows else "device"

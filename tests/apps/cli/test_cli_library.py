@@ -481,6 +481,15 @@ def test_a_cache_that_is_no_place(esa: Esa) -> None:
     assert esa("ask", "gate.txt", QUESTION, "--cache", "host", "--max-new-tokens", "4").code == 0
 
 
+def test_a_plan_has_the_papers_ratios_where_rows_answer(esa: Esa) -> None:
+    said = esa("plan", "gate.txt", *TINY)
+    ratios = esa("plan", "gate.txt", *TINY, "--json").data["ratios"]
+    assert all(f"{share:.2%} of " in said.out for share in ratios.values())
+    text = ("--set", "answer.from=text")
+    assert esa("plan", "gate.txt", *TINY, *text, "--json").data["ratios"] is None
+    assert "full attention" not in esa("plan", "gate.txt", *TINY, *text).out
+
+
 def test_a_plan_says_where_rows_are(esa: Esa) -> None:
     both = [
         json.loads(esa("plan", "long.txt", "--json", "--cache", cache, *TINY).out)

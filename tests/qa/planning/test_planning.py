@@ -14,6 +14,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.planning import measured_speed as rates
 from esa_cli.qa.planning.mlp_sizes import mlp_sizes
+from esa_cli.qa.planning.model_shapes import known_shapes
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.system import machine
@@ -133,6 +134,28 @@ def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
 )
 def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int) -> None:
     assert make_plan(100, *overrides).reduced_keys == 100 * 2 * rank * 4
+
+
+def test_the_papers_ratios() -> None:
+    """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
+    chosen = preset.load("llama3-8b-paper")
+    config = known_shapes()[chosen.model]
+    planner = plan.Planner(resolve(chosen), config, dtype=torch.bfloat16, device="cpu")
+    assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
+    assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ratios"),
+    [
+        ((), (17 / (6 * 35), 8 / 32)),
+        (("compressor.name=none",), (33 / (6 * 35), 0)),
+        (("score.name=vote",), None),
+        (("selector.name=infllm",), None),
+    ],
+)
+def test_ratios_are_of_the_papers_selection(overrides: Any, ratios: Any) -> None:
+    assert make_plan(100, *overrides).planner.ratios == ratios
 
 
 def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ def _rows(preset: Any, plan: Any, stored: int | None, files: str) -> list[tuple[
     from esa_cli.system.machine import size_text
 
     kind = "rows" if plan.planner.may_store_rows else "index"
+    step, reduced = [], size_text(plan.reduced_keys)
+    if ratios := plan.planner.ratios:
+        step = [("operations of a step", f"{ratios[0]:.2%} of full attention's, in a long text")]
+        reduced += f" ({ratios[1]:.2%} of keys and values)"
     rows = [
         ("model", f"{models.parse_reference(preset.model).name} ({plan.dtype} on {plan.device})"),
         ("tokens", f"{plan.tokens:,}"),
@@ -81,11 +85,12 @@ def _rows(preset: Any, plan: Any, stored: int | None, files: str) -> list[tuple[
         ("  weights", size_text(plan.weights) + (f" ({files})" if files else "")),
         *([("  keys and values", size_text(plan.keys_values))] if plan.keys_values else []),
         *_host_rows(plan),
-        *([("  reduced keys", size_text(plan.reduced_keys))] if plan.reduced_keys else []),
+        *([("  reduced keys", reduced)] if plan.reduced_keys else []),
         ("  working memory", size_text(plan.working)),
         ("memory available", size_text(plan.available)),
         *([] if stored is None else [(f"{kind} in the library", size_text(stored))]),
         ("reading time", _reading_time(plan)),
+        *step,
         ("fits", f"yes, up to {plan.most_tokens:,} tokens" if plan.fits else "no"),
     ]
     return rows + [("  to make it fit" if i == 0 else "", r) for i, r in enumerate(plan.remedies)]
@@ -112,6 +117,7 @@ def _host_rows(plan: Any) -> list[tuple[str, str]]:
 
 
 def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
+    ratios = plan.planner.ratios
     return {
         "model": preset.model,
         "preset": preset.name,
@@ -132,6 +138,7 @@ def _as_dict(preset: Any, plan: Any) -> dict[str, Any]:
         },
         "seconds": round(plan.seconds, 1),
         "seconds_from": plan.rate_from if plan.operations else None,
+        "ratios": ratios and dict(zip(("computation", "reduced_cache"), ratios, strict=True)),
         "fits": plan.fits,
         "most_tokens": plan.most_tokens,
         "remedies": list(plan.remedies),
