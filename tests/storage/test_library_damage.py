@@ -84,7 +84,7 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
 def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
     layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
     library, ids = Library(tmp_path), [5, 6, 7]
-    with library.write("a" * 40, WITH, ids, layout) as writer:
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
         assert isinstance(writer, Writer)
         read(writer, ids)
         entry = finish(writer, ids)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import save
 from test_library import assert_holds, files, ingest, offsets_of, text_of
 
 from esa_cli.errors import (
@@ -28,8 +29,10 @@ from esa_cli.errors import (
 )
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.document_files import pack_tokens
+from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths
 from esa_cli.storage.library.transfer import export_format, library_export
+from esa_cli.storage.library.transfer.document_transfer import pull
 from esa_cli.storage.library.transfer.export_format import BLOCK, END
 from esa_cli.storage.library.transfer.exported_file import ExportedFile
 from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
@@ -92,6 +95,18 @@ def checksummed(data: bytes) -> str:
     digest = export_format.new_digest()
     digest.update(data)
     return digest.hexdigest()
+
+
+def not_pulled(library: Library, given: list[Member], folder: Path, key: str) -> None:
+    """Pulls these files from a folder, which brings all documents but that of the key."""
+    for name, data in [(MARKER, b""), *given]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    result = pull(library, str(folder))
+    assert len(result.failed) == 1
+    assert key[:12] in result.failed[0].message
+    assert key not in [entry.key for entry in library.entries()]
+    assert all(library.verify(entry) == [] for entry in library.entries())
 
 
 def refused(library: Library, path: Path) -> LibraryError:
@@ -300,7 +315,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "states": lambda facts: facts["layout"].update(states=10**12),
     "no states": lambda facts: facts["layout"].update(states=-1),
     "dtype": lambda facts: facts["layout"].update(dtype="float8"),
-    "sizes": lambda facts: facts["sizes"].update(text=10**15),
+    "sizes": lambda facts: facts["sizes"].update(text=facts["sizes"]["text"] + 1),
     "digests": lambda facts: facts.update(digests={}),
     "text": lambda facts: facts.update(text_sha256="0" * 64),
     "characters": lambda facts: facts.update(characters=10**9),
@@ -316,8 +331,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 def test_manifests_with_valid_checksums(
     other: Library, exported: Path, tmp_path: Path, change: str
 ) -> None:
-    path = build(tmp_path / "made.tar", remade(members(exported), "document", CHANGES[change]))
-    assert isinstance(refused(other, path), ExportFileError)
+    made = remade(members(exported), "document", CHANGES[change])
+    assert isinstance(refused(other, build(tmp_path / "made.tar", made)), ExportFileError)
+    not_pulled(other, made, tmp_path / "far", Path(made[0][0]).stem)
 
 
 def test_manifests_that_are_no_json(other: Library, exported: Path, tmp_path: Path) -> None:
@@ -340,6 +356,7 @@ def test_contents_of_another_document(
         changed[str(paths.document(short.key, kind))] = given[str(paths.document(long.key, kind))]
         path = build(tmp_path / "mixed.tar", list(changed.items()))
         refused(other, path)
+        not_pulled(other, list(changed.items()), tmp_path / kind, short.key)
     first, second = (str(paths.segment(name)) for name in long.segments[:2])
     changed = given | {first: given[second], second: given[first]}
     message = refused(other, build(tmp_path / "mixed.tar", list(changed.items()))).message
@@ -348,6 +365,28 @@ def test_contents_of_another_document(
     data[-5000] ^= 1
     path = build(tmp_path / "mixed.tar", list((given | {first: bytes(data)}).items()))
     assert "cannot be imported: " in refused(other, path).message
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_contents_that_the_manifest_agrees_with(
+    library: Library, other: Library, exported: Path, tmp_path: Path, kind: str
+) -> None:
+    """Every checksum is right, and the text is not its key's, or the tokens are not the text's."""
+    entry = library.entries()[0]
+    name = str(LibraryPaths(Path()).document(entry.key, kind))
+    text = library.text(entry)
+    tokens = pack_tokens([7] * entry.tokens, [(0, 1)] * entry.tokens)
+    wrong = [text[::-1].encode(), b"\xff"] if kind == "text" else [tokens, b"x", save({})]
+    documents = sorted(members(exported), key=lambda one: entry.key not in one[0])
+    for number, payload in enumerate(wrong):
+        data, digest = checksummed_file.encode(kind, payload)
+
+        def change(facts: Any, digest: str = digest, size: int = len(data)) -> None:
+            facts["digests"][kind], facts["sizes"][kind] = digest, size
+
+        given = dict(remade(documents, "document", change)) | {name: data}
+        refused(other, build(tmp_path / "made.tar", list(given.items())))
+        not_pulled(other, list(given.items()), tmp_path / f"far{number}", entry.key)
 
 
 def test_other_formats_are_named(

@@ -67,7 +67,7 @@ def pull(
 ) -> None:
     """Copy documents from a folder at a URL into the library.
 
-    Every byte is checked.
+    Every file is checked, as by `esa library import`.
     """
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.apps.cli.output.terminal import Reporter
@@ -108,8 +108,12 @@ def show_transfer(done: str, kind: str, place: str, result: TransferResult, as_j
         )
     else:
         there = "" if done == "exported" else f"; {result.there:,} were there"
-        print(f"{done} {len(result.copied):,} documents, {size_text(result.bytes)}{there}")
+        print(f"{done} {_counted(len(result.copied))}, {size_text(result.bytes)}{there}")
     sys.stdout.flush()
     if result.failed:
-        first, count = result.failed[0], len(result.failed)
-        raise LibraryError(f"{count:,} documents are left out: {first.message}", first.hint)
+        first, count = result.failed[0], _counted(len(result.failed))
+        raise LibraryError(f"left out {count}: {first.message}", first.hint)
+
+
+def _counted(documents: int) -> str:
+    return f"{documents:,} document{'' if documents == 1 else 's'}"

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library.formats import checksummed_file, manifest
+from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.checksummed_file import READ_HINT, sync_folder, write_errors
 from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.formats.manifest import Entry
@@ -172,27 +172,13 @@ def _delete(paths: LibraryPaths, files: list[Path]) -> int:
 
 def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     """Reads every byte of a document and returns one error for each damaged file. Checks made
-    before do not count. Sentences and words are left out, for their damage is repaired."""
-    from esa_cli.storage.library.formats.document_files import read_fit
-    from esa_cli.storage.library.formats.segment import Segment
-    from esa_cli.storage.library.formats.state_file import read_states
+    before do not count. Words are left out, for their damage is repaired."""
+    from esa_cli.storage.library.contents_check import check_file, document_files
 
     if entry.damage:
         return [manifest.entry_error(entry)]
-    key, checks = entry.key, list[Callable[[], object]]()
-    checks.append(partial(manifest.read, paths, key))
-    for kind in ("text", "tokens"):
-        path = paths.document(key, kind)
-        checks.append(partial(checksummed_file.read, path, kind, key, entry.digests[kind]))
-    checks.append(partial(read_fit, paths, entry.fit, key))
-    if entry.layout.states:
-        checks.append(partial(read_states, paths.document(key, "states"), entry))
-
-    def check_segment(index: int) -> None:
-        path = paths.segment(entry.segments[index])
-        Segment(path, entry.layout, entry.segment_tokens(index), key).check()
-
-    checks += [partial(check_segment, i) for i in range(len(entry.segments))]
+    checks: list[Callable[[], object]] = [partial(manifest.read, paths, entry.key)]
+    checks += [partial(check_file, path, path, entry) for path in document_files(paths, entry)]
     found = []
     for check in checks:
         try:

@@ -92,15 +92,19 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
 
 
 def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """The payload of a file on disk, checked. Raises UnreadableError: the system does not give it
-    out. LibraryError: it is missing; see `decode`."""
+    """The payload of a file on disk, checked. Raises: as `read_bytes` and `decode`."""
+    return decode(read_bytes(path, key), kind, path, key, digest)
+
+
+def read_bytes(path: Path, key: str) -> bytes:
+    """A whole file. Raises UnreadableError: the system does not give it out. LibraryError: it is
+    missing."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise LibraryError(f"{path} is missing", reingest_hint(key)) from error
     except OSError as error:
         raise unreadable_error(path, error) from error
-    return decode(data, kind, path, key, digest)
 
 
 def write(path: Path, kind: str, payload: bytes, owner: str, form: int = FORMAT) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy
 import torch
@@ -51,20 +50,15 @@ def read_fit(paths: LibraryPaths, name: str, key: str) -> list[Linear | None] | 
     damaged."""
     if name == NO_FIT:
         return None
-    maps = load(check_fit(paths.fit(name), name, key))
+    packed = checksummed_file.read(paths.fit(name), "fit", key)
+    if fit_name(packed) != name:
+        raise damage_error(paths.fit(name), "it holds other projections than its name says", key)
+    maps = load(packed)
     found: list[Linear | None] = []
     for i in range(int(maps["layers"])):
         pair = [maps.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
         found.append(None if pair[0] is None or pair[1] is None else Linear(pair[0], pair[1]))
     return found
-
-
-def check_fit(path: Path, name: str, key: str) -> bytes:
-    """The packed projections of that name in a file. Raises LibraryError: as `read_fit`."""
-    packed = checksummed_file.read(path, "fit", key)
-    if fit_name(packed) != name:
-        raise damage_error(path, "it holds other projections than its name says", key)
-    return packed
 
 
 class StoredDocument:

@@ -78,16 +78,12 @@ def read_unfinished(path: Path, layout: Layout, key: str) -> StoredStates:
 def read_states(path: Path, entry: Entry) -> StoredStates:
     """Those of a finished document. Raises LibraryError: they are missing, damaged, of another
     version, or another document's."""
-    return _checked(read_unfinished(path, entry.layout, entry.key), path, entry)
+    return check_states(checksummed_file.read(path, "states", entry.key), path, entry)
 
 
-def decode_states(data: bytes, path: Path, entry: Entry) -> StoredStates:
-    """As `read_states`, of the bytes of a file. Raises LibraryError."""
-    packed = checksummed_file.decode(data, "states", path, entry.key)
-    return _checked(_unpacked(packed, path, entry.layout, entry.key), path, entry)
-
-
-def _checked(found: StoredStates, path: Path, entry: Entry) -> StoredStates:
+def check_states(payload: bytes, path: Path, entry: Entry) -> StoredStates:
+    """As `read_states`, of the payload of a file. Raises LibraryError."""
+    found = _unpacked(payload, path, entry.layout, entry.key)
     if found.segment != entry.segments[-1].partition("-")[0]:
         raise damage_error(path, "it has the states of another document", entry.key)
     return found

@@ -29,7 +29,9 @@ def copy_errors(paths: LibraryPaths, shown: str, key: str, path: Path) -> Iterat
     except (RemoteError, ExportFileError):
         raise
     except LibraryError as error:
-        reason, hint = error.message, f"delete {name} there, and {_AGAIN}"
+        # The manifest may agree with wrong contents; `push` copies what is not there.
+        files = dict.fromkeys((name, file_name(paths, paths.document(key))))
+        reason, hint = error.message, f"delete {' and '.join(files)} there, and {_AGAIN}"
         for local in (checksummed_file.part_path(path, key), path):
             reason = reason.replace(str(local), name)
         if isinstance(error, ForeignVersionError):

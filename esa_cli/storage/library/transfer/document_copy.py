@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from esa_cli.errors import LibraryError
+from esa_cli.storage.library.contents_check import check_file, document_files
 from esa_cli.storage.library.disk_room import check_room
 from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
@@ -42,13 +43,6 @@ class CopySource(Protocol):
     def read(self, name: str) -> bytes: ...
 
     def chunks(self, name: str) -> Iterator[bytes]: ...
-
-
-def document_files(paths: LibraryPaths, entry: Entry) -> list[Path]:
-    """The files that a document needs, but its manifest."""
-    fit = [] if entry.fit == "none" else [paths.fit(entry.fit)]
-    own = [paths.document(entry.key, kind) for kind in entry.kinds]
-    return [*map(paths.segment, entry.segments), *fit, *own]
 
 
 def copy_document(
@@ -97,22 +91,3 @@ def _is_good(path: Path, entry: Entry) -> bool:
     except LibraryError:
         return False
     return True
-
-
-def check_file(file: Path, path: Path, entry: Entry) -> None:
-    """Reads every byte of what is, or will be, at `path`. Raises LibraryError: damage."""
-    from esa_cli.storage.library.formats.document_files import check_fit
-    from esa_cli.storage.library.formats.segment import Segment
-    from esa_cli.storage.library.formats.state_file import read_states
-
-    key = entry.key
-    if path.suffix == ".seg":
-        index = entry.segments.index(path.stem)
-        Segment(file, entry.layout, entry.segment_tokens(index), key, name=path.stem).check()
-    elif path.suffix == ".fit":
-        check_fit(file, path.stem, key)
-    elif path.suffix == ".states":
-        read_states(file, entry)
-    else:
-        kind = path.suffix[1:]
-        checksummed_file.read(file, kind, key, entry.digests[kind])

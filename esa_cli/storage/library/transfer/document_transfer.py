@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from esa_cli.errors import LibraryError, RemoteError, UsageError
+from esa_cli.storage.library.contents_check import document_files
 from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
 from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths, is_manifest, size_of
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.transfer.damaged_copy import DamagedCopyError, file_name
-from esa_cli.storage.library.transfer.document_copy import (
-    TransferResult,
-    copy_document,
-    document_files,
-)
+from esa_cli.storage.library.transfer.document_copy import TransferResult, copy_document
 from esa_cli.storage.library.transfer.remote_folder import RemoteFolder
 from esa_cli.system.progress import Progress
 
@@ -116,8 +113,8 @@ def pull(
     progress: Progress | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> TransferResult:
-    """Copies documents from a folder into the library; every byte is checked before it has its
-    name.
+    """Copies documents from a folder into the library; every file is checked before it has its
+    name, as by an import.
 
     Args:
         chosen: beginnings of their ids; (): all. progress: as of `push`.

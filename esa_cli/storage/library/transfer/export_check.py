@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library.contents_check import check_contents, check_projections
+from esa_cli.storage.library.contents_check import check_data, check_segment, document_files
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.storage.library.formats.manifest import Entry
-from esa_cli.storage.library.formats.state_file import decode_states
+from esa_cli.storage.library.formats.row_layout import Layout
 from esa_cli.storage.library.transfer import export_format
 from esa_cli.storage.library.transfer.damaged_copy import file_name
-from esa_cli.storage.library.transfer.document_copy import document_files
 from esa_cli.storage.library.transfer.exported_file import ExportedFile, export_errors
 from esa_cli.storage.library.transfer.manifest_check import checked_entry
 from esa_cli.system.progress import Progress
@@ -36,9 +35,6 @@ def check_export(export: ExportedFile, progress: Progress | None = None) -> list
     with export_errors(export.path):
         entries = list(_entries(paths, export))
         _check_files(paths, export, entries)
-        checked = set[str]()
-        for entry in entries:
-            _check_document(paths, export, entry, checked)
     return entries
 
 
@@ -53,41 +49,19 @@ def _entries(paths: LibraryPaths, export: ExportedFile) -> Iterator[Entry]:
 
 
 def _check_files(paths: LibraryPaths, export: ExportedFile, entries: list[Entry]) -> None:
-    """Every document has its files, of the sizes that it says, and there is no other file."""
-    needed = dict[str, Entry]()
+    """Every document has its files, each with its contents, and there is no other file."""
+    checked = set[tuple[str, Layout]]()
     for entry in entries:
-        sizes = dict.fromkeys(entry.sizes, 0)
         for path in document_files(paths, entry):
             name = file_name(paths, path)
-            needed[name] = entry
-            kind = {".seg": "segments", ".fit": "fit"}.get(path.suffix, path.suffix[1:])
-            sizes[kind] += export.place(name)[1]
-        if sizes != entry.sizes:
-            raise LibraryError(f"the files of document {entry.id} have other sizes than it says")
+            if (name, entry.layout) in checked:  # another document has it, too
+                continue
+            if path.suffix == ".seg":
+                check_segment(export.path, path, entry, export.place(name))
+            else:
+                check_data(path, entry, export.read(name))
+            checked.add((name, entry.layout))
+    needed = {name for name, _ in checked}
     for name in export.members:
         if name not in needed and not name.endswith(".doc"):
             raise LibraryError(f"{name} belongs to none of its documents")
-
-
-def _check_document(
-    paths: LibraryPaths, export: ExportedFile, entry: Entry, checked: set[str]
-) -> None:
-    """Its own files, and those of its segments and projections that are not `checked` yet."""
-    from esa_cli.storage.library.formats.segment import Segment
-
-    own = {
-        kind: export.read(file_name(paths, paths.document(entry.key, kind))) for kind in entry.kinds
-    }
-    check_contents(paths, entry, own["text"], own["tokens"])
-    if "states" in own:
-        decode_states(own["states"], paths.document(entry.key, "states"), entry)
-    if entry.fit not in {"none", *checked}:
-        check_projections(paths, entry, export.read(file_name(paths, paths.fit(entry.fit))))
-        checked.add(entry.fit)
-    for index, name in enumerate(entry.segments):
-        if name in checked:
-            continue
-        place = export.place(file_name(paths, paths.segment(name)))
-        tokens = entry.segment_tokens(index)
-        Segment(export.path, entry.layout, tokens, entry.key, name, place).check()
-        checked.add(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from esa_cli.errors import DiskError, LibraryError, UsageError
+from esa_cli.storage.library.contents_check import check_file, document_files
 from esa_cli.storage.library.disk_room import check_room
 from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import sync_folder, write_errors
@@ -17,12 +18,7 @@ from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.transfer import export_format
 from esa_cli.storage.library.transfer.damaged_copy import file_name
-from esa_cli.storage.library.transfer.document_copy import (
-    TransferResult,
-    check_file,
-    copy_document,
-    document_files,
-)
+from esa_cli.storage.library.transfer.document_copy import TransferResult, copy_document
 from esa_cli.storage.library.transfer.export_check import check_export
 from esa_cli.storage.library.transfer.export_format import BLOCK, END, PENDING, Member
 from esa_cli.storage.library.transfer.exported_file import CHUNK, ExportedFile
