@@ -4,6 +4,7 @@ random norms and biases, full budget, true positions."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -157,6 +158,22 @@ def case(name: str) -> PreTrainedModel:
     return family_model(kind, **changes)
 
 
+@functools.cache
+def tolerance(name: str) -> float:
+    """How far other orders of addition may move logits: three times what weights do that are off
+    by 1e-7, a rounding of float32. Norms of nearly nothing make a hundred times as much of it, of
+    Gemma 4 more than of others; stock attention fed in pieces is as far off stock attention of
+    the whole, and in float64 the two are 1e-13 apart."""
+    ids, moved = tokens(), 0.0
+    want = case(name)(ids).logits
+    for seed in range(3):
+        model, generator = case(name), torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter *= 1 + 1e-7 * torch.randn(parameter.shape, generator=generator)
+        moved = max(moved, (model(ids).logits - want).abs().max().item())
+    return min(max(3e-5, 3 * moved), 3e-4)
+
+
 def test_the_tiny_models_are_those_of_the_table() -> None:
     assert list(KINDS) == list(FAMILIES)
     assert set(FAMILIES) | set(LIMITS) <= set(CONFIG_MAPPING)
@@ -171,7 +188,8 @@ def test_every_chunk_size_is_stock_attention(name: str) -> None:
         length = 40 if chunk == 1 else LENGTH
         with attach(model, everything(chunk, dense)) as attached:
             cache = attached.new_cache()
-            close(model(ids[:, :length], past_key_values=cache).logits, want[:, :length])
+            got = model(ids[:, :length], past_key_values=cache).logits
+            close(got, want[:, :length], tolerance(name))
             assert cache.get_seq_length() == length
     assert torch.equal(model(ids).logits, want)
 
@@ -181,19 +199,18 @@ def test_cropped_and_replayed(name: str) -> None:
     model, ids = case(name), tokens()
     want = model(ids).logits
     with attach(model, everything(7)) as attached:
-        cache = attached.new_cache()
-        # Stock attention fed in pieces is itself 1.5e-5 off stock attention of the whole.
-        close(in_pieces(model, cache, ids[:, :40], 13), want[:, :40], 3e-5)
+        cache, apart = attached.new_cache(), tolerance(name)
+        close(in_pieces(model, cache, ids[:, :40], 13), want[:, :40], apart)
         cache.snapshot()
-        close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], 3e-5)
+        close(in_pieces(model, cache, ids[:, 40:], 13), want[:, 40:], apart)
         cache.crop(-30)
         model(ids[:, :25], past_key_values=cache)
         cache.truncate(40)
-        close(in_pieces(model, cache, ids[:, 40:64], 13), want[:, 40:64], 3e-5)
+        close(in_pieces(model, cache, ids[:, 40:64], 13), want[:, 40:64], apart)
         cache.snapshot()
         model(ids[:, 64:], past_key_values=cache)
         cache.truncate(64)
-        close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], 3e-5)
+        close(in_pieces(model, cache, ids[:, 64:], 1), want[:, 64:], apart)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ODD])
