@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from esa_cli.errors import DocumentError
+from esa_cli.models.files.resolve import count_tokens
 from esa_cli.models.tokenization import windowed_tokenizer
 from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 
@@ -148,13 +150,16 @@ def _whole(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]
 
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("make", TOKENIZERS, ids=lambda make: make.__name__)
-def test_windows_give_the_tokens_of_one_call(make: Callable[[], Tokenizer]) -> None:
+def test_windows_give_the_tokens_of_one_call(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    """And as many as are counted before a model is loaded."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=make(), eos_token="<|im_end|>")
+    tokenizer.save_pretrained(tmp_path)
     for name, text in TEXTS.items():
         ids, offsets = tokenise(tokenizer, text)
         expected = _whole(tokenizer, text)
         assert list(ids) == expected[0], name
         assert list(map(tuple, offsets.tolist())) == expected[1], name
+        assert count_tokens(tmp_path, text) == len(ids), name
 
 
 def test_a_long_line_takes_more_than_one_call() -> None:

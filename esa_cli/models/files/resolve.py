@@ -101,7 +101,7 @@ def cutting_note(folder: Path) -> str:
 
 
 def count_tokens(folder: Path, text: str) -> int:
-    """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
+    """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
     file = folder / "tokenizer.json"
     try:
@@ -113,6 +113,7 @@ def count_tokens(folder: Path, text: str) -> int:
 
             tokenizer = Tokenizer.from_file(str(file))
             tokenizer.no_truncation()
+            tokenizer.encode_special_tokens = True  # those that the text spells out are text
 
             def encode(part: str) -> Any:
                 out = tokenizer.encode(part, add_special_tokens=False)
@@ -122,7 +123,8 @@ def count_tokens(folder: Path, text: str) -> int:
         from transformers import AutoTokenizer
 
         slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return len(slow(text, **options)["input_ids"])
     except DocumentError:
         raise
     except Exception as error:

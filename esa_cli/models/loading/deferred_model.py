@@ -55,15 +55,17 @@ class DeferredModel(ModelInMemory):
     def _read(self) -> Any:
         """The model of transformers whose parameters are the tensors of `text_model`."""
         import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        name = f"{self.text_model.config.model_type.capitalize()}ForCausalLM"
         options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
         if (self.folder / "generation_config.json").is_file():
             generation: Any = transformers.GenerationConfig
             options["generation_config"] = generation.from_pretrained(self.folder)
-        return getattr(transformers, name).from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return model_class.from_pretrained(
             None,
-            config=transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True),
+            config=config,
             state_dict=dict(self.text_model.named_parameters()),
             **options,
         )
