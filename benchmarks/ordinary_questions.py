@@ -56,9 +56,6 @@ def has(text: str, words: str) -> bool:
     return re.search(f"(?<!{edge}){re.escape(plain(words))}(?!{edge})", plain(text)) is not None
 
 
-# --- the folder of a question ---
-
-
 def lay_out(question: JsonObject, folder: Path) -> None:
     """Copies the question's texts into a folder, each to its path below `texts`."""
     for pattern in question["files"]:
@@ -91,9 +88,6 @@ def change(step: JsonObject, folder: Path) -> None:
             raise ValueError(f"no such step: {step}")
 
 
-# --- ways of asking ---
-
-
 class Esa:
     """The command in one folder with a library of its own; nothing may take longer than `limit`."""
 
@@ -102,7 +96,7 @@ class Esa:
         self.environment = {**os.environ, "ESA_LIBRARY": str(folder.parent / "library")}
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and standard output. Raises RuntimeError on a crash, or when it takes long."""
+        """Exit code and standard output. Raises RuntimeError on a failure, or after the limit."""
         try:
             done = subprocess.run(
                 [*ESA, *arguments], cwd=self.folder, env=self.environment, timeout=self.limit,
@@ -110,7 +104,8 @@ class Esa:
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"took longer than {self.limit:.0f} s") from error
-        if done.returncode not in (0, 1, 7):
+        fine = {"sync": (0, 7), "ask": (0,)}.get(arguments[0], (0, 1))
+        if done.returncode not in fine:
             raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip()[-300:]}")
         return done.returncode, done.stdout
 
@@ -125,9 +120,10 @@ class Esa:
     @contextmanager
     def process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A command that goes on, ended after the block or when it takes too long."""
+        out = subprocess.PIPE if arguments[0] == "mcp" else subprocess.DEVNULL
         with subprocess.Popen(
             [*ESA, *arguments], cwd=self.folder, env=self.environment, text=True, encoding="utf-8",
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL,
         ) as process:  # fmt: skip
             timer = threading.Timer(self.limit, process.kill)
             timer.start()
@@ -155,7 +151,6 @@ class Esa:
                 return dict(json.load(reply))
 
         with self.process("serve", *question["arguments"], "--port", str(port)) as process:
-            threading.Thread(target=process.communicate, daemon=True).start()
             while True:
                 try:
                     fetch("/health")
@@ -181,18 +176,16 @@ class Esa:
     def assistant(self, question: JsonObject) -> JsonObject:
         """What the tools `list` and `ask` of `esa mcp` give. Raises RuntimeError."""
         with self.process("mcp", *question.get("arguments", [])) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
+            requests: Any = process.stdin
+            replies: Any = process.stdout
 
             def send(message: JsonObject) -> None:
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-                process.stdin.flush()
+                requests.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+                requests.flush()
 
             def call(number: int, method: str, values: JsonObject) -> JsonObject:
-                assert process.stdout is not None
                 send({"id": number, "method": method, "params": values})
-                for line in process.stdout:
+                for line in replies:
                     message = json.loads(line)
                     if message.get("id") == number:
                         if "error" in message or message["result"].get("isError"):
@@ -229,12 +222,9 @@ def ask(question: JsonObject, limit: float) -> JsonObject:
             return {"error": str(error)}
 
 
-# --- judging and printing ---
-
-
 def judge(question: JsonObject, reply: JsonObject) -> JsonObject:
     """Whether passage and answer are right, and whether the question was refused."""
-    passages = [one["text"] for one in reply.get("evidence", reply.get("passages", []))]
+    passages = [one["text"] for one in reply.get("evidence") or reply.get("passages") or []]
     answer = reply.get("answer", "")
     if question["how"] == "find" and passages:
         answer = passages[0]
@@ -245,9 +235,9 @@ def judge(question: JsonObject, reply: JsonObject) -> JsonObject:
         answered = hits == len(labels) == len(shown) == reply.get("count")
         right = 4 * hits >= 3 * len(labels)
     elif question["how"] == "find" and "listed" in question:
-        names = [Path(one["source"]).name for one in reply.get("files", [])]
+        shown = sorted(Path(one["source"]).name for one in reply.get("files", []))
         empty = not passages and reply.get("code") == 1
-        right = sorted(names) == sorted(question["listed"]) and (names != [] or empty)
+        right = shown == sorted(question["listed"]) and (shown != [] or empty)
         answered = right
     else:
         right = any(has(text, question["passage"]) for text in passages[:3])
