@@ -24,7 +24,7 @@ from esa_cli.evaluation.calibration.pair_contexts import (
     pair_contexts,
 )
 from esa_cli.evaluation.calibration.pair_heads import PairHeads, PairVotes, find_by_pairs
-from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
+from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.loading.load import LoadedModel

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.question_pairs import AnswerPair, Span, TrainingText
 from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.training.training_pairs import AnswerPair, Span, TrainingText
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import token_bounds

@@ -77,7 +77,7 @@ def by_needles(wanted: HeadsRequest) -> HeadsSearch:
 def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
     """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
     from esa_cli.evaluation.calibration.pair_contexts import draw_pairs, pair_contexts
-    from esa_cli.evaluation.training.training_pairs import read_training_texts
+    from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 
     read = read_training_texts(pairs, texts)
     drawn = draw_pairs(read, wanted.kinds, wanted.drawn, wanted.seed)
