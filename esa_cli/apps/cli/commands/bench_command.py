@@ -13,7 +13,6 @@ import typer
 from esa_cli.apps.cli.commands.bench_request import BenchRequest, check_files, header
 from esa_cli.apps.cli.commands.bench_run import BenchRun
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.run_facts import goes_on
@@ -64,7 +63,6 @@ def bench(
     out: options.Out = None,
     markdown: Markdown = None,
     shards: ShardOptions = WHOLE,
-    engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -83,12 +81,11 @@ def bench(
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     check_files(out, markdown, data)
     shard = shards.check(out)
-    engines.check()
     chosen = model.load_preset()
     names = options.compared_methods(methods, chosen)
     request = BenchRequest(
         name, chosen, names, model, time_limit, out, markdown, as_json,
-        tuple(shards.join or ()), engines,
+        tuple(shards.join or ()),
     )  # fmt: skip
     try:
         if download:

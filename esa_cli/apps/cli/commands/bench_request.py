@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.run_facts import run_facts
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ class BenchRequest:
     markdown: Path | None
     as_json: bool
     joined: tuple[Path, ...] = ()
-    engines: EngineOptions = LOCAL
 
 
 def header(request: BenchRequest, length: int, place: ModelPlace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The records of an `esa bench`, asked here or by an engine."""
+"""The records of an `esa bench`."""
 
 from __future__ import annotations
 
@@ -49,20 +49,7 @@ class BenchRun:
         records = chain.from_iterable(self.order.shard_documents())
         if not lacks_answers(records, settings, self.journal):
             return True
-        return self._here(settings) if self.request.engines.local else self._by_engine()
-
-    def _by_engine(self) -> bool:
-        from esa_cli.apps.engine.bench_worker import BenchWorker, bench_by
-
-        request, reporter = self.request, self.reporter
-        dtype = self.known.place.dtype_name
-        worker = BenchWorker(request.name, request.preset, request.model, self.made, dtype)
-        with request.engines.open(reporter, request.model.device) as engine:
-            reporter.settle()
-            say = reporter.waiting if reporter.live else reporter.throttled()
-            return bench_by(
-                engine, worker, self.order, self.journal, self.until, say, self._leave_out
-            )
+        return self._here(settings)
 
     def _here(self, settings: Mapping[str, Any]) -> bool:
         from esa_cli.models.loading.quiet_transformers import quiet_transformers
