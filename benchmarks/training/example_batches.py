@@ -13,7 +13,7 @@ from reader_examples import ExampleText, ReaderExample
 from recurring_spans import cloze_examples
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 
 POOL = 24

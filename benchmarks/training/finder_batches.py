@@ -14,7 +14,7 @@ from itertools import pairwise
 from finder_texts import FinderText, PassageCrop
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from esa_cli.evaluation.calibration.question_pairs import AnswerPair, Span, TrainingText
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.finding.passage_finder import token_bounds
 
 CROP_TOKENS = (50, 120)

@@ -18,7 +18,7 @@ from functools import cached_property
 from swapped_questions import frequent_names, swapped_question
 
 from esa_cli.evaluation.calibration.question_pairs import AnswerPair, Span, TrainingText
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.sentence_windows import sentence_spans
 from esa_cli.qa.reading.passage_prompt import one_line

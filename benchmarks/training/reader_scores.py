@@ -17,7 +17,7 @@ import torch
 from reader_examples import ExampleText
 
 from esa_cli.evaluation.calibration.question_pairs import AnswerPair
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.passage_reader import PassageReader
 
 MOST = 200

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from name_pattern import BEGINNINGS, NAME
 from reader_examples import ExampleText, ReaderExample
 
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.passage_prompt import one_line
 
 BLANK = "____"

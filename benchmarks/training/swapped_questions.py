@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from name_pattern import BEGINNINGS, NAME
 
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 
 FEWEST = 3
 """Times that a text must mention a name that others are replaced by."""

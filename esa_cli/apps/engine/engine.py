@@ -11,7 +11,9 @@ import logging
 import math
 import os
 import pickle
+import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +31,8 @@ from esa_cli.system.machine import memory_ran_out
 Task = TypeVar("Task", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 HINT = "what is finished is kept; memory may be short: try fewer --workers"
+CONNECT_S = 5.0
+"""Seconds for a connection to a Ray cluster."""
 PLACE_S = 600.0
 """Seconds after which a Ray cluster that has started no actor is given up."""
 
@@ -243,8 +247,12 @@ def ray_engine(reporter: Reporter, workers: int | None, device: str) -> Iterator
     import ray
 
     try:
+        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins anybody's on this machine
+        if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
+            # Ray itself would try for minutes where nobody listens.
+            socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
         ray.init(
-            os.environ.get("RAY_ADDRESS") or "local",  # else it joins anybody's on this machine
+            address,
             log_to_driver=False,
             logging_level=logging.CRITICAL,
             include_dashboard=False,

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.models.files.random_model import write_tokenizer
 
 

@@ -11,7 +11,7 @@ from swapped_questions import (
     swapped_question,
 )
 
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 
 NAMES = ["Anna Moll", "Bex", "Tom Hale"]
 

@@ -21,7 +21,7 @@ from esa_cli.errors import EsaError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark
-    from esa_cli.evaluation.bench.task_selection import TaskSelection
+    from esa_cli.evaluation.bench.bench_runner import TaskSelection
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -90,7 +90,7 @@ def bench(
     try:
         if download:
             _download(name, benchmark, data, reporter)
-        from esa_cli.evaluation.bench import task_selection as order
+        from esa_cli.evaluation.bench import bench_runner as order
 
         asked = None if tasks is None else options.names(tasks)
         found = order.tasks(benchmark, data, asked)
@@ -101,7 +101,7 @@ def bench(
 
 
 def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter) -> None:
-    from esa_cli.evaluation.bench.download import dataset, download
+    from esa_cli.evaluation.bench.data_files import dataset, download
 
     found = dataset(name, benchmark.SOURCE)
     reporter.note(f"esa: fetching the dataset {found.repo} (licence: {found.licence})", dim=False)
@@ -113,7 +113,7 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
     from esa_cli.apps.cli.commands import bench_output as bench_table
     from esa_cli.apps.cli.model_choice.known_model import inspect_model
     from esa_cli.apps.cli.model_choice.model_place import ModelPlace
-    from esa_cli.evaluation.bench.task_selection import presets
+    from esa_cli.evaluation.bench.bench_runner import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
     if told and (left := ", ".join(order.left_out())):

@@ -13,7 +13,7 @@ from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark
-    from esa_cli.evaluation.bench.task_selection import TaskSelection
+    from esa_cli.evaluation.bench.bench_runner import TaskSelection
     from esa_cli.evaluation.report.bench_table import MeanScores
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
@@ -52,7 +52,7 @@ def show(
     Raises:
         DocumentError, ResourceError: the file cannot be written.
     """
-    from esa_cli.evaluation.bench.task_selection import titles
+    from esa_cli.evaluation.bench.bench_runner import titles
     from esa_cli.evaluation.report import bench_table as table
 
     found = table.scores(journal.rows)

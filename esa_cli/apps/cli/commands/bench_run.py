@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.model_choice.known_model import KnownModel
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import BenchRecord
-    from esa_cli.evaluation.bench.task_selection import TaskSelection
+    from esa_cli.evaluation.bench.bench_runner import TaskSelection
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal

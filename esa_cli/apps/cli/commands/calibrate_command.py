@@ -83,7 +83,7 @@ def _steps(
     from esa_cli.apps.cli.model_choice.preflight import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
-    from esa_cli.evaluation.calibration.fit_maps import FitSettings
+    from esa_cli.evaluation.calibration.train_maps import FitSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
     given = model.load_preset()

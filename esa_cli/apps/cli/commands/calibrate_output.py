@@ -13,8 +13,7 @@ from esa_cli.apps.cli.options import output_paths as files
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.calibrate_request import CalibrationRequest
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
-    from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy
+    from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
     from esa_cli.qa.presets.preset import Preset
 
 PARTS = ("selector", "score", "position")
@@ -78,8 +77,7 @@ def outcome(
 
 def tell_limits(wanted: CalibrationRequest, job: CalibrationJob, reporter: Reporter) -> None:
     """Notes a --rank beyond the model's dimensions, and a --k beyond half of the held-out keys."""
-    from esa_cli.evaluation.calibration.calibration_study import held_out_count
-    from esa_cli.evaluation.calibration.key_recall import limited_ks
+    from esa_cli.evaluation.calibration.calibration_pipeline import held_out_count, limited_ks
 
     if wanted.rank and wanted.rank > job.width:
         reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")

@@ -105,7 +105,7 @@ class CalibrationRequest:
                     f"--{option} must be one of {', '.join(CHOICES[option])}, got {word!r}",
                     nearest(word, [*CHOICES[option]]),
                 )
-        from esa_cli.evaluation.report.chart import require_matplotlib
+        from esa_cli.evaluation.report.figures import require_matplotlib
 
         self._check_files(texts)
         for option, drawn in {"--plot": self.plot, "--report": self.report}.items():

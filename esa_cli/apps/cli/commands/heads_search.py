@@ -15,8 +15,8 @@ from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.evaluation.calibration.head_ranking import VoteJournal
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
-    from esa_cli.evaluation.calibration.vote_journal import VoteJournal
     from esa_cli.evaluation.tasks.task_sample import TaskSample
     from esa_cli.qa.presets.preset import Preset
 
@@ -76,7 +76,7 @@ def by_needles(wanted: HeadsRequest) -> HeadsSearch:
 
 def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
     """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
-    from esa_cli.evaluation.calibration.pair_contexts import draw_pairs, pair_contexts
+    from esa_cli.evaluation.calibration.pair_heads import draw_pairs, pair_contexts
     from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 
     read = read_training_texts(pairs, texts)
@@ -107,7 +107,7 @@ def open_journal(
     Raises:
         UsageError: the file of --journal has others. DocumentError: it cannot be read.
     """
-    from esa_cli.evaluation.calibration.vote_journal import VoteJournal
+    from esa_cli.evaluation.calibration.head_ranking import VoteJournal
 
     header = {
         "esa": __version__,

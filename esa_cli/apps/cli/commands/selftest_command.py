@@ -143,8 +143,8 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
-    from esa_cli.evaluation.report.result_rows import wrong
-    from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
+    from esa_cli.evaluation.report.statistics import wrong
+    from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
     from esa_cli.system.jsonl import Journal
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes

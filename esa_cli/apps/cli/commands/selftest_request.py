@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
-from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
+from esa_cli.evaluation.tasks.task_sample import SUFFIXES
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.text import text_digest
@@ -63,7 +63,7 @@ def _check_files(request: SelftestRequest) -> None:
     Raises:
         UsageError, DocumentError.
     """
-    from esa_cli.evaluation.report.chart import require_matplotlib
+    from esa_cli.evaluation.report.figures import require_matplotlib
 
     written = {"--out": request.out, "--report": request.report, "--png": request.png}
     texts = _texts(request.haystack)
