@@ -81,8 +81,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from esa_cli import models
     from esa_cli.evaluation.tasks import find_task
-    from esa_cli.evaluation.tasks.haystack_text import Haystack
-    from esa_cli.evaluation.tasks.task_sample import TaskRequest
+    from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.presets import preset
 

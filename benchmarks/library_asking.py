@@ -24,7 +24,7 @@ from esa_cli.apps.cli.best_books import BestBooks
 from esa_cli.apps.cli.document_search import document_search
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
-from esa_cli.evaluation.tasks.haystack_text import Haystack
+from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.system.machine import peak_memory
 
 

@@ -7,11 +7,11 @@ for the sentences are searched over all documents. Found: the share of questions
 among the 8 that `esa ask` would open. A token counts as three quarters of a word.
 
 With --pairs the documents are real texts, cut into parts of 40,000 characters, and the questions
-those of `reader_training/pairs`: the share whose part is among the best 1, 4, 8 and 16, by kind.
+those of `training/pairs`: the share whose part is among the best 1, 4, 8 and 16, by kind.
 
     python benchmarks/library_scale.py
     python benchmarks/library_scale.py --documents 5000 --tokens 50M --out rows.jsonl
-    python benchmarks/library_scale.py --pairs benchmarks/reader_training/pairs TEXTS
+    python benchmarks/library_scale.py --pairs benchmarks/training/pairs TEXTS
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from common import append_line, tokens
 from prefill import dense, selective
 
 from esa_cli import models
-from esa_cli.evaluation.tasks.haystack_text import Haystack
+from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import parse_reference
 from esa_cli.models.files.wheel import fetch_member
 from esa_cli.qa.finding.lexical_index import LexicalIndex

@@ -20,9 +20,9 @@ from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.attention.kernels import flash_attn
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.bench.needlebench_haystack import gpt4
+from esa_cli.evaluation.bench.needlebench import gpt4
 from esa_cli.evaluation.metrics import library
-from esa_cli.evaluation.report.chart import new_figure
+from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.storage.library.transfer.remote_folder import RemoteFolder

@@ -1,4 +1,4 @@
-"""Tasks of the four commands, done by several workers: the same results as by one process.
+"""Tasks of the two commands, done by several workers: the same results as by one process.
 
 An engine in this process takes Ray's place, and sends everything as pickles; `test_ray_engine.py`
 has a real cluster.
@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, note, surroundings
-from command import QUICK, TINY, Esa, fail
+from command import TINY, Esa, fail
 
 from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.engine.task_engine import TaskResult, WorkerProcess
+from esa_cli.apps.engine.engine import WorkerProcess
 from esa_cli.errors import ResourceError
 
 __all__ = ["cache", "esa", "note", "surroundings"]
@@ -38,7 +37,7 @@ class PickleEngine:
     def __init__(self, reporter: Reporter) -> None:
         self.reporter, self.done, self.workers = reporter, 0, 2
 
-    def run(self, worker: Any, tasks: Iterator[Any]) -> Iterator[TaskResult[Any]]:
+    def run(self, worker: Any, tasks: Iterator[Any]) -> Iterator[Any]:
         def start() -> WorkerProcess:
             return WorkerProcess(pickle.loads(pickle.dumps(worker)), ".")
 
@@ -54,7 +53,7 @@ class PickleEngine:
             if outcome.error is not None:
                 raise outcome.error
             self.done += 1
-            yield TaskResult(number, outcome.value)
+            yield outcome.value
 
 
 @pytest.fixture
@@ -81,55 +80,6 @@ def rows(path: str, ordered: bool = False) -> list[str]:
         if "command" not in line
     ]
     return found if ordered else sorted(found)
-
-
-def test_a_selftest_by_workers(esa: Esa, two_workers: list[PickleEngine]) -> None:
-    command = [
-        "selftest", "passkey,needle", "--len", "600", "--samples", "2", "--exact", "--quiet",
-        "--methods", "preset,streaming-llm", *QUICK,
-    ]  # fmt: skip
-    assert esa(*command, "--out", "here.jsonl").code == 0
-    done = esa(*command, *RAY, "--out", "there.jsonl", "--json")
-    assert done.code == 0, done.err
-    assert done.data["complete"]
-    assert rows("there.jsonl") == rows("here.jsonl")
-    prefills = len(rows("here.jsonl")) - 4  # the two methods share a prefill of four documents
-    assert two_workers[-1].done == prefills + 1, "the last number has no prefill"
-    again = esa(*command, *RAY, "--out", "there.jsonl")
-    assert again.code == 0
-    assert rows("there.jsonl") == rows("here.jsonl")
-    late = esa(*command, *RAY, "--time-limit", "0", "--json")
-    assert not late.data["complete"]
-
-
-def test_errors_of_workers_are_those_of_the_command(esa: Esa) -> None:
-    short = ["selftest", "own", "--haystack", "note.md", "--samples", "2", *TINY, "--quiet"]
-    Path("note.md").write_text("Nothing at all. " * 2, "utf-8")
-    here, there = esa(*short), esa(*short, *RAY)
-    assert (here.code, here.err) == (there.code, there.err)
-
-
-def test_a_benchmark_by_workers(esa: Esa, two_workers: list[PickleEngine]) -> None:
-    long = "Which gate? " * 300
-    found = [
-        *(longbench_row(str(number), input=f"Which gate {number}?") for number in range(3)),
-        longbench_row("x", context="Another text. " * 20),
-        longbench_row("long", input=long, context="A third text. " * 20),
-    ]
-    write(Path("data/qasper.jsonl"), found)
-    command = ["bench", "longbench", "--data", "data", "--methods", "preset,streaming-llm", *QUICK]
-    here = esa(*command, "--out", "here.jsonl", "--json")
-    there = esa(*command, *RAY, "--out", "there.jsonl", "--json")
-    assert there.code == 0, there.err
-    assert there.data["complete"]
-    assert rows("there.jsonl") == rows("here.jsonl")
-    assert there.data["left_out"] == here.data["left_out"]
-    assert two_workers[-1].done == 6, "three documents, two methods"
-    opened = len(two_workers)
-    assert esa(*command, *RAY, "--out", "there.jsonl").code == 0
-    assert len(two_workers) == opened + bool(here.data["left_out"]), (
-        "without work there is no engine"
-    )
 
 
 def test_a_batch_by_workers(esa: Esa, two_workers: list[PickleEngine]) -> None:

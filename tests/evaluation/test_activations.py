@@ -18,8 +18,12 @@ from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import DocumentError, ResourceError, UsageError
-from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
-from esa_cli.evaluation.calibration.activations import collect, whole_key_method
+from esa_cli.evaluation.calibration.activations import (
+    Shards,
+    collect,
+    open_folder,
+    whole_key_method,
+)
 from esa_cli.models.attachment import attach as seam
 
 TOKENS = 100

@@ -11,7 +11,7 @@ from bench_rows import longbench_row, records, rows_of, stars_row, whole, write
 
 from esa_cli import models
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.commands import bench_output as bench_table
+from esa_cli.apps.cli.commands import bench_command as bench_table
 from esa_cli.apps.cli.output.terminal import print_table
 from esa_cli.evaluation import bench
 from esa_cli.evaluation.report import bench_table as table

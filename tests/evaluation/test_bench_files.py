@@ -14,10 +14,11 @@ from bench_rows import longbench_row, records, stars_row, whole, write
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation import bench
+from esa_cli.evaluation.bench import bench_runner as order
+from esa_cli.evaluation.bench import data_files as download
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench import download, needlebench, ruler
-from esa_cli.evaluation.bench import needlebench_haystack as haystack
-from esa_cli.evaluation.bench import task_selection as order
+from esa_cli.evaluation.bench import needlebench, ruler
+from esa_cli.evaluation.bench import needlebench as haystack
 
 # -- every benchmark
 

@@ -15,8 +15,8 @@ from bench_rows import longbench_row, records, rows_of, whole, write
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
 from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench import bench_runner as order
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench import task_selection as order
 from esa_cli.evaluation.bench.bench_runner import KEY, BenchReply, run
 from esa_cli.evaluation.bench.session_asker import RecordAsker
 from esa_cli.evaluation.report import bench_table as table

@@ -16,15 +16,22 @@ from torch import Tensor
 from esa_cli.attention.compression import Linear, closed_form
 from esa_cli.attention.learned_maps import Learned
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration import fit_maps as fitting
-from esa_cli.evaluation.calibration.activation_files import Shards, open_folder
-from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob
-from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
-from esa_cli.evaluation.calibration.fit_maps import FitSettings, moments_of
-from esa_cli.evaluation.calibration.key_recall import HeldOutTokens, limited_ks, recall, spaced_rows
+from esa_cli.evaluation.calibration import train_maps as fitting
+from esa_cli.evaluation.calibration.activations import Shards, open_folder
+from esa_cli.evaluation.calibration.calibration_pipeline import (
+    CalibrationJob,
+    CalibrationStudy,
+    HeldOutTokens,
+    limited_ks,
+    recall,
+    study,
+)
 from esa_cli.evaluation.calibration.train_maps import (
+    FitSettings,
     TrainingSettings,
+    moments_of,
     rank_loss,
+    spaced_rows,
     square_loss,
     train,
 )

@@ -11,8 +11,7 @@ from task_requests import CHRONICLE, words
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.tasks import Haystack, chronicle_task
-from esa_cli.evaluation.tasks.haystack_text import start_of
-from esa_cli.evaluation.tasks.planting import even, plant, sentence_ends
+from esa_cli.evaluation.tasks.task_sample import even, plant, sentence_ends, start_of
 
 
 def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:

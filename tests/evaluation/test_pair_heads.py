@@ -16,15 +16,17 @@ from reader_pairs import write_pairs
 from torch import Tensor
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration import head_votes
+from esa_cli.evaluation.calibration import head_ranking as head_votes
 from esa_cli.evaluation.calibration.head_ranking import judge_windows, rank_heads, span_sums
-from esa_cli.evaluation.calibration.pair_contexts import (
+from esa_cli.evaluation.calibration.pair_heads import (
     PairContext,
+    PairHeads,
+    PairVotes,
     draw_pairs,
+    find_by_pairs,
     pair_contexts,
 )
-from esa_cli.evaluation.calibration.pair_heads import PairHeads, PairVotes, find_by_pairs
-from esa_cli.evaluation.training.training_pairs import TrainingText, read_training_texts
+from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.loading.load import LoadedModel

@@ -22,12 +22,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.report import chart as chart_module
 from esa_cli.evaluation.report import figures
+from esa_cli.evaluation.report import figures as chart_module
 from esa_cli.evaluation.report import report_page as html
 from esa_cli.evaluation.report import terminal_tables as terminal
-from esa_cli.evaluation.report.result_rows import wrong
-from esa_cli.evaluation.report.statistics import Summary, depth_bin, summarise, wilson
+from esa_cli.evaluation.report.statistics import Summary, depth_bin, summarise, wilson, wrong
 from esa_cli.qa.evidence import page_style as look
 
 HEADER = {

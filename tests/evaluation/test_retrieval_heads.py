@@ -18,9 +18,12 @@ from torch import Tensor
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.evaluation.calibration import head_votes
+from esa_cli.evaluation.calibration import head_ranking as head_votes
 from esa_cli.evaluation.calibration.head_ranking import (
+    ALL,
     HeadRecord,
+    NeedleVotes,
+    VoteJournal,
     enough,
     judge,
     prefixes,
@@ -28,11 +31,13 @@ from esa_cli.evaluation.calibration.head_ranking import (
     stride_of,
     window_sums,
 )
-from esa_cli.evaluation.calibration.head_votes import ALL, NeedleVotes
 from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
-from esa_cli.evaluation.calibration.needle_questions import needle_questions
-from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads, find, voting
-from esa_cli.evaluation.calibration.vote_journal import VoteJournal
+from esa_cli.evaluation.calibration.retrieval_heads import (
+    RetrievalHeads,
+    find,
+    needle_questions,
+    voting,
+)
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
 from esa_cli.methods.voting import VoteScore

@@ -19,17 +19,17 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_run
 from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
 from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts, why
-from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
 from esa_cli.evaluation.selftest.run_plan import (
+    KEY,
     SelftestSettings,
     dense_group,
     dense_length,
     depths,
     groups,
+    same_reading,
     tokens,
 )
-from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-from esa_cli.evaluation.selftest.shared_prefill import shared_reading
+from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session

@@ -23,9 +23,8 @@ from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.key_value_task import places
 from esa_cli.evaluation.tasks.needle_task import answer_score, load_needles
 from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
-from esa_cli.evaluation.tasks.planting import even
-from esa_cli.evaluation.tasks.stable_random import StableRandom
 from esa_cli.evaluation.tasks.stars_task import sprinkle
+from esa_cli.evaluation.tasks.task_sample import StableRandom, even
 
 
 def test_needles_are_distinct() -> None:

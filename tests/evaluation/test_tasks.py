@@ -18,8 +18,7 @@ from esa_cli.evaluation.tasks import (
     Haystack,
     find_task,
 )
-from esa_cli.evaluation.tasks.planting import even
-from esa_cli.evaluation.tasks.stable_random import StableRandom
+from esa_cli.evaluation.tasks.task_sample import StableRandom, even
 
 
 @pytest.mark.parametrize(("name", "exact"), FORMS)

@@ -15,9 +15,9 @@ from reader_models import wide_model
 
 from esa_cli import models
 from esa_cli.errors import LengthError, ResourceError, UsageError
-from esa_cli.evaluation.bench.bench_record import BenchRecord
+from esa_cli.evaluation.bench.bench_runner import BenchRecord
 from esa_cli.evaluation.bench.session_asker import TextRecordAsker
-from esa_cli.evaluation.selftest.evidence_recall import covered_share, evidence_recall_fields
+from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from esa_cli.evaluation.training.trainer import Trainer
+from trainer import Trainer
 
 
 class Events:

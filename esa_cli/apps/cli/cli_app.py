@@ -30,16 +30,14 @@ COMMANDS = (
     "bench",
     "methods",
     "calibrate",
-    "train-reader",
-    "train-finder",
     "heads",
     "presets",
     "plugins",
     "models",
     "doctor",
 )
-"""In the order of `esa --help`. `train-reader` is the function `train_reader` of
-`commands/train_reader_command.py`, or its `app` where it has commands of its own."""
+"""In the order of `esa --help`. `ask` is the function `ask` of `commands/ask_command.py`, or its
+`app` where it has commands of its own."""
 
 
 def root(

@@ -14,7 +14,7 @@ from esa_cli.apps.batch.batch_run import answer_groups
 from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.engine.task_engine import TaskEngine
+from esa_cli.apps.engine.engine import Engine
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.system.ordered_jsonl import OrderedJsonLines
@@ -58,7 +58,7 @@ class BatchWorker:
 
 
 def batch_by(
-    engine: TaskEngine,
+    engine: Engine,
     worker: BatchWorker,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLines,
@@ -69,7 +69,7 @@ def batch_by(
     left = groups(questions, lambda index: index < end and not answers.has(index))
     most = math.ceil(sum(map(len, left)) / MOST_TASKS)
     tasks = (group[at : at + most] for group in left for at in range(0, len(group), most))
-    for _, rows in engine.run(worker, tasks):
+    for rows in engine.run(worker, tasks):
         for index, row in rows:
             answers.add(index, row)
             progress()

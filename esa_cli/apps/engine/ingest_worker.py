@@ -1,28 +1,71 @@
-"""Documents read into the library by the workers of an engine."""
+"""Documents read into the library, here or by the workers of an engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.model_choice.preflight import Preflight
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.engine.ingest_report import IngestReport, ingest_document
-from esa_cli.apps.engine.ingest_tasks import IngestTask, IngestTasks, IngestValue
-from esa_cli.apps.engine.task_engine import TaskEngine
+from esa_cli.apps.engine.engine import Engine
 from esa_cli.documents.document import Document
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.library import Library
 from esa_cli.system.machine import time_text
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """A document as the library has it; `id`, `bytes` and `rows` are None where it is not stored.
+
+    Args:
+        read_s: seconds of reading; 0: the library had it. missing: what could not be extracted.
+    """
+
+    id: str | None
+    name: str
+    source: str
+    tokens: int
+    bytes: int | None
+    rows: str | None
+    read_s: float
+    missing: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "read_s": round(self.read_s, 3), "missing": list(self.missing)}
+
+
+def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestReport:
+    """Reads one document into the library; reports where it has it with other rows."""
+    book = esa.ingest(document)
+    entry = book.entry
+    if entry is not None and entry.rows not in (rows, "index"):
+        reporter.warn(
+            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
+            f"`esa library rm {entry.id}` first"
+        )
+    reporter.settle()
+    return IngestReport(
+        id=entry.id if entry else None,
+        name=document.name,
+        source=document.source,
+        tokens=book.tokens,
+        bytes=entry.nbytes if entry else None,
+        rows=entry.rows if entry else None,
+        read_s=book.read_s,
+        missing=tuple(document.missing),
+    )
 
 
 @dataclass(frozen=True)
 class IngestWorker:
-    """Prefills documents into one library.
+    """Reads documents into one library.
 
     Args:
         rows: as `esa ingest --rows`. library: its folder, which all machines share.
@@ -34,8 +77,11 @@ class IngestWorker:
     library: Path
 
     @contextmanager
-    def open(self, reporter: Reporter) -> Iterator[Callable[[IngestTask], IngestValue]]:
+    def open(
+        self, reporter: Reporter
+    ) -> Iterator[Callable[[tuple[int, Document]], tuple[int, IngestReport]]]:
         from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.storage.library import Library
 
         load_plugins(self.model.plugins)
         with opened(
@@ -43,36 +89,24 @@ class IngestWorker:
             library=Library(self.library),
         ) as esa:  # fmt: skip
 
-            def work(task: IngestTask) -> IngestValue:
-                if isinstance(task.wanted, Document):
-                    return ingest_document(esa, task.wanted, self.rows, reporter)
-                index = esa.documents.index
-                assert index is not None, "only indexes are divided"
-                return index.identity if task.wanted is None else index.records(task.wanted)
+            def work(task: tuple[int, Document]) -> tuple[int, IngestReport]:
+                return task[0], ingest_document(esa, task[1], self.rows, reporter)
 
             yield work
 
 
 def ingest_by(
-    engine: TaskEngine,
-    worker: IngestWorker,
-    documents: Sequence[Document],
-    reporter: Reporter,
-    ready: Preflight,
+    engine: Engine, worker: IngestWorker, documents: Sequence[Document], reporter: Reporter
 ) -> list[IngestReport]:
-    """The documents in their order, ingested by the engine's workers.
-
-    Args:
-        ready: of the worker's preset and model.
-    """
+    """Reads the documents in an engine's processes, long ones first; reports in their order."""
     show = reporter.waiting if reporter.live else reporter.throttled()
-    started = time.monotonic()
-    with IngestTasks(documents, engine.workers, ready, Library(worker.library)) as work:
-        for number, value in engine.run(worker, work.tasks()):
-            work.take(number, value)
-            spent = max(time.monotonic() - started, 1e-9)
-            text = f"{len(work.reports)} of {len(documents)} documents, {work.tokens:,} tokens"
-            left = f", {time_text(spent / work.share - spent)} left" if work.share else ""
-            show(f"{text}, {work.tokens / spent:,.0f} tokens/s{left}")
-        assert len(work.reports) == len(documents), "every document must have been ingested"
-        return [work.reports[number] for number in sorted(work.reports)]
+    started, reports = time.monotonic(), dict[int, IngestReport]()
+    sizes = [max(1, len(document.text)) for document in documents]
+    tasks = sorted(enumerate(documents), key=lambda task: -sizes[task[0]])
+    for number, report in engine.run(worker, tasks):
+        reports[number] = report
+        spent = time.monotonic() - started
+        share = sum(sizes[number] for number in reports) / sum(sizes)
+        left = time_text(spent / share - spent)
+        show(f"{len(reports)} of {len(documents)} documents, {left} left")
+    return [reports[number] for number in range(len(documents))]

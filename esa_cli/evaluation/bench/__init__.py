@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.bench import counting_stars, infinitebench, longbench, needlebench, ruler
-from esa_cli.evaluation.bench.bench_record import Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.bench_runner import Benchmark, BenchRecord, BenchTask
 from esa_cli.system.registry import nearest
 
 BENCHMARKS: dict[str, Benchmark] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask
+from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask
 
 SOURCE = "the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars"
 NOTES: dict[str, str] = {}

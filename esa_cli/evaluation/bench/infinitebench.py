@@ -16,7 +16,7 @@ from pathlib import Path
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask, split
+from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask, split
 from esa_cli.evaluation.tasks.passkey_task import NOISE, NUMBER, PASSKEY
 
 SOURCE = "TASK.jsonl of the dataset xinrongzhang2022/InfiniteBench on the Hugging Face hub"

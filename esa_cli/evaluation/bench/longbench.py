@@ -16,7 +16,7 @@ from typing import Any
 
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask, split
+from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask, split
 
 SOURCE = "TASK.jsonl from data.zip of the dataset THUDM/LongBench on the Hugging Face hub"
 NOTES: dict[str, str] = {}

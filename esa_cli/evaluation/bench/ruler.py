@@ -16,7 +16,7 @@ from pathlib import Path
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_record import BenchRecord, BenchTask
+from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask
 
 SOURCE = (
     "TASK/validation.jsonl as scripts/data/prepare.py of github.com/NVIDIA/RULER writes it with "

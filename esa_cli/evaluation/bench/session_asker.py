@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from esa_cli.evaluation.bench.bench_record import BenchRecord
-from esa_cli.evaluation.bench.bench_runner import BenchReply
+from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchReply
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.presets.method_presets import FROM_TEXT
 from esa_cli.qa.presets.preset import Preset, Prompt

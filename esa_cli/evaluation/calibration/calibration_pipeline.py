@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.calibration.activation_files import Shards, open_folder, saving_errors
-from esa_cli.evaluation.calibration.activations import collect, whole_key_method
-from esa_cli.evaluation.calibration.calibration_study import CalibrationStudy, study
-from esa_cli.evaluation.calibration.fit_maps import FitSettings
+from esa_cli.evaluation.calibration.activations import (
+    Shards,
+    collect,
+    open_folder,
+    saving_errors,
+    whole_key_method,
+)
+from esa_cli.evaluation.calibration.train_maps import FitSettings, fit_once, maps_file, spaced_rows
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.method_layers import layer_windows
 from esa_cli.models.attachment.supported_families import keeps_state
@@ -29,6 +37,147 @@ from esa_cli.system.files import replacing
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
+
+QUERIES = 512
+"""Most held-out queries that recall is measured with, evenly spaced over those there are."""
+
+
+def recall(full: Tensor, reduced: Tensor, k: int) -> float:
+    """Mean recall@k over queries, of scores (Q, n) by reduced scores (Q, n)."""
+    truth = torch.zeros(full.shape, dtype=torch.bool, device=full.device)
+    truth.scatter_(1, full.topk(k, dim=1).indices, True)
+    found = truth.gather(1, reduced.topk(k, dim=1).indices)
+    return float(found.double().mean())
+
+
+@dataclass(frozen=True)
+class HeldOutTokens:
+    """Folded queries and keys (n, F) of one layer, on which nothing was fitted."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def scores(self) -> Tensor:
+        """Full scores (Q, n) of the measured queries."""
+        return spaced_rows(self.queries, QUERIES) @ self.keys.T
+
+    def reduced_scores(self, maps: Linear) -> Tensor:
+        """Reduced scores (Q, n) of the same queries."""
+        return maps.queries(spaced_rows(self.queries, QUERIES)) @ maps.keys(self.keys).T
+
+
+def relative_error(full: Tensor, reduced: Tensor) -> float:
+    """Eq. (7) over the pairs of scores (Q, n), relative to the full scores' square."""
+    return float((full - reduced).square().sum() / full.square().sum())
+
+
+def limited_ks(ks: Sequence[int], keys: int) -> list[int]:
+    """The ks, ascending, each at most half of the keys, without repetitions."""
+    return sorted({max(1, min(k, keys // 2)) for k in ks})
+
+
+HELD_OUT = 0.2
+"""Share of the tokens, the last ones, that nothing is fitted on."""
+
+
+@dataclass
+class MethodRecall:
+    """One method's maps and their recall.
+
+    Attributes:
+        recall: [layer][k]. error: each layer's Eq. (7) on held-out pairs, relative.
+    """
+
+    maps: list[Linear] = field(default_factory=list)
+    recall: list[list[float]] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
+
+    def series(self, at: int = -1) -> list[float]:
+        """Recall of every layer at the k of index `at`."""
+        return [layer[at] for layer in self.recall]
+
+    def mean(self, at: int = -1) -> float:
+        series = self.series(at)
+        return sum(series) / len(series)
+
+
+@dataclass(frozen=True)
+class CalibrationStudy:
+    """Recall of all methods.
+
+    Args:
+        tokens: read in all; the last `held_out` of them are not fitted on. ranks: R of each layer.
+        ks: as limited by the held-out keys.
+    """
+
+    tokens: int
+    held_out: int
+    ranks: list[int]
+    ks: list[int]
+    results: dict[str, MethodRecall]
+
+    @property
+    def best(self) -> str:
+        """The method with the highest mean recall at the largest k."""
+        return max(self.results, key=lambda name: self.results[name].mean())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; recall as [layer][k] by method."""
+        methods = {
+            name: {
+                "mean": [found.mean(at) for at in range(len(self.ks))],
+                "layers": found.recall,
+                "error": found.error,
+            }
+            for name, found in self.results.items()
+        }
+        return {
+            "tokens": self.tokens,
+            "held_out": self.held_out,
+            "k": self.ks,
+            "ranks": self.ranks,
+            "methods": methods,
+        }
+
+
+def held_out_count(tokens: int) -> int:
+    """The number of tokens at the end that are held out."""
+    return round(HELD_OUT * tokens)
+
+
+@torch.no_grad()
+def study(
+    shards: Shards,
+    ranks: Sequence[int],
+    fitting: FitSettings,
+    ks: Sequence[int],
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> CalibrationStudy:
+    """Fits and measures all layers.
+
+    Args:
+        ranks: R of every layer. ks: limited to half of the held-out keys. device: where maps are
+            fitted. progress: called with (layers done, of how many).
+    """
+    held = held_out_count(shards.tokens)
+    used = limited_ks(ks, held)
+    results = {method: MethodRecall() for method in fitting.methods}
+    for layer, rank in enumerate(ranks):
+        queries, keys = (x.to(device) for x in shards.layer(layer))
+        apart = HeldOutTokens(queries[-held:], keys[-held:])
+        full, training = apart.scores(), fitting.of_layer(layer)
+        for method, result in results.items():
+            file = maps_file(shards.folder, layer, rank, method, training)
+            maps = fit_once(method, queries[:-held], keys[:-held], rank, training, file)
+            reduced = apart.reduced_scores(maps)
+            result.recall.append([recall(full, reduced, k) for k in used])
+            result.error.append(relative_error(full, reduced))
+            result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
+        if progress:
+            progress(layer + 1, len(ranks))
+    return CalibrationStudy(shards.tokens, held, [*ranks], used, results)
+
 
 LEAST = 64
 """Fewest tokens that can be divided into fitted and held-out ones."""

@@ -9,13 +9,245 @@ head's votes are counted, before anything is answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.step import Step
 from esa_cli.methods.token_windows import centred_start, mean_scores
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attachment.attach import Attachment
+from esa_cli.models.attachment.kv_cache import EsaCache
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.ingestion.prefill import feed
+from esa_cli.storage.row_allocation import RESERVE
+from esa_cli.system.jsonl import Journal
+from esa_cli.system.progress import Progress
+
+ALL: HeadSet = ()
+"""The set of all heads, as `score.heads` has it."""
+Votes = TypeVar("Votes", bound=Selector)
+"""A selector that collects votes."""
+
+
+def set_sums(
+    step: Step, score: VoteScore, sets: Sequence[HeadSet], sums: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """What `sums` makes of each set's votes (M,) in the step's layer, stacked: (X, ...)."""
+    made: dict[HeadSet | None, Tensor] = {}
+    rows = []
+    for one in sets:
+        # Sets with the same heads in this layer have the same votes.
+        here = None if one == ALL else tuple(pair for pair in one if pair[0] == step.layer)
+        if here not in made:
+            made[here] = sums(replace(score, heads=one).scores(step))
+        rows.append(made[here])
+    return torch.stack(rows)
+
+
+def in_all_layers(judged: Mapping[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Whether heads find what was asked for, and their margins, both (layers, H), of a layer's
+    (H,) each. Heads of layers that attend to a window have no votes: they find nothing, at margin
+    0."""
+    found, margins = next(iter(judged.values()))
+    nothing = torch.zeros_like(found), torch.zeros_like(margins)
+    rows = [judged.get(layer, nothing) for layer in range(max(judged) + 1)]
+    return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
+
+
+@dataclass(eq=False)
+class NeedleVotes(Selector):
+    """Collects all layers' votes for one question, and selects nothing.
+
+    Of several chunks the last counts, as in selection.
+
+    Args:
+        needle: absolute positions. size: tokens of a window. sets: heads that vote together.
+        score: whose votes are counted.
+    """
+
+    needle: range
+    size: int
+    sets: Sequence[HeadSet]
+    score: VoteScore
+    alone: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    together: dict[int, Tensor] = field(default_factory=dict)
+    low: int = 0
+    middle: int = 0
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        self.low, self.middle = step.low, step.middle
+        every = [((step.layer, head),) for head in range(step.queries.shape[0])]
+        self.alone[step.layer] = self._judged(self._sums(step, every))
+        if self.sets:
+            self.together[step.layer] = self._sums(step, self.sets)
+        return torch.arange(0, device=step.queries.device)
+
+    def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
+        """Each set's votes in this layer, in windows (X, 2, W)."""
+        return set_sums(step, self.score, sets, lambda votes: window_sums(votes, self.size))
+
+    def _judged(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        needle = range(self.needle.start - self.low, self.needle.stop - self.low)
+        return judge(sums, needle, self.middle, self.size)
+
+    def each(self) -> tuple[Tensor, Tensor]:
+        """True where a head finds the needle, and its margin: (layers, H) both."""
+        return in_all_layers(self.alone)
+
+    def hits(self) -> Tensor:
+        """True where a set finds the needle, by its votes of all layers: bool (X,)."""
+        return self._judged(torch.stack([*self.together.values()]).sum(dim=0))[0]
+
+
+@dataclass(frozen=True)
+class PrefilledText:
+    """A text of `tokens` tokens in a cache, behind which questions are processed."""
+
+    attachment: Attachment
+    method: Method
+    cache: EsaCache
+    prompt: PromptTokens
+    tokens: int
+
+    def collect(self, votes: Votes, question: str) -> Votes:
+        """Processes a question behind the text with `votes` as selector, and crops it again."""
+        first, last = self.prompt.question_span(question)
+        ids = torch.tensor([self.prompt.question(question)], device=self.attachment.model.device)
+        query = QueryState(Phase.QUESTION, question=(self.tokens + first, self.tokens + last))
+        self.cache.begin(query, replace(self.method, selector=votes))
+        try:
+            self.attachment.body(input_ids=ids, past_key_values=self.cache)
+        finally:
+            self.cache.truncate(self.tokens)
+        return votes
+
+
+def prefill(attachment: Attachment, ids: Sequence[int], progress: Progress | None) -> EsaCache:
+    """A new cache, prefilled with these ids by the attached method."""
+    cache = attachment.new_cache()
+    cache.expect(len(ids) + RESERVE)
+    cache.begin(QueryState(Phase.PREFILL))
+    feed(attachment.model, ids, cache, done=progress)
+    return cache
+
+
+RANKED, HELD_OUT = "ranked", "held out"
+"""The halves of the questions: heads are ranked by the first, sets are tried on the second."""
+KEY = ("half", "number", "question")
+
+
+class CollectedVotes(Protocol):
+    """The votes for one question: of every head, and of sets of heads."""
+
+    def each(self) -> tuple[Tensor, Tensor]: ...
+    def hits(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class VoteRecord:
+    """What is kept of the votes for one question.
+
+    Args:
+        found: (layers, H), true where a head finds the needle. margin: (layers, H), float64.
+        hits: (X,), true where a set of heads finds it; empty where none was tried.
+    """
+
+    found: Tensor
+    margin: Tensor
+    hits: Tensor
+
+    @classmethod
+    def of_votes(cls, votes: CollectedVotes, half: str) -> VoteRecord:
+        found, margin = votes.each()
+        hits = votes.hits() if half == HELD_OUT else torch.zeros(0, dtype=torch.bool)
+        return cls(found.cpu(), margin.cpu().double(), hits.cpu())
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> VoteRecord:
+        return cls(
+            torch.tensor(row["found"], dtype=torch.bool),
+            torch.tensor(row["margin"], dtype=torch.float64),
+            torch.tensor(row["hits"], dtype=torch.bool),
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """JSON values, which give the same numbers again bit for bit."""
+        return {
+            "found": self.found.int().tolist(),
+            "margin": self.margin.tolist(),
+            "hits": self.hits.int().tolist(),
+        }
+
+
+def totals(records: Iterable[VoteRecord]) -> tuple[Tensor, Tensor]:
+    """Times that each head found the needle, and its mean margin: (layers, H) both."""
+    found, margins = zip(*((one.found, one.margin) for one in records), strict=True)
+    return torch.stack(found).sum(dim=0), torch.stack(margins).mean(dim=0)
+
+
+def set_hits(records: Sequence[VoteRecord]) -> list[int]:
+    """Times that each set of heads found the needle."""
+    hits: list[int] = torch.stack([one.hits for one in records]).sum(dim=0).tolist()
+    return hits
+
+
+class VoteJournal:
+    """The records of one search; a context manager that holds its file open.
+
+    Args:
+        path: JSON lines; None: records are kept in memory alone. header: what is searched, by which
+            a file is continued or refused.
+    """
+
+    def __init__(self, path: Path | None = None, header: Mapping[str, Any] | None = None) -> None:
+        named = dict(header or {})
+        same = [name for name in named if name not in ("esa", "command")]
+        self._rows = Journal(path, named, same=same, key=KEY, wrong=_wrong)
+
+    def __enter__(self) -> Self:
+        self._rows.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._rows.__exit__(*error)
+
+    @property
+    def count(self) -> int:
+        """Questions with a record."""
+        return len(self._rows.rows)
+
+    def record(
+        self, half: str, number: int, question: str, measure: Callable[[], CollectedVotes]
+    ) -> VoteRecord:
+        """The record of a question, measured where the file lacks it.
+
+        Raises:
+            ResourceError, DocumentError: it cannot be written.
+        """
+        key = {"half": half, "number": number, "question": question}
+        row = self._rows.find(key)
+        if row is None:
+            row = {**key, **VoteRecord.of_votes(measure(), half).as_row()}
+            self._rows.add(row)
+        return VoteRecord.of_row(row)
+
+
+def _wrong(row: Mapping[str, Any]) -> str:
+    """What is wrong with a row of a file; empty: nothing."""
+    try:
+        record = VoteRecord.of_row(row)
+    except (KeyError, TypeError, ValueError) as error:
+        return f"no numbers: {error}"
+    return "" if record.found.shape == record.margin.shape else "found and margin differ in size"
+
 
 LEAST, MOST = 4, 16
 """Fewest and most heads in a set: few cost little, but one odd head must not decide."""

@@ -9,6 +9,7 @@ Nothing is answered: it does not know whether answers are better with the set th
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -17,31 +18,23 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from esa_cli.attention.method import Method
+from esa_cli.attention.window import Window
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.head_ranking import (
-    HeadRecord,
-    HeadSet,
-    enough,
-    prefixes,
-    rank_heads,
-)
-from esa_cli.evaluation.calibration.head_votes import (
     ALL,
-    NeedleVotes,
-    PrefilledText,
-    prefill,
-)
-from esa_cli.evaluation.calibration.needle_questions import (
-    NeedleQuestion,
-    needle_questions,
-    selectable,
-)
-from esa_cli.evaluation.calibration.vote_journal import (
     HELD_OUT,
     RANKED,
     CollectedVotes,
+    HeadRecord,
+    HeadSet,
+    NeedleVotes,
+    PrefilledText,
     VoteJournal,
     VoteRecord,
+    enough,
+    prefill,
+    prefixes,
+    rank_heads,
     set_hits,
     totals,
 )
@@ -52,6 +45,48 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import build_method as build
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
+
+FEWEST = 4
+"""Fewest questions that are enough in two halves."""
+
+
+@dataclass(frozen=True)
+class NeedleQuestion:
+    """A question, and its needle's absolute positions."""
+
+    question: str
+    needle: range
+
+
+def selectable(
+    asked: Sequence[NeedleQuestion], window: Window, tokens: int
+) -> list[NeedleQuestion]:
+    """Questions whose needle is in view only if it is selected. Raises UsageError."""
+    near = window.local if window.ending is None else window.ending
+    there = range(window.initial, tokens - near)
+    if tokens <= window.dense_below or window.selected == 0:
+        there = range(0)
+    out = [one for one in asked if there.start <= one.needle.start < one.needle.stop <= there.stop]
+    if len(out) < FEWEST:
+        raise UsageError(
+            f"at least {FEWEST} needles must be where tokens are selected, got {len(out)} of "
+            f"{len(asked)}",
+            f"use a longer text: up to {window.dense_below:,} tokens all are in view",
+        )
+    return out
+
+
+def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQuestion]:
+    """The questions, in the order of their needles in the text."""
+    spans, head = prompt.offsets(sample.text), len(prompt.head())
+    starts, ends = [low for low, _ in spans], [high for _, high in spans]
+    out = []
+    for question in sample.questions:
+        fact = sample.facts[question.facts[0]]
+        first, last = bisect_right(ends, fact.start), bisect_left(starts, fact.end)
+        out.append(NeedleQuestion(question.text, range(first + head, last + head)))
+    return sorted(out, key=lambda one: one.needle.start)
+
 
 PASSAGE = 128
 """Tokens of a window if the preset selects no whole windows."""

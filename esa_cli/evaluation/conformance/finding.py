@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from esa_cli.attention.window import Window
 from esa_cli.errors import NOT_BLAMED, EsaError
+from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import resolve
 
 T = TypeVar("T")
 
@@ -80,3 +85,37 @@ def gather(
         except BaseException as error:
             findings.append(Finding(f"runs: {case}", False, describe(error)))
     return findings, results
+
+
+USUAL = Window(initial=64, selected=1024, local=1024, chunk=512)
+SMALL = Window(initial=4, selected=64, local=64, chunk=32)
+LENGTH = 100_000
+CASES: dict[str, tuple[int, Window, int]] = {
+    "usual": (8192, USUAL, LENGTH),
+    "a small window": (512, SMALL, LENGTH),
+    "I = 0": (512, replace(SMALL, initial=0), LENGTH),
+    "k = 0": (512, replace(SMALL, selected=0), LENGTH),
+    "L = 0": (512, replace(SMALL, local=0), LENGTH),
+    "a short document": (8192, USUAL, 100),
+    "an unknown length": (8192, USUAL, 0),
+}
+"""The model's trained window, the preset's windows, and the tokens of the document."""
+
+
+def check_recipe(name: str) -> list[Finding]:
+    """Every check of a recipe."""
+
+    def laid(case: str) -> Preset:
+        context, window, length = CASES[case]
+        position = {"name": "esa", "distance": context // 2}
+        base = Preset(name="base", model="any", context=context, window=window, position=position)
+        made = method_presets.apply(name, base, length)
+        resolve(made)
+        return made
+
+    def repeats() -> str:
+        changed = [case for case, made in results.items() if laid(case) != made]
+        return f"{changed[0]}: other settings the second time" if changed else ""
+
+    findings, results = gather({case: partial(laid, case) for case in CASES})
+    return [*findings, attempt("deterministic", repeats)]

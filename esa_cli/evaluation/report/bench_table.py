@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from esa_cli.evaluation.bench.bench_record import Benchmark, BenchTask
+from esa_cli.evaluation.bench.bench_runner import Benchmark, BenchTask
 
 
 class MeanScore(NamedTuple):

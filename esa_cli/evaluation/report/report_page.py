@@ -15,10 +15,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from esa_cli.evaluation.report.chart import Chart
-from esa_cli.evaluation.report.figures import reasons_chart, recall_chart, score_chart
-from esa_cli.evaluation.report.result_rows import Row
-from esa_cli.evaluation.report.statistics import BINS, Summary, summarise
+from esa_cli.evaluation.report.figures import Chart, reasons_chart, recall_chart, score_chart
+from esa_cli.evaluation.report.statistics import BINS, Row, Summary, summarise
 from esa_cli.qa.evidence import page_style as look
 from esa_cli.qa.evidence.html_page import render_page
 

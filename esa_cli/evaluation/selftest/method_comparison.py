@@ -12,7 +12,7 @@ from torch import Tensor
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
-from esa_cli.evaluation.selftest.shared_prefill import read_for
+from esa_cli.evaluation.selftest.selftest_run import read_for
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import PlacedBook

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from esa_cli.attention.trace import ChunkTrace
+from esa_cli.evaluation.tasks.task_sample import Fact
+from esa_cli.qa.answering.reply import Evidence
 
 IN_VIEW = 0.5
 """Least share of a fact's tokens with which a layer has the fact in view."""
@@ -107,3 +109,36 @@ def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int)
     ends = torch.tensor([span[1] for span in spans])
     inside = torch.nonzero((ends > start) & (starts < end))[:, 0]
     return range(int(inside[0]) + head, int(inside[-1]) + 1 + head) if inside.numel() else range(0)
+
+
+SHOWN = 3
+"""First passages that count as evidence: as many as `esa ask` shows."""
+
+
+def covered_share(fact: Fact, passages: Sequence[Evidence]) -> float:
+    """The share of the fact's characters in the passages, which may overlap."""
+    inside = {
+        at for one in passages for at in range(max(fact.start, one.start), min(fact.end, one.end))
+    }
+    return len(inside) / max(1, fact.end - fact.start)
+
+
+def evidence_recall_fields(
+    score: float, facts: Sequence[Fact], passages: Sequence[Evidence]
+) -> dict[str, Any]:
+    """The fields `recall` and `why` of a question's row.
+
+    `mean` is over facts, among the first passages; `read` among all that were read again. A missed
+    question whose facts are less than half among the latter is not selected.
+    """
+    if not facts:
+        return {"recall": None, "why": None}
+    shown, read = (
+        round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
+        for some in (passages[:SHOWN], passages)
+    )
+    missed = "selected, not used" if read >= IN_VIEW else "not selected"
+    return {
+        "recall": {"mean": shown, "read": read},
+        "why": "answered" if score >= 1 else missed,
+    }

@@ -5,16 +5,22 @@ A method that is alone in its group prefills by its own rule, as in `esa ask`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.task_sample import TaskSample
+from esa_cli.errors import LengthError, UsageError
+from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
+from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import recipes
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset, Prompt, merge, validated
 from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.settings_hash import method_hash
+from esa_cli.system.jsonl import Journal
+from esa_cli.system.text import text_digest
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""
@@ -167,3 +173,107 @@ def depths(text: str | None) -> tuple[float, ...] | None:
             "for example: 10, or 0,25,50,75,100; a single one as 50%",
         )
     return tuple(value / 100 for value in values)
+
+
+def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:
+    """Checks a document's questions, with each method over rows, against the model's window. Raises
+    LengthError: one does not fit beside the selected tokens."""
+    for preset in presets:
+        session.use(prompted_preset(preset, sample))
+        for question in sample.questions:
+            with _named(sample, "leave the test out, or lower window.selected with --set"):
+                session.check(question.text, prime=question.prime, max_new_tokens=question.longest)
+
+
+def askable_from_text(asker: TextAsker, sample: TaskSample) -> None:
+    """Checks a document's questions against the model's window. Raises LengthError: one does not
+    fit beside a passage."""
+    for question in sample.questions:
+        with _named(sample, "leave the test out"):
+            asker.check(question.text, question.longest)
+
+
+@contextmanager
+def _named(sample: TaskSample, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except LengthError as error:
+        raise LengthError(f"{sample.test} cannot be asked: {error.message}", hint) from error
+
+
+def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
+    """A note if the text is so short that every method over rows uses full attention: such a test
+    says nothing about selection."""
+    if not presets:
+        return None
+    plain = min(resolve(preset).method.window.dense_below for preset in presets)
+    if tokens > plain:
+        return None
+    return (
+        f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
+        "attention is full; with --set window.dense=null they select"
+    )
+
+
+KEY = ("test", "method", "length", "sample", "question")
+
+
+def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -> None:
+    """Checks that each method has the same prefill, shared or own, as in the journal's rows.
+
+    Which methods share a prefill depends on the methods of the run, and a method must not have rows
+    of both kinds.
+
+    Raises:
+        UsageError: a method's prefill differs, or it is unknown. PresetError: its settings are
+            wrong.
+    """
+    if not journal.rows:
+        return
+    made = groups(settings, preset, max(settings.lengths))
+    now = {name: group.reading for group in made for name in group.names}
+    for row in journal.rows:
+        name, before = row["method"], row.get("reading")
+        if not row.get("dense") and now.get(name, before) != before:
+            raise UsageError(
+                f"{journal.path} has results of {name} with the reading {before!r}, and with "
+                f"these --methods it is {now[name]!r}",
+                "give the same --methods as before, or another --out; a file that begins with "
+                "--reading own takes further methods",
+            )
+
+
+@dataclass(frozen=True)
+class ResumedRows:
+    """A journal's rows about one document. Raises UsageError: the journal has answers about another
+    document of the same test, length and sample."""
+
+    journal: Journal
+    sample: TaskSample
+
+    def __post_init__(self) -> None:
+        now, sample = text_digest(self.sample.text)[:16], self.sample
+        here = (sample.test, sample.length, sample.index)
+        for row in self.journal.rows:
+            if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:
+                raise self._other(f"about another document of {sample.length:,} tokens")
+
+    def key_fields(self, method: str, question: TaskQuestion) -> dict[str, Any]:
+        """The fields of `KEY`."""
+        sample = self.sample
+        values = (sample.test, method, sample.length, sample.index, question.key)
+        return dict(zip(KEY, values, strict=True))
+
+    def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
+        """True if the journal has this row. Raises UsageError: it has one by other settings."""
+        fields = self.key_fields(method, question)
+        row = self.journal.find(fields)
+        if row is not None and row.get("settings") != method_hash(method, preset):
+            raise self._other(f"by other settings of {method}")
+        return row is not None
+
+    def _other(self, what: str) -> UsageError:
+        return UsageError(
+            f"{self.journal.path} has results of {self.sample.test} {what}",
+            "they are of another version, and would be mixed: choose another --out",
+        )

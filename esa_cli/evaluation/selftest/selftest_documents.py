@@ -9,8 +9,7 @@ from functools import cached_property
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 from esa_cli.evaluation.tasks import find_task
-from esa_cli.evaluation.tasks.haystack_text import Haystack
-from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskRequest, TaskSample
 
 OWN = "own"
 """The test whose document is the user's text, whole."""

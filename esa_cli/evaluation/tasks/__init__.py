@@ -11,14 +11,20 @@ prompt, question and answer come on top.
 from __future__ import annotations
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.haystack_text import Haystack
 from esa_cli.evaluation.tasks.key_value_task import KeyValue
 from esa_cli.evaluation.tasks.multi_needle_task import ManyNeedles
 from esa_cli.evaluation.tasks.needle_task import OwnDocument, SingleNeedle
 from esa_cli.evaluation.tasks.passkey_task import NUMBER, PASSKEY
 from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
 from esa_cli.evaluation.tasks.stars_task import CountingStars
-from esa_cli.evaluation.tasks.task_sample import Fact, Task, TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    Fact,
+    Haystack,
+    Task,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+)
 from esa_cli.system.registry import nearest
 
 __all__ = [

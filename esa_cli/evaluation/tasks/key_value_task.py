@@ -14,9 +14,14 @@ from collections.abc import Iterator
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.planting import depths_of, fact_at
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    depths_of,
+    fact_at,
+)
 
 HEAD, TAIL = "JSON data:\n{", "}"
 BEFORE = "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"

@@ -20,9 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, together, word_ends
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    dealt,
+    depths_of,
+    document,
+    together,
+    word_ends,
+)
 
 BEFORE = (
     "You are an intelligent AI assistant skilled in answering user questions.\n"

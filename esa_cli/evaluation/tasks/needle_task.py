@@ -17,9 +17,16 @@ from functools import cache
 from pathlib import Path
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.planting import depths_of, document, even, plant
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    depths_of,
+    document,
+    even,
+    plant,
+)
 
 LONGEST = 24
 

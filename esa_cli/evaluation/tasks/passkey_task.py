@@ -16,9 +16,16 @@ from dataclasses import dataclass
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.planting import depths_of, document, fact_at, room
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    depths_of,
+    document,
+    fact_at,
+    room,
+)
 
 NOISE = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"

@@ -19,9 +19,14 @@ from collections.abc import Iterator, Sequence
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.planting import depths_of, document
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    depths_of,
+    document,
+)
 
 BEFORE = (
     "{some} special magic {numbers} hidden within the following text. Make sure to memorize it. "

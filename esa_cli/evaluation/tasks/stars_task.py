@@ -19,10 +19,19 @@ from collections.abc import Iterator, Sequence
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.haystack_text import SLACK
-from esa_cli.evaluation.tasks.planting import dealt, depths_of, document, fact_at, together
-from esa_cli.evaluation.tasks.stable_random import StableRandom
-from esa_cli.evaluation.tasks.task_sample import Fact, TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    SLACK,
+    Fact,
+    StableRandom,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+    dealt,
+    depths_of,
+    document,
+    fact_at,
+    together,
+)
 
 STARS = {
     "searching": "\nThe little {who} counted {a} ★\n",

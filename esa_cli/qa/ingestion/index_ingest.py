@@ -9,11 +9,9 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import ModelError
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.index_encoder import IndexEncoder
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
@@ -25,7 +23,6 @@ from esa_cli.qa.ingestion.index_archive import (
     index_identity,
     read_keys,
 )
-from esa_cli.qa.ingestion.index_ranges import TokenRange
 from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
 from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
 from esa_cli.storage.library import Entry
@@ -89,20 +86,6 @@ class IndexIngest(PartIngest):
             writer.flush()
             hear(stop, len(text.ids))
         return finish_index(writer, text, self.lazy.preset)
-
-    def records(self, part: TokenRange) -> Tensor:
-        """The index's records (n, row_bytes) of a range of tokens, as they would be stored. Raises
-        ModelError: they would not be of the same index."""
-        if part.identity != self.identity:
-            raise ModelError(
-                "all workers of an ingest must have the same model in the same dtype",
-                "give --dtype; esa and its models must be the same on all machines",
-            )
-        pieces = (
-            self._encoded(part.ids, start, min(start + PIECE, len(part.ids)))
-            for start in range(part.before, len(part.ids), PIECE)
-        )
-        return torch.cat([ReducedKeys.of(keys, self.encoder.layout).records for keys in pieces])
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
         ids = text.ids

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from esa_cli.attention.learned_maps import Learned
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
-from esa_cli.evaluation.calibration.activation_files import Shards
+from esa_cli.evaluation.calibration.activations import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
-from esa_cli.evaluation.calibration.fit_maps import METHODS
+from esa_cli.evaluation.calibration.train_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.resolved_preset import resolve

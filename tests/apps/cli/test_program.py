@@ -50,7 +50,7 @@ def test_the_reference_mentions_everything(path: tuple[str, ...]) -> None:
             assert f"`{option}" in text, option
 
 
-@pytest.mark.parametrize("name", ["calibrate", "heads", "train-finder", "train-reader"])
+@pytest.mark.parametrize("name", ["calibrate", "heads"])
 def test_what_asks_about_no_documents_has_no_cache_of_them(name: str) -> None:
     offered = [option for one in dict(COMMANDS)[(name,)].params for option in one.opts]
     assert "--dtype" in offered

@@ -87,8 +87,7 @@ def _results(
     from esa_cli.apps.cli.model_choice.preflight import prepare
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
-    from esa_cli.evaluation.selftest.preconditions import all_in_view
-    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.presets.method_presets import FROM_TEXT
 

@@ -9,27 +9,260 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from esa_cli.apps.cli.commands.heads_request import HeadsRequest
-from esa_cli.apps.cli.commands.heads_search import (
-    HeadsSearch,
-    by_needles,
-    by_pairs,
-    open_journal,
-)
+import typer
+
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
 from esa_cli.apps.cli.run_facts import run_facts
+from esa_cli.version import __version__
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.evaluation.calibration.head_ranking import VoteJournal
     from esa_cli.evaluation.calibration.retrieval_heads import RetrievalHeads
+    from esa_cli.evaluation.tasks.task_sample import TaskSample
     from esa_cli.qa.presets.preset import Preset
+
+
+LENGTH, QUESTIONS, SAMPLES = "16k", 32, 400
+KINDS = ("reworded",)
+
+
+@dataclass(frozen=True)
+class HeadsRequest:
+    """Options of `esa heads` besides those of the model."""
+
+    model_name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="As --model; else the preset's.", show_default=False
+        ),
+    ] = None
+    length: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS", help=f"Tokens of the text with needles, as 32k; else {LENGTH}."
+        ),
+    ] = None
+    questions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=8,
+            max=32,
+            help=f"How many needles are asked for, 8 to 32; else {QUESTIONS}.",
+        ),
+    ] = None
+    haystack: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR", help="A text file, or a folder of them; else a generated text."
+        ),
+    ] = None
+    pairs: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="PAIRS TEXTS",
+            help="By real questions instead of needles: folders of questions and of their texts.",
+        ),
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=4,
+            help=f"With --pairs: how many questions, one a passage; else {SAMPLES}.",
+        ),
+    ] = None
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="With --pairs: questions of this kind; else reworded. Repeatable."
+        ),
+    ] = None
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Other places, other text; other pairs.")
+    ] = 0
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
+    ] = None
+
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="Each question's votes as a line; the same command continues it.",
+        ),
+    ] = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the text with needles. Raises UsageError."""
+        from esa_cli.evaluation.selftest.run_plan import tokens
+
+        return tokens(self.length or LENGTH)
+
+    @property
+    def needles(self) -> int:
+        return self.questions or QUESTIONS
+
+    @property
+    def drawn(self) -> int:
+        return self.samples or SAMPLES
+
+    @property
+    def kinds(self) -> list[str]:
+        return self.kind or [*KINDS]
+
+    def named(self, model: ModelOptions) -> ModelOptions:
+        """The options with MODEL for --model. Raises UsageError: both are given."""
+        from esa_cli.errors import UsageError
+
+        if self.model_name is None:
+            return model
+        if model.model is not None:
+            raise UsageError(
+                f"the model must be given once, got {self.model_name} and {model.model}",
+                "leave --model out",
+            )
+        return replace(model, model=self.model_name)
+
+    def check(self, preset: str) -> None:
+        """Checks the options before anything is loaded.
+
+        Args:
+            preset: the one that the written preset extends.
+
+        Raises:
+            UsageError: an option of the other way, no length, or --out must not be written.
+        """
+        from esa_cli.apps.cli.options import output_paths as files
+        from esa_cli.errors import UsageError
+        from esa_cli.evaluation.calibration.heads_preset import refuse_foreign
+
+        names = ("samples", "kind") if self.pairs is None else ("length", "questions", "haystack")
+        for name in names:
+            if getattr(self, name) is not None:
+                way = "with" if self.pairs is None else "without"
+                raise UsageError(f"--{name} must be given {way} --pairs", f"leave --{name} out")
+        files.check("--journal", self.journal)
+        files.apart({"--out": self.out, "--journal": self.journal})
+        if self.tokens and self.out is not None:
+            files.check("--out", self.out)
+            refuse_foreign(self.out, preset)
+
+
+@dataclass(frozen=True)
+class HeadsSearch:
+    """How heads are found; `facts` are entries of the JSON object.
+
+    Args:
+        tokens: of the text; 0: up to the preset's context. check: raises UsageError where it can
+            be seen without the model that too few questions can be asked.
+    """
+
+    tokens: int
+    check: Callable[[Any, Preset], None]
+    find: Callable[[Any, Preset, Reporter, VoteJournal], RetrievalHeads]
+    facts: dict[str, Any]
+
+
+def by_needles(wanted: HeadsRequest) -> HeadsSearch:
+    """By needles in a text. Raises DocumentError: the haystack cannot be read."""
+    from esa_cli.evaluation.tasks import Haystack, find_task
+    from esa_cli.evaluation.tasks.task_sample import TaskRequest
+
+    given = wanted.haystack
+    hay = Haystack.chronicle(wanted.seed) if given is None else Haystack.read(str(given))
+
+    def planted(tokenizer: Any) -> TaskSample:
+        def size(text: str) -> int:
+            return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+        request = TaskRequest(
+            wanted.tokens, size, hay, None, wanted.needles, wanted.seed, exact=False
+        )
+        return next(iter(find_task("needle").samples(request)))
+
+    def check(tokenizer: Any, chosen: Preset) -> None:
+        from esa_cli.evaluation.calibration.retrieval_heads import check_needles
+
+        check_needles(tokenizer, chosen, planted(tokenizer))
+
+    def find(
+        loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
+    ) -> RetrievalHeads:
+        from esa_cli.apps.cli.output import progress_display as progress
+        from esa_cli.evaluation.calibration.retrieval_heads import find
+
+        sample = planted(loaded.tokenizer)
+        label = f"reading {hay.name} with {wanted.needles} needles"
+        reading = progress.token_progress(reporter, label)
+        asking = partial(reporter.stage, "reading questions")
+        return find(loaded, chosen, sample, reading, asking, journal)
+
+    facts = {"length": wanted.tokens, "needles": wanted.needles, "haystack": hay.name}
+    return HeadsSearch(wanted.tokens, check, find, facts)
+
+
+def by_pairs(wanted: HeadsRequest, pairs: Path, texts: Path) -> HeadsSearch:
+    """By real questions. Raises DocumentError, UsageError: the pairs, or none of such a kind."""
+    from esa_cli.evaluation.calibration.pair_heads import draw_pairs, pair_contexts
+    from esa_cli.evaluation.calibration.question_pairs import read_training_texts
+
+    read = read_training_texts(pairs, texts)
+    drawn = draw_pairs(read, wanted.kinds, wanted.drawn, wanted.seed)
+
+    def find(
+        loaded: Any, chosen: Preset, reporter: Reporter, journal: VoteJournal
+    ) -> RetrievalHeads:
+        from esa_cli.evaluation.calibration.pair_heads import find_by_pairs
+        from esa_cli.qa.answering.prompt import PromptTokens
+
+        prompt, preparing = PromptTokens(loaded.tokenizer, chosen.prompt), "choosing windows"
+        contexts = pair_contexts(
+            read, drawn, prompt, chosen.context, wanted.seed, partial(reporter.stage, preparing)
+        )
+        count, asking = sum(map(len, drawn.values())), partial(reporter.stage, "reading questions")
+        return find_by_pairs(loaded, chosen, [*contexts], count, asking, journal)
+
+    facts = {"pairs": str(pairs), "texts": str(texts), "kinds": wanted.kinds}
+    return HeadsSearch(0, lambda *_: None, find, {**facts, "samples": wanted.drawn})
+
+
+def open_journal(
+    wanted: HeadsRequest, chosen: Preset, facts: dict[str, Any], dtype: str
+) -> VoteJournal:
+    """The records of an earlier run with the same model, settings and questions.
+
+    Raises:
+        UsageError: the file of --journal has others. DocumentError: it cannot be read.
+    """
+    from esa_cli.evaluation.calibration.head_ranking import VoteJournal
+
+    header = {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "model": chosen.model,
+        "dtype": dtype,
+        "seed": wanted.seed,
+        **facts,
+        "settings": chosen.model_dump(
+            include={"context", "window", "selector", "score", "position", "reading", "prompt"}
+        ),
+    }
+    return VoteJournal(wanted.journal, header)
+
 
 SHOWN = 16
 """Heads in the table."""

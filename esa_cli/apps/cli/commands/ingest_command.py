@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options.shard_options import Shard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.engine.ingest_report import IngestReport
+    from esa_cli.apps.engine.ingest_worker import IngestReport
     from esa_cli.qa.presets.preset import Preset
 
 Documents = Annotated[
@@ -52,7 +52,7 @@ def ingest(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
-    from esa_cli.apps.engine.ingest_report import ingest_document
+    from esa_cli.apps.engine.ingest_worker import ingest_document
     from esa_cli.qa.presets.adapter_files import without_adapter
     from esa_cli.system.work_shard import WorkShard
 
@@ -76,10 +76,10 @@ def ingest(
             from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by
             from esa_cli.storage.library.formats.library_paths import default_root
 
-            ready = prepare(chosen, model, reporter, keep=True)
+            prepare(chosen, model, reporter, keep=True)
             worker = IngestWorker(chosen, model, rows, default_root().absolute())
             with engines.open(reporter, model.device) as engine:
-                kept = ingest_by(engine, worker, found.documents, reporter, ready)
+                kept = ingest_by(engine, worker, found.documents, reporter)
     finally:
         reporter.settle()
     if as_json:
@@ -101,7 +101,7 @@ def _watch(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
     from esa_cli.apps.cli.model_choice.open_esa import opened
-    from esa_cli.apps.engine.ingest_report import ingest_document
+    from esa_cli.apps.engine.ingest_worker import ingest_document
 
     watched = WatchedFiles(names)
     with opened(chosen, model, reporter, keep=True, rows=rows) as esa:

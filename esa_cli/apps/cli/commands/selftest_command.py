@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.run_facts import goes_on
@@ -91,7 +90,6 @@ def selftest(
     report: Report = None,
     png: Picture = None,
     shards: ShardOptions = WHOLE,
-    engines: EngineOptions = LOCAL,
     model: ModelOptions = options.DEFAULTS,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -126,7 +124,7 @@ def selftest(
     )
     reporter = Reporter(quiet)
     request = SelftestRequest(
-        settings, model, haystack, time_limit, out, report, png, as_json, shards, engines
+        settings, model, haystack, time_limit, out, report, png, as_json, shards
     )
     try:
         _run(request, chosen, reporter)
@@ -145,8 +143,8 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     from esa_cli.apps.cli.model_choice.model_place import ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
-    from esa_cli.evaluation.report.result_rows import wrong
-    from esa_cli.evaluation.selftest.resumed_rows import KEY, same_reading
+    from esa_cli.evaluation.report.statistics import wrong
+    from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
     from esa_cli.system.jsonl import Journal
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
@@ -194,17 +192,6 @@ def _ask(
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
     reporter = listener.reporter
-    if not request.engines.local:
-        from esa_cli.apps.engine.selftest_worker import SelftestWorker, selftest_by
-
-        own = (haystack.name, haystack.text) if haystack.text else None
-        worker = SelftestWorker(
-            chosen, request.model, request.settings, own, shard, journal.rows,
-            model.place.dtype_name,
-        )  # fmt: skip
-        with journal, request.engines.open(reporter, request.model.device) as engine:
-            reporter.settle()
-            return selftest_by(engine, worker, journal, listener, until)
     with quiet_transformers():
         loaded = model.load(reporter)
         reporter.settle()

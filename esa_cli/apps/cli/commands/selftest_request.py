@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
-from esa_cli.evaluation.tasks.haystack_text import SUFFIXES
+from esa_cli.evaluation.tasks.task_sample import SUFFIXES
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.text import text_digest
@@ -36,7 +35,6 @@ class SelftestRequest:
     png: Path | None = None
     as_json: bool = False
     shards: ShardOptions = WHOLE
-    engines: EngineOptions = LOCAL
 
 
 def check(request: SelftestRequest, chosen: Preset) -> Haystack:
@@ -55,7 +53,6 @@ def check(request: SelftestRequest, chosen: Preset) -> Haystack:
             "--haystack must be a text of yours for the test own, got none", "add --haystack FILE"
         )
     _check_files(request)
-    request.engines.check()
     given, seed = request.haystack, settings.seed
     return Haystack.chronicle(seed) if given is None else Haystack.read(str(given))
 
@@ -66,7 +63,7 @@ def _check_files(request: SelftestRequest) -> None:
     Raises:
         UsageError, DocumentError.
     """
-    from esa_cli.evaluation.report.chart import require_matplotlib
+    from esa_cli.evaluation.report.figures import require_matplotlib
 
     written = {"--out": request.out, "--report": request.report, "--png": request.png}
     texts = _texts(request.haystack)

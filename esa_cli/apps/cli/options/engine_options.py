@@ -14,7 +14,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.engine.task_engine import TaskEngine
+    from esa_cli.apps.engine.engine import Engine
 
 EngineName = Annotated[
     Literal["local", "ray"],
@@ -53,14 +53,14 @@ class EngineOptions:
             raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
 
     @contextmanager
-    def open(self, reporter: Reporter, device: str) -> Iterator[TaskEngine]:
+    def open(self, reporter: Reporter, device: str) -> Iterator[Engine]:
         """The engine, where not this process does everything. Raises UsageError."""
         if self.engine == "local":
-            from esa_cli.apps.engine.process_engine import ProcessEngine
+            from esa_cli.apps.engine.engine import LocalEngine
 
-            yield ProcessEngine(reporter, self.workers or 1)
+            yield LocalEngine(reporter, self.workers or 1)
             return
-        from esa_cli.apps.engine.ray_engine import ray_engine
+        from esa_cli.apps.engine.engine import ray_engine
 
         with ray_engine(reporter, self.workers, device) as engine:
             yield engine

@@ -1,0 +1,267 @@
+"""Builds the texts that the pairs in `pairs/` are about, from public repositories at fixed commits.
+
+    python benchmarks/training/texts.py FOLDER
+
+Needs git and, unless `--clones` has them, the network. Each text's hash is compared with that in
+its file of pairs. README.md says where the texts come from and what their licences are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PAIRS = Path(__file__).with_name("pairs")
+HOST = "https://github.com"
+NEWS = 160_000
+"""Characters of the time zone database's news that are taken: about its last ten years."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository on GitHub at one commit, and its clone on this machine."""
+
+    name: str
+    commit: str
+    clone: Path
+
+    def git(self, *arguments: str) -> bytes:
+        return subprocess.run(
+            ["git", "-C", str(self.clone), *arguments], capture_output=True, check=True
+        ).stdout
+
+    def fetch(self) -> None:
+        self.clone.mkdir(parents=True)
+        self.git("init", "-q")
+        self.git("fetch", "-q", "--depth", "1", f"{HOST}/{self.name}.git", self.commit)
+
+    def text(self, path: str) -> str:
+        """A file with line feeds; UTF-8 or, in older books, cp1252."""
+        content = self.git("show", f"{self.commit}:{path}")
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = content.decode("cp1252")
+        return text.replace("\r\n", "\n")
+
+    def paths(self, pattern: str) -> list[str]:
+        listed = self.git("ls-tree", "-r", "--name-only", "-z", self.commit).decode().split("\0")
+        return sorted(path for path in listed if re.search(pattern, path))
+
+
+Build = Callable[[Repository], str]
+
+
+def book(path: str) -> Build:
+    return lambda repository: repository.text(path)
+
+
+def pages(pattern: str) -> Build:
+    """All Markdown pages of a site, one after the other."""
+    return lambda repository: "".join(
+        prose(repository.text(path)) for path in repository.paths(pattern)
+    )
+
+
+def prose(page: str) -> str:
+    """A page's title and its words, without templates, pictures, targets of links and tags."""
+    if front := re.match(r"---\n.*?\n---\n", page, re.DOTALL):
+        title = re.search(r"^title:\s*(.*)$", front[0], re.MULTILINE)
+        heading = "# " + title[1].strip('"') + "\n" if title else ""
+        page = heading + page[front.end() :]
+    page = re.sub(r"\{%.*?%\}|\{#.*?#\}|\{\{.*?\}\}", "", page, flags=re.DOTALL)
+    page = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", page)
+    page = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page)
+    page = html.unescape(re.sub(r"<[^>]+>", "", page))
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n\n"
+
+
+def time_zones(repository: Repository) -> str:
+    """The essay on theory, and the latest news."""
+    essay = repository.text("theory.html")
+    essay = re.sub(r"<(style|script).*?</\1>", "", essay, flags=re.DOTALL)
+    essay = re.sub(r"<[^>]+>", "", essay.replace("<li>", "\n- "))
+    essay = re.sub(r"\n{3,}", "\n\n", html.unescape(essay))
+    return essay + "\n\n" + repository.text("NEWS")[:NEWS]
+
+
+def proposals(repository: Repository) -> str:
+    """Proposals for Python whose authors placed them in the public domain."""
+    texts = [repository.text(f"peps/pep-{number:04}.rst") for number in PROPOSALS]
+    return "\n\n\n".join(text.strip() for text in texts if PUBLIC in text) + "\n"
+
+
+PUBLIC = "placed in the public domain"
+PROPOSALS = (
+    8, 257, 263, 318, 343, 380, 405, 420, 435, 440, 443, 450, 453, 492, 498, 505, 508, 517, 518,
+    525, 526, 544, 557, 572, 585, 604, 612, 616, 618, 621, 636, 654, 657, 673, 684, 695, 701, 703,
+)  # fmt: skip
+
+TEXTS: dict[str, tuple[str, str, Build]] = {
+    "moby_dick": (
+        "GITenberg/Moby-Dick--Or-The-Whale_2701",
+        "bdf1948e6cd00963730971e5624e764a35f238c3",
+        book("2701-0.txt"),
+    ),
+    "pride_and_prejudice": (
+        "GITenberg/Pride-and-Prejudice_1342",
+        "81db45c9c48c592f0b77f01fc59e677ad0a5634e",
+        book("1342-0.txt"),
+    ),
+    "great_expectations": (
+        "GITenberg/Great-Expectations_1400",
+        "889db0e100928a957f469bf834c564d04065c8e6",
+        book("1400-0.txt"),
+    ),
+    "huckleberry_finn": (
+        "GITenberg/Adventures-of-Huckleberry-Finn_76",
+        "8494afff3a26f95f37376f7a79a014cf818ccaba",
+        book("76-0.txt"),
+    ),
+    "frankenstein": (
+        "GITenberg/Frankenstein_84",
+        "c98a483bd1f34e7366126b81bcedd1a6faee636e",
+        book("84-0.txt"),
+    ),
+    "war_of_the_worlds": (
+        "GITenberg/The-War-of-the-Worlds_36",
+        "8b08fa3a7cbef117c80b2b437adc46e75c37dbf0",
+        book("36-0.txt"),
+    ),
+    "tale_of_two_cities": (
+        "GITenberg/A-Tale-of-Two-Cities_98",
+        "0f6111bc7237af7375295ec1754c2e57e19f67f1",
+        book("98-0.txt"),
+    ),
+    "ancient_art_of_chiriqui": (
+        "GITenberg/Ancient-art-of-the-province-of-Chiriqui"
+        "-ColombiaGovernment-Printing-Office-Washington-1888-pa__30621",
+        "2af9eca74c5a26a9a792f6433429d68842543493",
+        book("30621-0.txt"),
+    ),
+    "how_to_listen_to_music": (
+        "GITenberg/How-to-Listen-to-Music-7th-ed.Hints-and"
+        "-Suggestions-to-Untaught-Lovers-of-the-Art_17474",
+        "ea7589aba5feb585e0983ab0bb8f3f5f582e89c8",
+        book("17474-8.txt"),
+    ),
+    "complete_angler": (
+        "GITenberg/The-Complete-Angler-1653_9198",
+        "3e96ba0d8cc824b4aaf81f9e8d08dd904996df2b",
+        book("9198-8.txt"),
+    ),
+    "legend_land": (
+        "GITenberg/Legend-Land-Vol.-1Railway._20170",
+        "e3218eba4088f0960e7fd8298f2c1f773b4f8e9e",
+        book("20170-8.txt"),
+    ),
+    "agency_guides": (
+        "18F/guides",
+        "debc24b34f23686194d9fe42e391859d569bd39a",
+        pages(r"^content/.*\.md$"),
+    ),
+    "agency_handbook": (
+        "18F/handbook",
+        "1e4955634d0369f17e5bbc0ebbf8f62e2a3dfe4b",
+        pages(r"^pages/.*\.md$"),
+    ),
+    "time_zone_database": (
+        "eggert/tz",
+        "b9bc7a87bb7f21576b43541dea9f298462c23bd5",
+        time_zones,
+    ),
+    "news_from_nowhere": (
+        "GITenberg/News-from-Nowhere--Or-An-Epoch-of-Rest"
+        "--13-Being-Some-Chapters-from-a-Utopian-Romance_3261",
+        "79bd67b0ae225cd64f7bbc25c0449850b3131069",
+        book("3261.txt"),
+    ),
+    "jack_sheppard": (
+        "GITenberg/Jack-Sheppard--A-Romance_16215",
+        "53c2275d68a942a3c29d037179f8b89c9b094c3f",
+        book("16215-8.txt"),
+    ),
+    "little_colonels_hero": (
+        "GITenberg/The-Little-Colonel-s-Hero_15122",
+        "69e1e7ab1c6c998ea3e46e8b55239fe480b657c4",
+        book("15122-8.txt"),
+    ),
+    "grand_medicine_society": (
+        "GITenberg/The-Mide-wiwin-or--Grand-Medicine-Society"
+        "--of-the-OjibwaGovernment-Printing-Office-Washington__19368",
+        "68d828c2276debb80413c465241cdefa98c1978e",
+        book("19368-0.txt"),
+    ),
+    "log_school_house": (
+        "GITenberg/The-Log-School-House-on-the-Columbia_14881",
+        "e0989d1c6a67afbfa7716e87df2ab9438020d6d5",
+        book("14881-8.txt"),
+    ),
+    "katrine": (
+        "GITenberg/Katrine--A-Novel_14263",
+        "cda5284ad5c11e1928cd4c133c0726c1592bea08",
+        book("14263-8.txt"),
+    ),
+    "python_proposals": (
+        "python/peps",
+        "ba4deeb7969588d937da609008d05bb83a47b1ab",
+        proposals,
+    ),
+}
+"""Name -> repository, commit, and how the text is made from it."""
+
+
+def expected(name: str) -> str:
+    """The hash in the header of a file of pairs."""
+    with (PAIRS / f"{name}.jsonl").open(encoding="utf-8") as file:
+        return str(json.loads(file.readline())["sha256"])
+
+
+def repository(name: str, commit: str, clones: Sequence[Path], work: Path) -> Repository:
+    """The clone in one of the folders `clones`, else one that is fetched into `work`."""
+    folder = name.replace("/", "+")
+    for clone in (place for one in clones for place in (one / folder / "repo", one / folder)):
+        if clone.is_dir():
+            return Repository(name, commit, clone)
+    found = Repository(name, commit, work / folder)
+    found.fetch()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the texts go")
+    parser.add_argument("--only", default="", help="only texts whose name matches")
+    parser.add_argument(
+        "--clones", type=Path, action="append", default=[], help="folder of clones named OWNER+NAME"
+    )
+    given = parser.parse_args()
+
+    from esa_cli import read_document
+
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        for name, (source, commit, build) in TEXTS.items():
+            if not re.search(given.only, name):
+                continue
+            path = given.folder / f"{name}.txt"
+            path.write_text(
+                build(repository(source, commit, given.clones, Path(work))), "utf-8", newline="\n"
+            )
+            text = read_document(str(path)).text
+            digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+            if digest != expected(name):
+                raise SystemExit(f"{path} is not the text that the pairs are about")
+            print(f"{path}: {len(text):,} characters", flush=True)
+
+
+if __name__ == "__main__":
+    main()

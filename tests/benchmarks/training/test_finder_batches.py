@@ -1,0 +1,153 @@
+"""Crops of passages have their answers; an epoch has every passage once, in pairs of neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finder_batches import (
+    FinderBatch,
+    FinderBatches,
+    neighbours,
+)
+from finder_texts import CONTEXT, CROP_TOKENS, FinderText
+from reader_pairs import write_text
+from transformers import AutoTokenizer
+
+from esa_cli.errors import UsageError
+from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
+from esa_cli.evaluation.tasks.task_sample import StableRandom
+from esa_cli.models.files.random_model import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> TrainingText:
+    return read_training_texts(*write_text(tmp_path, "one"))[0]
+
+
+@pytest.fixture
+def text(training: TrainingText, tokenizer: Any) -> FinderText:
+    return FinderText(training, tokenizer)
+
+
+def test_passages_are_the_texts(text: FinderText, training: TrainingText, tokenizer: Any) -> None:
+    assert len(text.passages) == 6
+    assert sum(len(passage.questions) for passage in text.passages) == len(training.pairs)
+    for passage in text.passages:
+        said = tokenizer.decode(text.ids[slice(*passage.tokens)])
+        assert said == text.text[slice(*passage.characters)]
+        answers = [one.answer for one in passage.questions]
+        assert all(tokenizer.decode(text.ids[slice(*a)])[:3] == "at " for a in answers if a)
+        assert answers.count(None) == 1
+
+
+def test_crops_have_their_answers(text: FinderText) -> None:
+    lengths, contexts, counts, absent = set(), set(), set(), set()
+    for seed in range(300):
+        passage = text.passages[seed % 6]
+        crop = text.crop(passage, StableRandom("crop", seed))
+        first, last = passage.tokens
+        starts = [
+            at for at in range(first, last) if at >= crop.start
+            and text.ids[at - crop.start : at - crop.start + len(crop.ids)] == crop.ids
+        ]  # fmt: skip
+        assert starts, "the crop stands in the passage, behind its context"
+        start, length = starts[0], len(crop.ids) - crop.start
+        assert start + length <= last
+        for one in crop.questions:
+            if one.answer:
+                assert start <= one.answer[0] < one.answer[1] <= start + length
+        lengths.add(length)
+        contexts.add(crop.start)
+        counts.add(len(crop.questions))
+        if crop.questions[0].answer is None:
+            absent.add((passage.tokens, start))
+    assert CROP_TOKENS[0] <= min(lengths) < max(lengths) <= CROP_TOKENS[1]
+    assert len(lengths) > 50
+    assert contexts == set(range(CONTEXT + 1))
+    assert counts == {1, 2}
+    assert len(absent) > 10
+
+
+def test_crops_of_short_passages_and_long_answers(training: TrainingText, tokenizer: Any) -> None:
+    pair = training.pairs[1]
+    short = replace(pair, passage=(pair.passage[0], pair.passage[0] + 80))
+    text = FinderText(replace(training, pairs=(short,)), tokenizer)
+    crops = [text.crop(text.passages[0], StableRandom(seed)) for seed in range(20)]
+    lengths = {len(crop.ids) for crop in crops}
+    assert min(lengths) >= CROP_TOKENS[0]
+    assert max(lengths) == 80
+    long = replace(pair, answer=(pair.passage[0] + 20, pair.passage[0] + 220))
+    text = FinderText(replace(training, pairs=(long,)), tokenizer)
+    for seed in range(20):
+        assert len(text.crop(text.passages[0], StableRandom(seed)).ids) >= 200
+
+
+def test_whole_passages(text: FinderText) -> None:
+    crop = text.whole(text.passages[2])
+    assert crop.start == CONTEXT
+    first, last = text.passages[2].tokens
+    assert crop.ids == text.ids[first - CONTEXT : last]
+    assert text.whole(text.passages[0]).start == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 150])
+def test_neighbours(count: int) -> None:
+    found = neighbours(count, StableRandom("order"))
+    assert sorted(found) == list(range(count))
+    followed = sum(b == a + 1 for a, b in pairwise(found))
+    assert followed >= count // 4
+    if count == 150:
+        assert found != list(range(count))
+        assert 50 <= followed <= 90
+
+
+@pytest.mark.parametrize("batch", [2, 4, 5, 40])
+def test_an_epoch_has_every_passage_once(text: FinderText, batch: int) -> None:
+    batches = FinderBatches([text], batch=batch, seed=1)
+    for epoch in (0, 1):
+        order = batches.order(epoch)
+        assert Counter(number for _, numbers in order for number in numbers) == Counter(range(6))
+        sizes = [len(numbers) for _, numbers in order]
+        assert max(sizes) <= batch
+        assert max(sizes) - min(sizes) <= 1
+    assert batches.order(0) == batches.order(0) != batches.order(1)
+
+
+def test_batches_go_on_where_they_stopped(text: FinderText) -> None:
+    batches = FinderBatches([text, text], batch=4, seed=3)
+    every = list(islice(batches.after(0, 0), 10))
+    assert [(epoch, following) for epoch, following, _ in every[:5]] == [
+        (0, 1), (0, 2), (0, 3), (0, 4), (1, 1),
+    ]  # fmt: skip
+    epoch, following, _ = every[5]
+    assert list(islice(batches.after(epoch, following), 4)) == every[6:]
+    other = next(FinderBatches([text, text], batch=4, seed=4).after(0, 0))
+    assert other != every[0]
+
+
+def test_questions_of_a_batch(text: FinderText) -> None:
+    _, _, batch = next(FinderBatches([text], batch=6, seed=1).after(0, 0))
+    again = FinderBatch.of(batch.crops)
+    assert again == batch
+    assert len(batch.questions) == len(batch.kinds) == len(batch.right)
+    assert set(batch.right) == set(range(6))
+    for question, at in zip(batch.questions, batch.right, strict=True):
+        assert question in [one.text for one in batch.crops[at].questions]
+
+
+def test_one_passage_is_not_enough(training: TrainingText, tokenizer: Any) -> None:
+    text = FinderText(replace(training, pairs=training.pairs[:9]), tokenizer)
+    with pytest.raises(UsageError, match="two passages"):
+        FinderBatches([text], batch=4, seed=1)

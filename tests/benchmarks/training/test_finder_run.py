@@ -1,0 +1,349 @@
+"""Training a finder: the loss falls, a resumed training is bit-equal, scores are what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import training_run
+from finder_batches import FinderBatch
+from finder_run import FinderRun, StartFinder, check_sizes
+from finder_scores import (
+    FinderScores,
+    PassageRanks,
+    lexical_scores,
+    ranks,
+    score_finder,
+)
+from finder_texts import FinderText, PassageCrop
+from finder_trainer import FinderTrainer, FinderTrainingSettings
+from passage_scores import crop_keys, late_interaction
+from reader_pairs import write_text
+from training_checkpoint import FILE, TrainingState
+from training_events import Events
+from training_folder import RECORD
+
+from esa_cli.errors import DocumentError, UsageError
+from esa_cli.evaluation.calibration.question_pairs import read_training_texts, split_texts
+from esa_cli.models.loading.load import LoadedModel, load
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
+from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
+
+pytestmark = pytest.mark.training
+
+FEW = FinderTrainingSettings(steps=6, layers=2, first=1, rank=2, dim=8, lr=1e-2, warm_up=2, batch=3)
+
+
+@pytest.fixture
+def run(loaded: LoadedModel, tmp_path: Path) -> FinderRun:
+    write_text(tmp_path, "one")
+    folders = write_text(tmp_path, "two", hour=3)
+    kept, held_out = split_texts(read_training_texts(*folders), ["two"])
+    return FinderRun(loaded, kept, held_out, tmp_path / "out", FEW)
+
+
+def same(one: Path, other: Path) -> bool:
+    return all((one / n).read_bytes() == (other / n).read_bytes() for n in (WEIGHTS, MAPS))
+
+
+def test_training_finds_held_out_passages_and_leaves_the_model_as_it_was(run: FinderRun) -> None:
+    model = run.loaded.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [weight.requires_grad for weight in model.parameters()]
+    events = Events()
+    settings = replace(FEW, steps=40, first=0, rank=4, dim=16, batch=6)
+    record = replace(run, settings=settings, every=60.0).run(events)
+    assert events.prepared == (2, 2)
+    assert record["losses"]["plain"] < 0.7 * events.losses[0]
+    untrained, trained = (one["texts"][0]["all"]["first"] for one in record["scores"])
+    assert untrained < 0.5 < trained
+    assert [weight.requires_grad for weight in model.parameters()] == flags
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not any(layer._forward_hooks for layer in model.modules())
+    files = sorted(path.name for path in run.folder.iterdir())
+    assert files == sorted([CONFIG, WEIGHTS, MAPS, RECORD])
+    encoder = TokenEncoder.load(run.folder, model, run.loaded.tokenizer)
+    assert (encoder.layers, encoder.dim, encoder.adapter.scale) == (2, 16, 2.0)
+    (scores, _) = score_finder(FinderText(run.held_out[0], run.loaded.tokenizer), encoder)
+    assert scores.all is not None
+    assert scores.all.first == pytest.approx(trained, abs=0.1)
+
+
+def test_only_the_adapters_layers_and_the_maps_are_trained(run: FinderRun) -> None:
+    trainer = run._trainer(run._prepare(Events())[0])
+    before = {name: one.detach().clone() for name, one in trainer.trained().items()}
+    assert all("layers.1." in name for name in before if name.startswith(("A.", "B.")))
+    with trainer.prepared():
+        trainer.train(lambda trainer: None)
+    changed = {n for n, one in trainer.trained().items() if not torch.equal(one, before[n])}
+    assert changed == before.keys()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_models_of_other_types(run: FinderRun, dtype: str) -> None:
+    loaded = load(str(run.loaded.folder), device="cpu", dtype=dtype)
+    record = replace(run, loaded=loaded).run(Events())
+    assert record["dtype"] == dtype
+    assert record["scores"][0]["texts"][0]["all"]["questions"] == 48
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_training_on_a_gpu(run: FinderRun) -> None:
+    torch.use_deterministic_algorithms(False)
+    loaded = load(str(run.loaded.folder), device="cuda", dtype="bfloat16")
+    on_gpu = replace(run, loaded=loaded)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.run(Events(2))
+    record = on_gpu.run(Events(), resume=True)
+    assert record["device"] == "cuda"
+    assert record["scores"][-1]["texts"][0]["all"] is not None
+
+
+def test_a_resumed_training_is_bit_equal(run: FinderRun, tmp_path: Path) -> None:
+    whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
+    done = whole.run(Events())
+    for until in (1, 4):
+        with pytest.raises(KeyboardInterrupt):
+            cut.run(Events(until), resume=until > 1)
+        assert [path.name for path in cut.folder.iterdir()] == [FILE]
+    again = cut.run(Events(), resume=True)
+    assert same(whole.folder, cut.folder)
+    assert {**again, "seconds": 0} == {**done, "seconds": 0}
+    other = replace(run, held_out=(), folder=tmp_path / "other", settings=replace(FEW, seed=2))
+    other.run(Events())
+    assert not same(whole.folder, other.folder)
+
+
+def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
+    first = replace(run, settings=replace(FEW, rank=3, dim=6), held_out=())
+    first.run(Events())
+    start = StartFinder.load(first.folder, run.loaded.model, run.loaded.tokenizer)
+    settings = start.sizes(replace(FEW, steps=None, minutes=0, layers=1, first=0))
+    assert (settings.layers, settings.first, settings.rank, settings.dim) == (2, 1, 3, 6)
+    kept = replace(run, folder=tmp_path / "kept", settings=settings, start=start)
+    record = kept.run(Events())
+    assert record["start"] == start.digest
+    assert same(first.folder, kept.folder)  # no step: the finder that it starts from
+    on = replace(kept, folder=tmp_path / "on", settings=replace(settings, steps=2))
+    assert on.run(Events())["start"] == start.digest
+    assert not same(first.folder, on.folder)
+
+
+def test_a_training_goes_on_from_its_own_start_only(run: FinderRun, tmp_path: Path) -> None:
+    first = replace(run, held_out=())
+    first.run(Events())
+    start = StartFinder.load(first.folder, run.loaded.model, run.loaded.tokenizer)
+    cut = replace(first, folder=tmp_path / "cut", start=start)
+    with pytest.raises(KeyboardInterrupt):
+        cut.run(Events(2))
+    with pytest.raises(UsageError, match="start"):
+        replace(cut, start=None).run(Events(), resume=True)
+
+
+def test_the_record(run: FinderRun) -> None:
+    events = Events()
+    record = run.run(events)
+    assert json.loads((run.folder / RECORD).read_text("utf-8")) == record
+    assert (record["steps"], record["examples"], record["passages"]) == (6, 18, 6)
+    assert record["pairs"] == 54
+    assert set(record["texts"]) == {"one"}
+    assert set(record["held_out"]) == {"two"}
+    assert sum(record["counts"].values()) >= 18
+    assert record["losses"].keys() == record["counts"].keys() <= {"plain", "absent"}
+    assert events.read == (54, 54)
+    (report,) = events.reports
+    assert [(one.text, one.by, one.passages) for one in report] == [
+        ("two", "finder", 6), ("two", "BM25", 6),
+    ]  # fmt: skip
+    assert record["scores"][0]["steps"] == 6
+
+
+def test_scores_now_and_then(run: FinderRun) -> None:
+    events = Events()
+    record = replace(run, every=0.0, settings=replace(FEW, steps=2)).run(events)
+    assert [one["steps"] for one in record["scores"]] == [0, 1, 2]
+    assert len(events.reports) == 3
+
+
+def test_an_interrupted_scoring_trains_no_further(
+    run: FinderRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Events, text: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Events, "scoring", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.run(Events())
+    before = (run.folder / WEIGHTS).read_bytes()
+    events = Events()
+    record = run.run(events, resume=True)
+    assert events.losses == []
+    assert len(record["scores"]) == 1
+    assert (run.folder / WEIGHTS).read_bytes() == before
+
+
+def test_checkpoints_now_and_then(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
+
+    class Killed(Exception):
+        pass
+
+    class Kill(Events):
+        def step(self, trainer: FinderTrainer) -> None:
+            if trainer.state.steps == 3:
+                raise Killed
+
+    with pytest.raises(Killed):
+        run.run(Kill())
+    events = Events()
+    run.run(events, resume=True)
+    assert len(events.losses) == 6 - 2
+
+
+def test_folders_that_are_refused(run: FinderRun) -> None:
+    with pytest.raises(UsageError, match="a checkpoint to resume"):
+        run.run(Events(), resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(Events(1))
+    with pytest.raises(UsageError, match="no finder yet") as error:
+        run.run(Events())
+    assert "--resume" in error.value.hint
+    for changed, words in (
+        (replace(run, settings=replace(FEW, lr=1e-3)), "lr must be"),
+        (replace(run, settings=replace(FEW, first=0)), "first must be"),
+        (replace(run, held_out=()), "held_out must be"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            changed.run(Events(), resume=True)
+    path = run.folder / FILE
+    good = path.read_bytes()
+    path.write_bytes(good[:1000])
+    with pytest.raises(DocumentError, match="cannot be read"):
+        run.run(Events(), resume=True)
+    path.write_bytes(good)
+    assert replace(run, settings=replace(FEW, steps=2)).run(Events(), resume=True)["steps"] == 2
+    with pytest.raises(UsageError, match="no finder yet"):
+        run.run(Events())
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"first": 2}, "--first must be below --layers, got 2 and 2"),
+        ({"layers": 3}, "--layers must be at most the model's 2, got 3"),
+        ({"dim": 1000}, "--dim must be at most the model's hidden size"),
+    ],
+)
+def test_settings_that_are_refused(run: FinderRun, changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        replace(run, settings=replace(FEW, **changed)).run(Events())
+    assert not run.folder.exists()
+
+
+def test_layers_without_a_model() -> None:
+    check_sizes(FinderTrainingSettings())
+    with pytest.raises(UsageError, match="--first"):
+        check_sizes(FinderTrainingSettings(first=14))
+
+
+def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = FinderTrainer._losses
+
+    def broken(self: FinderTrainer, batch: FinderBatch) -> torch.Tensor:
+        return losses(self, batch) * float("nan")
+
+    monkeypatch.setattr(FinderTrainer, "_losses", broken)
+    with pytest.raises(UsageError, match="gradient must be finite") as error:
+        run.run(Events())
+    assert "--lr" in error.value.hint
+
+
+def test_the_learning_rate(run: FinderRun) -> None:
+    settings = FinderTrainingSettings(minutes=10, lr=1.0, warm_up=4, final=0.1)
+    rates = [
+        settings.learning_rate(TrainingState(steps=steps, seconds=seconds))
+        for steps, seconds in ((0, 0), (1, 0), (4, 0), (50, 300), (99, 600), (99, 9999))
+    ]
+    assert rates == pytest.approx([0.25, 0.5, 1.0, 0.55, 0.1, 0.1])
+    assert replace(settings, steps=8).share(TrainingState(steps=4, seconds=999)) == 0.5
+    assert replace(settings, minutes=0).share(TrainingState()) == 1
+    trainer = run._trainer(run._prepare(Events())[0])
+    with trainer.prepared():
+        trainer.train(lambda trainer: None)
+    adapter, maps = (group["lr"] for group in trainer.optimiser.param_groups)
+    assert maps == 2 * adapter
+
+
+def test_late_interaction_is_a_plain_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (torch.randn(n, t, 5, generator=generator) for n, t in ((2, 3), (4, 6)))
+    queries, keys = (torch.nn.functional.normalize(one, dim=-1) for one in (queries, keys))
+    weights = torch.rand(2, 3, generator=generator)
+    within = torch.rand(4, 6, generator=generator) < 0.6
+    within[:, 0] = True
+    found = late_interaction(queries, weights, keys, within)
+    for b in range(2):
+        for p in range(4):
+            score = sum(
+                float(weights[b, i])
+                * max(float(queries[b, i] @ keys[p, j]) for j in range(6) if within[p, j])
+                for i in range(3)
+            )
+            assert float(found[b, p]) == pytest.approx(score, abs=1e-5)
+
+
+def test_context_is_not_scored(run: FinderRun) -> None:
+    trainer = run._trainer(run._prepare(Events())[0])
+    crops = [PassageCrop([1, 2, 3, 4, 5], 2, []), PassageCrop([6, 7, 8], 0, [])]
+    keys, within = crop_keys(trainer.encoder, crops)
+    assert keys.shape == (2, 5, 8)
+    assert within.tolist() == [[False, False, True, True, True], [True, True, True, False, False]]
+
+
+def test_ranks_and_shares() -> None:
+    scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 5.0, 5.0]])
+    assert ranks(scores, torch.tensor([0, 1, 2])) == [1.0, 2.0, 1.5]
+    assert PassageRanks.of([]) is None
+    assert PassageRanks.of([1, 1.5, 3, 8, 20]) == PassageRanks(5, 0.2, 0.6, 0.8)
+
+
+def test_scores_of_a_text(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a finder that knows: every passage first. Reworded questions are counted apart."""
+    kinds = ["reworded" if at % 3 == 0 else one.kind for at, one in enumerate(run.texts[0].pairs)]
+    pairs = [replace(one, kind=kind) for one, kind in zip(run.texts[0].pairs, kinds, strict=True)]
+    text = FinderText(replace(run.texts[0], pairs=tuple(pairs)), run.loaded.tokenizer)
+    reworded = sum(pair.kind == "reworded" and pair.answer is not None for pair in pairs)
+
+    def oracle(
+        text: FinderText, encoder: Any, questions: Sequence[Any], progress: Callable[..., None]
+    ) -> torch.Tensor:
+        return torch.tensor(
+            [[float(one in p.questions) for p in text.passages] for one in questions]
+        )
+
+    monkeypatch.setattr("finder_scores.encoder_scores", oracle)
+    encoder: Any = None
+    found, lexical = score_finder(text, encoder)
+    every = PassageRanks(48, 1.0, 1.0, 1.0)
+    assert found == FinderScores("one", "finder", 6, every, replace(every, questions=reworded))
+    assert lexical.by == "BM25"
+    assert lexical.all == every, "each question names its town"
+    unknown = replace(text.passages[0].questions[0], text="Zzz?")
+    assert lexical_scores(text, [unknown]).tolist() == [[0.0] * 6]
+    assert ranks(lexical_scores(text, [unknown]), torch.tensor([0])) == [3.5]
+
+
+def test_a_text_without_answers(run: FinderRun) -> None:
+    absent = tuple(pair for pair in run.texts[0].pairs if pair.answer is None)
+    text = FinderText(replace(run.texts[0], pairs=absent), run.loaded.tokenizer)
+    trainer = run._trainer(run._prepare(Events())[0])
+    for scores in score_finder(text, trainer.encoder):
+        assert (scores.passages, scores.all, scores.reworded) == (6, None, None)

@@ -1,0 +1,56 @@
+"""Swapped questions ask what the passage does not tell: of another name, number or word."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from swapped_questions import (
+    KINDS,
+    frequent_names,
+    swapped_question,
+)
+
+from esa_cli.evaluation.tasks.task_sample import StableRandom
+
+NAMES = ["Anna Moll", "Bex", "Tom Hale"]
+
+
+def swap(question: str, passage: str, seed: int = 1) -> str | None:
+    return swapped_question(question, passage, NAMES, StableRandom(seed))
+
+
+def test_a_name_becomes_another_that_the_passage_does_not_mention() -> None:
+    passage = "In the town of Bex old Tom Hale sold a mare."
+    found = {swap("What did old Tom Hale sell?", passage, seed) for seed in range(20)}
+    assert found == {"What did old Anna Moll sell?"}
+
+
+def test_a_number_becomes_another_of_its_length() -> None:
+    found = {swap("What fell in 1851?", "The tower fell in 1851.", seed) for seed in range(20)}
+    assert len(found) > 3
+    assert all(one is None or re.fullmatch(r"What fell in 18[1-9]{2}\?", one) for one in found)
+    assert "What fell in 1851?" not in found
+
+
+@pytest.mark.parametrize("word", ["brown", "Brown"])
+def test_a_word_becomes_another_of_its_kind(word: str) -> None:
+    found = swap(f"What is the key of the {word} gate?", "The key of the brown gate is 7.")
+    assert found is not None
+    other = found.removeprefix("What is the key of the ").removesuffix(" gate?")
+    assert other.lower() in KINDS[0]
+    assert other.lower() != "brown"
+    assert other[0].isupper() == word[0].isupper()
+
+
+def test_nothing_in_common() -> None:
+    assert swap("Who sold the horse?", "Old Tom Hale sold a mare.") is None
+    assert (
+        swap("When did Tom Hale go?", "Tom Hale, Anna Moll and those of Bex went at noon.") is None
+    )
+
+
+def test_frequent_names() -> None:
+    text = "Then Bex came. So Bex saw Will there, and Will saw Bex. He saw Will, he will. " * 2
+    assert frequent_names(text) == ["Bex"]
+    assert frequent_names("Then came Bex.") == []
