@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of, read_marker
 from esa_cli.models.files.random_model import write_random
@@ -104,14 +105,17 @@ def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of `text`, special ones not added, by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
     file = folder / "tokenizer.json"
-    try:
+    with reading(f"the tokenizer in {folder}"):
         if file.is_file():
             from tokenizers import Tokenizer
+
+            from esa_cli.models.tokenization.plain_tokenizer import check_expansion
 
             # Here, so that --help of what counts tokens needs no numpy.
             from esa_cli.models.tokenization.windowed_tokenizer import token_rows
 
             tokenizer = Tokenizer.from_file(str(file))
+            check_expansion(tokenizer, folder)
             tokenizer.no_truncation()
 
             def encode(part: str) -> Any:
@@ -123,13 +127,6 @@ def count_tokens(folder: Path, text: str) -> int:
 
         slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return len(slow(text, add_special_tokens=False, verbose=False)["input_ids"])
-    except DocumentError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer in {folder} cannot be read: {first_line(error)}",
-            "fetch the model again",
-        ) from error
 
 
 def _checked_folder(ref: ModelRef) -> Path:

@@ -134,7 +134,7 @@ def check_loadable(folder: Path) -> None:
 
     try:
         config = language_config(folder)
-    except (OSError, ValueError, KeyError):
+    except ModelError:
         return
     check_supported(config)
 
