@@ -196,7 +196,7 @@ def _match(patterns: Sequence[re.Pattern[str] | None], names: Sequence[str]) -> 
     while name < len(names):
         if pattern < len(patterns):
             one = patterns[pattern]
-            if one is _SKIPPED:
+            if one is None:  # `_SKIPPED`
                 pattern += 1
                 again = pattern, name
                 continue

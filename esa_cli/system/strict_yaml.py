@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
         self._sizes[id(node)] = size
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if node.tag in _NUMBERS and len(node.value) > MOST_LETTERS:
             problem = f"a number must have at most {MOST_LETTERS} letters"
             raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)

@@ -229,3 +229,12 @@ def test_adapters_of_any_bytes(adapter: Any, seed: int) -> None:
     file.write_bytes(mutate(file.read_bytes(), [], draw))
     with refused_or_quick():
         load()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="must be finite"):
+        models.load(str(folder), device="cpu", dtype="bfloat16")
