@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,18 @@ from esa_cli.system.files import real_path
 MOST_FILES = 10_000
 _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
+_HIDDEN = (".", "~$")
+"""Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
 _OTHER = "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'"
+_SEPARATOR = f"[{re.escape(os.sep + (os.altsep or ''))}]+"
+_ANY_FOLDERS = re.compile(
+    rf"(?:(?P<top>.*?){_SEPARATOR})??\*\*(?:{_SEPARATOR}(?P<rest>.*))?", re.DOTALL
+)
+"""A pattern with `**` as a whole name."""
 _IGNORED = "ignored by .gitignore"
 _ELSEWHERE = "linked elsewhere"
 _UNREADABLE = "may not be read"
+_UNREAD_RULES = ".gitignore that is no file or too large"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
 """Left out as everyone expects, and often thousands: counted only."""
 
@@ -163,9 +172,41 @@ def source_files(names: Sequence[str]) -> SourceFiles:
 
 
 def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
-    for path in sorted(glob.glob(pattern, recursive=True)):
-        if not os.path.isdir(path):
+    hidden = os.path.basename(pattern).startswith(_HIDDEN)
+    for path in sorted(set(_matching(pattern))):
+        if os.path.isdir(path):
+            continue
+        if os.path.basename(path).startswith(_HIDDEN) and not hidden:
+            found.left_out["hidden"].append(path)
+        else:
             yield path
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """Paths that a pattern matches, some of them several times."""
+    if not (divided := _ANY_FOLDERS.fullmatch(pattern)):
+        yield from glob.iglob(pattern)
+        return
+    top, rest = divided["top"], divided["rest"] or "*"
+    for start in glob.iglob(top) if top else [""]:
+        for folder in _folders_below(start):
+            yield from _matching(os.path.join(glob.escape(folder), rest))
+
+
+def _folders_below(start: str) -> Iterator[str]:
+    """A folder, "" for the current one, and those below it that are not hidden, each once: by a
+    link where it has no other name."""
+    links, known = [start], set()
+    for link in links:
+        for where, folders, _ in os.walk(link or os.curdir):
+            if (real := real_path(where)) in known:
+                folders.clear()
+                continue
+            known.add(real)
+            yield os.path.relpath(where) if not link else where
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            paths = (os.path.join(where, name) for name in folders)
+            links += [path for path in paths if os.path.islink(path)]
 
 
 def _below(folder: str, found: FoundFiles) -> Iterator[str]:
@@ -200,12 +241,14 @@ def _below(folder: str, found: FoundFiles) -> Iterator[str]:
                 found.left_out[why].append(os.path.join(where, name))
             else:
                 yield os.path.join(where, name)
+    if ignored.unread:
+        found.left_out[_UNREAD_RULES] += ignored.unread
 
 
 def _hidden_or_linked(where: str, name: str, root: str) -> str:
     path = os.path.join(where, name)
-    if name.startswith(".") or not os.path.islink(path):
-        return "hidden" if name.startswith(".") else ""
+    if name.startswith(_HIDDEN) or not os.path.islink(path):
+        return "hidden" if name.startswith(_HIDDEN) else ""
     try:
         inside = os.path.realpath(path).startswith(os.path.join(root, ""))
     except OSError:
@@ -220,7 +263,7 @@ def _why_not(path: str) -> str:
         if not stat.S_ISREG(info.st_mode):
             return "neither file nor folder"
         if not info.st_size:
-            return "empty"
+            return "hidden" if path.endswith(".lock") else "empty"  # a lock of esa's, in use
         with open(path, "rb") as stream:
             head = stream.read(_HEAD)
     except OSError:

@@ -12,6 +12,10 @@ MOST_DEEP = 32
 MOST_VALUES = 100_000
 """Values of a text, those of an alias counted wherever it stands."""
 
+MOST_LETTERS = 100
+"""Of a number: larger ones cannot be printed, and in base 60 take quadratic time."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
 
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, of which YAML's own loader silently takes the last, and nesting that
@@ -49,6 +53,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
         self._sizes[id(node)] = size
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if node.tag in _NUMBERS and len(node.value) > MOST_LETTERS:
+            problem = f"a number must have at most {MOST_LETTERS} letters"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
+        return super().construct_scalar(node)
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         # Not while values are constructed: by then `<<` has added other mappings' keys.
         node = super().compose_mapping_node(anchor)
@@ -64,8 +74,11 @@ class _Loader(yaml.SafeLoader):
 
 def load_yaml(text: str) -> Any:
     """The YAML's value. Raises yaml.YAMLError: it is malformed, nested too deep, or has a duplicate
-    key. ValueError: as from YAML's own loader."""
-    return yaml.load(text, _Loader)
+    key, or a value that is not of its kind."""
+    try:
+        return yaml.load(text, _Loader)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise yaml.YAMLError(f"a value is not of its kind: {error}"[:200]) from error
 
 
 class _Dumper(yaml.SafeDumper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,33 @@ def test_patterns(tree: Path) -> None:
         "1 empty (docs/empty.txt)"
     ]
     assert expand(["docs/a.txt", "docs/*.txt", "docs", "docs/a.txt"]).count("docs/a.txt") == 2
+
+
+def test_patterns_mean_what_those_of_glob_do(tree: Path) -> None:
+    (tree / "docs" / "deep" / "b").mkdir()
+    (tree / "docs" / "deep" / "b" / "x.md").write_text("x")
+    for pattern in ("**", "docs/**", "**/*.md", "d*/**/*", "**/deep/**/*.??", "docs/**/b/x.md"):
+        named = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        found = sources.find_any(pattern)
+        left_out = [path for paths in found.left_out.values() for path in paths]
+        assert sorted([*found.files, *left_out]) == sorted(named), pattern
+
+
+def test_a_pattern_follows_each_folder_once(tree: Path) -> None:
+    for name in "abcdef":
+        (tree / "docs" / "deep" / name).symlink_to(".")
+        (tree / "docs" / name).symlink_to("..")
+    assert expand(["docs/deep/**/*.txt"]) == ["docs/deep/wide.txt"]
+    assert expand(["docs/**/*.txt"])[:2] == ["docs/a.txt", "docs/a/other/d.txt"]
+    assert len(expand(["docs/**/*.txt"])) == 4
+
+
+def test_lock_files_are_hidden(tree: Path) -> None:
+    for name in ("~$b.docx", ".~lock.b.odt#", "answers.jsonl.lock"):
+        (tree / "other" / name).write_bytes(b"" if name.endswith("lock") else b"\5owner\0\0")
+    for source in ("other", "other/*"):
+        assert expand([source]) == ["other/d.txt"]
+        assert set(sources.find_any(source).left_out) <= {"hidden"}
 
 
 def test_a_path_that_exists_is_itself(tree: Path) -> None:

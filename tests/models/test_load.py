@@ -72,7 +72,7 @@ def cut(path: Path) -> None:
         (lambda f: cut(f / "model.safetensors"), "damaged or cut off"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64), "damaged or cut off"),
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
-        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer .* cannot be loaded"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer .* cannot be read"),
     ],
 )
 def test_broken_folders(folder: Path, damage: Any, message: str) -> None:

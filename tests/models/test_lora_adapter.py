@@ -83,16 +83,16 @@ def test_other_kinds_are_refused(model: Any, tmp_path: Path, change: dict[str, A
     random_adapter(model).save(tmp_path, "")
     config = json.loads((tmp_path / CONFIG).read_text("utf-8")) | change
     (tmp_path / CONFIG).write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ModelError, match="no adapter can be read"):
+    with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
         LoraAdapter.load(tmp_path, model)
 
 
 def test_missing_folder_and_torn_weights(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no adapter can be read"):
+    with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
         LoraAdapter.load(tmp_path / "none", model)
     random_adapter(model).save(tmp_path, "")
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:100])
-    with pytest.raises(ModelError, match="no adapter can be read"):
+    with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
         LoraAdapter.load(tmp_path, model)
 
 

@@ -188,7 +188,7 @@ def test_a_tokenizer_that_was_damaged_since(folder: Path) -> None:
     assert is_plain(folder)
     (folder / "tokenizer.json").write_text("{")
     assert load_plain_tokenizer(folder) is None
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_tokenizer(folder)
 
 

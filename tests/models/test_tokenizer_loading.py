@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from model_files import TEXTS, change, folder, own_home
@@ -62,17 +63,18 @@ def test_the_same_without_auto(folder: Path, name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_others_are_left_to_auto(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = (folder / file).read_text()
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *given, **more: 1)
-    assert load_tokenizer(folder) != 1
+    other = SimpleNamespace(chat_template=None, is_fast=False)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *given, **more: other)
+    assert load_tokenizer(folder) is not other
     for text in ("{", "[]", "{}", None):
         if text is None:
             (folder / file).unlink()
         else:
             (folder / file).write_text(text)
-        assert load_tokenizer(folder) == 1
+        assert load_tokenizer(folder) is other
     (folder / file).write_text(kept)
     change(folder / "config.json", model_type="qwen2")
-    assert load_tokenizer(folder) == 1
+    assert load_tokenizer(folder) is other
 
 
 @pytest.mark.parametrize("kind", ["folder", "random"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -234,6 +235,17 @@ def test_a_disk_that_fails_is_the_urls(
     with pytest.raises(RemoteError, match=r"far cannot be used: .*Permission denied") as raised:
         push(library, str(tmp_path / "far"), library.entries())
     assert raised.value.exit_code == LibraryError.exit_code == 3
+
+
+def test_a_full_disk_is_a_lack_of_room(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "there")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", fails)
+    with pytest.raises(DiskError, match=r"far"):
+        push(library, str(tmp_path / "far"), library.entries())
 
 
 def test_a_prune_that_has_decided_removes_nothing_of_a_pull(

@@ -31,15 +31,15 @@ class DemoRun:
     """One run of the demo; its steps, questions and answers go to standard output.
 
     Args:
-        count: questions; the last is the one without an answer. keep: the chronicle goes into the
-            library. started: `time.perf_counter()` at the command's start.
+        count: questions; of several, the last is the one without an answer. keep: the chronicle
+            goes into the library. started: `time.perf_counter()` at the command's start.
     """
 
     def __init__(self, count: int, keep: bool, reporter: Reporter, started: float) -> None:
         self.keep, self.reporter, self.started = keep, reporter, started
         self.screen = make_console(sys.stdout)
         *answered, unanswered = reworded()
-        self.questions = [*answered[: count - 1], unanswered]
+        self.questions = [*answered[: max(1, count - 1)], *[unanswered][: count - 1]]
         self.document = _chronicle()
         self.loaded_s = self.read_s = 0.0
 

@@ -108,12 +108,14 @@ def show_transfer(done: str, kind: str, place: str, result: TransferResult, as_j
         )
     else:
         there = "" if done == "exported" else f"; {result.there:,} were there"
-        print(f"{done} {_counted(len(result.copied))}, {size_text(result.bytes)}{there}")
+        print(f"{done} {documents_text(len(result.copied))}, {size_text(result.bytes)}{there}")
     sys.stdout.flush()
     if result.failed:
-        first, count = result.failed[0], _counted(len(result.failed))
-        raise LibraryError(f"left out {count}: {first.message}", first.hint)
+        first, count = result.failed[0], len(result.failed)
+        are = "is" if count == 1 else "are"
+        raise LibraryError(f"{documents_text(count)} {are} left out: {first.message}", first.hint)
 
 
-def _counted(documents: int) -> str:
-    return f"{documents:,} document{'' if documents == 1 else 's'}"
+def documents_text(count: int) -> str:
+    """A number of documents in words."""
+    return f"{count:,} document" if count == 1 else f"{count:,} documents"

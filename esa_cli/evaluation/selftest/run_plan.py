@@ -28,6 +28,8 @@ DENSE_SHARE = 0.9
 """Share of the model's window that the ceiling's document takes."""
 DENSE_ROOM = 256
 """Tokens left beside that document for the chat template, the question and the answer."""
+MOST_TOKENS = 100_000_000
+"""Of a document."""
 MOST_DEPTHS = 1000
 
 
@@ -137,16 +139,16 @@ def prompted_preset(preset: Preset, sample: TaskSample) -> Preset:
 
 
 def tokens(text: str) -> int:
-    """ "32k" -> 32000. Raises UsageError."""
+    """ "32k" -> 32000. Raises UsageError: it is no number, or beyond `MOST_TOKENS`."""
     plain = text.strip().lower().replace("_", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
     try:
         count = int(float(plain[:-1]) * factor if factor else float(plain))
     except (ValueError, OverflowError):
         count = 0
-    if count < 1:
+    if not 0 < count <= MOST_TOKENS:
         raise UsageError(
-            f"a length must be a number of tokens from 1, got {text!r}",
+            f"a length must be a number of tokens from 1 to {MOST_TOKENS:,}, got {text[:40]!r}",
             "for example: 32k, 8000, 1m",
         )
     return count

@@ -161,12 +161,13 @@ def cached_repos() -> list[tuple[str, Path, int]]:
     return sorted((repo.repo_id, Path(repo.repo_path), repo.size_on_disk) for repo in found)
 
 
-def delete_repo(ref: ModelRef) -> int:
-    """Deletes every revision of a hub model from huggingface_hub's cache; returns bytes freed.
-    Raises ModelError: the model is not there."""
+def delete_repo(ref: ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
+    """Deletes every revision of a hub model from huggingface_hub's cache, after `confirm`; returns
+    bytes freed. Raises ModelError: the model is not there."""
     cache, found = _cached_models()
     if ref.repo not in found:
         raise ModelError(f"{ref.repo} is not in the hub's cache", "see `esa models list`")
+    confirm()
     strategy = cache.delete_revisions(*(r.commit_hash for r in found[ref.repo].revisions))
     strategy.execute()
     return int(strategy.expected_freed_size)

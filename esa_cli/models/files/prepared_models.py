@@ -147,11 +147,12 @@ def list_models() -> list[CachedModel]:
     return found + [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
 
 
-def remove(ref: str | ModelRef) -> int:
+def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model from this machine's caches; returns the bytes freed.
 
     Args:
         ref: a reference, or the folder name of a prepared model, as when its GGUF file is gone.
+        confirm: called before anything is deleted, where there is something; may raise an error.
 
     Raises:
         ModelError: the model is not in a cache, or is a folder of the user's own.
@@ -162,10 +163,11 @@ def remove(ref: str | ModelRef) -> int:
         if ref.kind == "folder":
             raise ModelError(f"{ref.text} is your own folder, which esa does not delete")
         if ref.kind == "hub":
-            return hub.delete_repo(ref)
+            return hub.delete_repo(ref, confirm)
         folder = models_folder() / slug(ref)
         if not folder.is_dir():
             raise ModelError(f"{ref.name} is not in {models_folder()}", "see `esa models list`")
+    confirm()
     with _lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
         part = _part(folder)

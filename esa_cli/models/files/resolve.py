@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import DocumentError, ModelError, UsageError, first_line
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of, read_marker
 from esa_cli.models.files.random_model import write_random
@@ -104,14 +105,17 @@ def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
     file = folder / "tokenizer.json"
-    try:
+    with reading(f"the tokenizer in {folder}"):
         if file.is_file():
             from tokenizers import Tokenizer
+
+            from esa_cli.models.tokenization.plain_tokenizer import check_expansion
 
             # Here, so that --help of what counts tokens needs no numpy.
             from esa_cli.models.tokenization.windowed_tokenizer import token_rows
 
             tokenizer = Tokenizer.from_file(str(file))
+            check_expansion(tokenizer, folder)
             tokenizer.no_truncation()
             tokenizer.encode_special_tokens = True  # those that the text spells out are text
 
@@ -125,13 +129,6 @@ def count_tokens(folder: Path, text: str) -> int:
         slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return len(slow(text, **options)["input_ids"])
-    except DocumentError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer in {folder} cannot be read: {first_line(error)}",
-            "fetch the model again",
-        ) from error
 
 
 def _checked_folder(ref: ModelRef) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_settings import GgufSettings
+from esa_cli.models.gguf.gguf_settings import GgufSettings, check_counts
 from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
@@ -44,6 +44,7 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     try:
         with quiet_transformers(), gc_paused(), GgufFile(gguf_file) as file:
             report("convert", 0, None)
+            check_counts(file)
             known = file.architecture in GGUF_FAMILIES
             (_convert if known else _convert_by_transformers)(file, folder, report)
             _write_tokenizer(file, folder)

@@ -91,6 +91,11 @@ class GgufFile:
             raise ModelError(f"{self.path.name} does not say which kind of model it is", _AGAIN)
         return found
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file, and of the other parts of a split model."""
+        return len(self._bytes) + sum(other.size for other in self._others)
+
     def read(self, name: str) -> Any:
         """A tensor as a numpy array of float32. Raises ModelError: its type cannot be unpacked."""
         if name in self._elsewhere:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from esa_cli.errors import ModelError
+from esa_cli.models.files.checkpoint_files import check_settings
 from esa_cli.models.gguf.gguf_families import DIVIDED, GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_latents import by_sigmoid, latent_settings
@@ -89,6 +90,29 @@ _ELSEWHERE = {
 places in an image, and so are layers of `n_deepstack_layers`."""
 
 
+_CONTEXT = ("context_length", "original_context_length", "sliding_window", "token_id")
+"""Ends of the names of settings that are no sizes of weights."""
+
+
+def check_counts(file: GgufFile) -> None:
+    """Raises ModelError where a file says that it has more layers than tensors, or that something
+    is larger than the file."""
+    for name, value in file.metadata.items():
+        if not name.startswith(f"{file.architecture}.") or name.endswith(_CONTEXT):
+            continue
+        layers = name.endswith(".block_count")
+        most = len(file.tensors) if layers else file.size
+        every = value if isinstance(value, list) else [value]
+        if any(type(one) is int and one > most for one in every):
+            what = "tensors" if layers else "bytes"
+            raise ModelError(
+                f"{file.path.name} has {most:,} {what}, which is too few for {name} = {value}"[
+                    :300
+                ],
+                "it may be damaged; fetch it again",
+            )
+
+
 class GgufSettings:
     """The settings of one file. Raises ModelError: one is missing, or cannot be kept."""
 
@@ -121,6 +145,7 @@ class GgufSettings:
         if self._family.large:
             scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
             found["query_pre_attn_scalar"] = scalar
+        check_settings(found, self._file.path.name)
         config: Any = AutoConfig.for_model(self.kind, **found)
         return config
 

@@ -101,6 +101,8 @@ def load(
         read_spread if spread else partial(read_pretrained, place=place, packing=packing, kept=kept)
     )
     model = into_memory(ref, config, place, lambda: read(folder, dtype=chosen))
+    if not packing and not kept:
+        check_finite(model, ref)
     if not packing:
         cache_config(folder, model.config)
     weight = next(model.parameters())
@@ -108,6 +110,18 @@ def load(
         model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
         device=weight.device, cache=cache,
     )  # fmt: skip
+
+
+def check_finite(model: Any, ref: ModelRef) -> None:
+    """Raises ModelError where a weight is NaN or infinite: all that is computed would be, too."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+            raise ModelError(
+                f"the weights of {ref.name} must be finite, got NaN or infinity in {name}",
+                "fetch the model again; or they are beyond the numbers of this --dtype",
+            )
 
 
 def hindrance(config: Any) -> str:
@@ -134,7 +148,7 @@ def check_loadable(folder: Path) -> None:
 
     try:
         config = language_config(folder)
-    except (OSError, ValueError, KeyError):
+    except ModelError:
         return
     check_supported(config)
 

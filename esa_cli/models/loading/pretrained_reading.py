@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
-from esa_cli.models.files.checkpoint_files import read_config, stored_weights
+from esa_cli.errors import EsaError, ModelError, ResourceError
+from esa_cli.models.files.checkpoint_files import read_config, said, stored_weights
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.loading.packed_formats import settings_in
 from esa_cli.models.loading.packed_layouts import packed_weights
 from esa_cli.models.loading.quantization import QUANTIZATIONS, packing_error, settle
-from esa_cli.models.loading.text_part import language_config, reading_options
+from esa_cli.models.loading.text_part import reading_options
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 
@@ -61,11 +61,13 @@ def _as_stored(folder: Path, options: dict[str, Any]) -> Any:
 
 def _unpacked(folder: Path, options: dict[str, Any]) -> Any:
     """As `_as_stored`, with the plain weights of quantised files, one at a time."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
     from esa_cli.models.loading.unpacking import unpacked_weights
 
-    config = options.pop("config", None) or language_config(folder)
+    config: Any = options.pop("config", None)
+    if config is None:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     weights = unpacked_weights(folder, settings_in(config.to_dict()), options["dtype"])
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -95,6 +97,4 @@ def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaEr
         )
     if packed := packing_error(ref.name, config, error):
         return packed
-    return ModelError(
-        f"{ref.name} cannot be loaded: {first_line(error)}", "remove it and fetch it again"
-    )
+    return ModelError(f"{ref.name} cannot be loaded: {said(error)}", "remove it and fetch it again")

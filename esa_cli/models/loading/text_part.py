@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, first_line
+from esa_cli.errors import ModelError
 from esa_cli.models.attachment.refused_families import LIMITS
 from esa_cli.models.attachment.supported_families import FAMILIES
-from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, stored_weights
+from esa_cli.models.files.checkpoint_files import (
+    StoredWeight,
+    read_config,
+    reading,
+    stored_weights,
+)
 from esa_cli.models.files.config_cache import cache_config, cached_config
 from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
@@ -30,6 +35,7 @@ BODIES = (
 """What stands in place of `model.` before the names of a language model's layers."""
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """What stands in place of `lm_head.`."""
+_OTHER = "upgrade transformers, or choose another model"
 _EMBEDDING = "embed_tokens.weight"
 _OF_TEXT = {"qwen3_vl_text": "qwen3"}
 """Language models whose rotary embedding knows places in an image, and the `model_type` of those
@@ -73,16 +79,17 @@ def _completed(folder: Path) -> dict[str, Any] | None:
     """The settings of a model of no supported family, with sizes as other families name them; those
     that it has not are what they are in most. None: transformers does not know it."""
     try:
-        config = language_config(folder)
-        found: dict[str, Any] = config.to_dict()
-        for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
-            found[name] = getattr(config, name, otherwise)
-        found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
-        found["hidden_size"] = config.hidden_size
-        found["intermediate_size"] = (
-            getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
-        )
-    except (OSError, ValueError, KeyError, AttributeError):
+        with reading(folder):
+            config = language_config(folder)
+            found: dict[str, Any] = config.to_dict()
+            for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
+                found[name] = getattr(config, name, otherwise)
+            found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
+            found["hidden_size"] = config.hidden_size
+            found["intermediate_size"] = (
+                getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
+            )
+    except ModelError:
         return None
     return found
 
@@ -91,12 +98,11 @@ def language_config(folder: Path) -> Any:
     """transformers' configuration of the language model in a folder.
 
     Raises:
-        ModelError: transformers cannot read that of a checkpoint of several parts; or as
-            `read_config`. OSError, ValueError, KeyError: it cannot read another.
+        ModelError: transformers cannot read it, or as `read_config`.
     """
     from transformers import AutoConfig
 
-    with quiet_transformers():
+    with quiet_transformers(), reading(folder / "config.json", _OTHER):
         if not has_text_part(read_config(folder)):
             return AutoConfig.from_pretrained(folder, local_files_only=True)
         return _whole_config(folder).text_config
@@ -107,14 +113,9 @@ def _whole_config(folder: Path) -> Any:
     `text_config`, too. Raises ModelError."""
     from transformers import AutoConfig
 
-    try:
+    with reading(folder / "config.json", _OTHER):
         whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         whole.text_config = text = _without_places(whole.text_config)
-    except Exception as error:
-        raise ModelError(
-            f"{folder / 'config.json'} cannot be read: {first_line(error)}",
-            "upgrade transformers, or choose another model",
-        ) from error
     for name in ("eos_token_id", "quantization_config"):
         if getattr(whole, name, None) is not None:
             setattr(text, name, getattr(whole, name))

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.system.files import replacing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_RANK, MOST_SCALE = 1 << 16, 1000
 PREFIX = "base_model.model."
 """What peft writes before a module's name in the causal language model."""
 
@@ -78,16 +79,12 @@ class LoraAdapter:
 
         Raises:
             ModelError: the folder has none, it is damaged, of a kind not supported (bias, DoRA,
-                rank patterns), or of another model.
+                rank patterns), or of another model; or it has numbers that are not finite.
         """
-        try:
+        with reading(f"the adapter {folder}", "use --no-adapter"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
-            scale = _scale(config)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise ModelError(
-                f"no adapter can be read from {folder}: {error}", "use --no-adapter"
-            ) from error
+            rank, scale = _scale(config)
         matrices = {}
         for name in tensors:
             if name.endswith(".lora_A.weight"):
@@ -96,6 +93,7 @@ class LoraAdapter:
                     raise ModelError(f"the adapter {folder} lacks {name}'s other half", "")
                 short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
                 matrices[short] = (tensors[name], other)
+                _check(folder, short, rank, scale, *matrices[short])
         if 2 * len(matrices) != len(tensors):
             raise ModelError(
                 f"the adapter {folder} changes more than linear layers",
@@ -166,11 +164,31 @@ class LoraAdapter:
         return add
 
 
-def _scale(config: Mapping[str, Any]) -> float:
-    """alpha / r of an adapter's configuration. Raises ValueError for a kind that is not LoRA."""
+def _check(folder: Path, name: str, rank: int, scale: float, a: Tensor, b: Tensor) -> None:
+    """Raises ModelError where two matrices are not of this rank, or have what is no number."""
+    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
+        rule, got = f"have the rank r = {rank}", f"{list(a.shape)} and {list(b.shape)}"
+    elif not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
+        rule, got = "have finite numbers", "others"
+    else:
+        return
+    raise ModelError(
+        f"the matrices of the adapter {folder} for {name} must {rule}, got {got}",
+        "use --no-adapter",
+    )
+
+
+def _scale(config: Mapping[str, Any]) -> tuple[int, float]:
+    """r, and alpha / r, of an adapter's configuration. Raises ValueError for a kind that is not
+    LoRA, or where they are no numbers that one can have."""
     if config["peft_type"] != "LORA" or config.get("bias", "none") != "none":
         raise ValueError("it is not a LoRA adapter without bias")
     if config.get("use_dora") or config.get("rank_pattern") or config.get("alpha_pattern"):
         raise ValueError("DoRA and patterns of ranks are not supported")
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    rank, alpha = config["r"], float(config["lora_alpha"])
+    if type(rank) is not int or not 0 < rank <= MOST_RANK:
+        raise ValueError(f"r must be a whole number from 1 to {MOST_RANK:,}, got {rank!r}")
+    scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    if not abs(scale) <= MOST_SCALE:
+        raise ValueError(f"lora_alpha must be at most {MOST_SCALE:,} times r, got {alpha}")
+    return rank, scale

@@ -6,6 +6,7 @@ too. The rest is left to the tokenizer of transformers, which is loaded when it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,9 +14,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from esa_cli.errors import ModelError
+
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """Arguments of `apply_chat_template` that are variables of the template and nothing else."""
 
+MOST_EXPANSION, MOST_IDS = 64, 1 << 23
+"""Letters in place of one; and a token's id: the largest vocabularies have 2**18 tokens."""
 _ENCODING = Lock()
 """Held while a text is encoded: whether words like special tokens are split is a setting of the
 shared backend, which another thread must not change meanwhile."""
@@ -41,6 +46,32 @@ def plain_backend(folder: Path) -> Any:
     if backend.post_processor is None:  # as transformers does; it adds nothing
         backend.post_processor = processors.TemplateProcessing("$A:0", "$A:0 $B:1", [])
     return backend
+
+
+def check_expansion(backend: Any, folder: Path) -> None:
+    """Raises ModelError where a fast tokenizer writes many letters in place of one before it cuts a
+    text, so that a page takes minutes. backend: of tokenizers."""
+    rules, letters = [], 1
+    if backend.normalizer is not None:
+        rules.append(json.loads(backend.normalizer.__getstate__()))
+    for rule in rules:  # the list grows
+        rules += rule.get("normalizers", [])
+        letters *= max(1, len(rule.get("content", "")), len(rule.get("prepend", "")))
+    if letters > MOST_EXPANSION:
+        raise ModelError(
+            f"the tokenizer in {folder} must write at most {MOST_EXPANSION} letters in place of "
+            f"one, got rules that write {letters:,}", "use another model",
+        )  # fmt: skip
+
+
+def check_ids(backend: Any, folder: Path) -> None:
+    """Raises ModelError where a fast tokenizer's ids are beyond all vocabularies, as tables of them
+    would be larger than the memory. backend: of tokenizers."""
+    if (largest := max(backend.get_vocab().values(), default=0)) > MOST_IDS:
+        raise ModelError(
+            f"the ids of the tokenizer in {folder} must be at most {MOST_IDS:,}, got {largest:,}",
+            "use another model",
+        )
 
 
 class PlainTokenizer:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from esa_cli.errors import ModelError
 from esa_cli.models.files.settings_cache import (
     UNUSABLE,
     installed,
@@ -19,6 +20,7 @@ from esa_cli.models.files.settings_cache import (
     settings_path,
     write_settings,
 )
+from esa_cli.models.tokenization.chat_rendering import limited_rendering
 from esa_cli.models.tokenization.plain_tokenizer import (
     PlainTokenizer,
     TokenizerFacts,
@@ -58,7 +60,7 @@ def cached_facts(folder: Path) -> TokenizerFacts | None:
 
 def cache_facts(folder: Path, tokenizer: Any) -> None:
     """Keeps the facts of a tokenizer that transformers has loaded from a folder, once; where they
-    cannot be written, they are not kept."""
+    cannot be written, they are not kept. Raises ModelError: as `limited_rendering`."""
     with suppress(*UNUSABLE):
         path = _path(folder)
         with suppress(OSError, ValueError):
@@ -111,7 +113,8 @@ def _is_usual(tokenizer: Any) -> bool:
 
 
 def _renders_alike(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    """Whether both give a conversation the same text, or refuse it."""
+    """Whether both give a conversation the same text, or refuse it. Raises ModelError: as
+    `limited_rendering`."""
     if plain.chat_template is None:
         return True
     if not isinstance(plain.chat_template, str):
@@ -119,11 +122,14 @@ def _renders_alike(plain: PlainTokenizer, tokenizer: Any) -> bool:
 
     def rendered(one: Any, first: int, last: int, prompt: bool) -> str | None:
         try:
-            text: str = one.apply_chat_template(
-                TURNS[first:last], tokenize=False, add_generation_prompt=prompt,
-                enable_thinking=False, date_string="26 Jul 2024",
-            )  # fmt: skip
+            with limited_rendering():
+                text: str = one.apply_chat_template(
+                    TURNS[first:last], tokenize=False, add_generation_prompt=prompt,
+                    enable_thinking=False, date_string="26 Jul 2024",
+                )  # fmt: skip
             return text
+        except ModelError:
+            raise
         except Exception:
             return None
 

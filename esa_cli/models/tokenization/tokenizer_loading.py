@@ -8,12 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, UsageError, first_line
-from esa_cli.models.files.checkpoint_files import check_tokenizer
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.files.prepared_models import path_of
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer, plain_backend
+from esa_cli.models.tokenization.chat_rendering import check_template
+from esa_cli.models.tokenization.plain_tokenizer import (
+    PlainTokenizer,
+    check_expansion,
+    check_ids,
+    plain_backend,
+)
 from esa_cli.models.tokenization.tokenizer_cache import cache_facts, cached_facts
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -23,19 +29,18 @@ GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of transformers in a model's folder. Raises ModelError."""
     check_tokenizer(folder)
-    try:
-        with quiet_transformers(), gc_paused():
-            tokenizer = _tokenizer_class(folder).from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-            _add_template(folder, tokenizer)
-            cache_facts(folder, tokenizer)
-            return tokenizer
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}",
-            "fetch the model again, or check that its tokenizer needs no code of its own",
-        ) from error
+    hint = "fetch the model again, or check that its tokenizer needs no code of its own"
+    with reading(f"the tokenizer in {folder}", hint), quiet_transformers(), gc_paused():
+        tokenizer = _tokenizer_class(folder).from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        _add_template(folder, tokenizer)
+        check_template(tokenizer.chat_template)
+        if tokenizer.is_fast:
+            check_expansion(tokenizer.backend_tokenizer, folder)
+            check_ids(tokenizer.backend_tokenizer, folder)
+        cache_facts(folder, tokenizer)
+        return tokenizer
 
 
 def _add_template(folder: Path, tokenizer: Any) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.files.checkpoint_files import reading
+from esa_cli.models.tokenization.chat_rendering import limited_rendering
 from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
@@ -18,6 +20,7 @@ from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
 """Private-use characters, which no template contains."""
+_OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
 
 
 class PromptTokens:
@@ -27,7 +30,7 @@ class PromptTokens:
         tokenizer: of transformers. prompt: the preset's prompt.
 
     Raises:
-        ModelError: the chat template loses or repeats the document.
+        ModelError: the chat template cannot be rendered, or loses or repeats the document.
     """
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
@@ -64,18 +67,20 @@ class PromptTokens:
             messages.append(self._message("user", user))
             messages.append(self._message("assistant", ANSWER))
         messages.append(self._message("user", asked[-1]))
-        return str(
-            # Templates that know no thinking mode ignore the switch; Qwen3 would answer with its
-            # thoughts first, and run out of tokens in them.
-            self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=True,
-                enable_thinking=False,
-                # Llama 3 would write today's date before the document: its keys would change daily.
-                date_string="26 Jul 2024",
+        with reading("the model's chat template", _OTHER_PROMPT), limited_rendering():
+            return str(
+                # Templates that know no thinking mode ignore the switch; Qwen3 would answer with
+                # its thoughts first, and run out of tokens in them.
+                self.tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=False,
+                    # Llama 3 would write today's date before the document: its keys would change
+                    # daily.
+                    date_string="26 Jul 2024",
+                )
             )
-        )
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         """A turn; templates of models that also see images may take nothing but lists of parts."""

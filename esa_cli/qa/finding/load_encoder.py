@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from esa_cli.errors import ModelError, PresetError
+from esa_cli.errors import PresetError
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 from esa_cli.qa.finding.voting_heads import VotingHeads
@@ -89,12 +90,8 @@ def index_sizes(preset: Preset) -> IndexSizes | None:
     if settings.needs_rows or settings.finder is None:
         return None
     path = finder_folder(settings.finder) / MAPS
-    try:
+    with reading(f"the finder {path.parent}", "use --set answer.finder=null"):
         return _sizes(path)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ModelError(
-            f"no finder can be read from {path.parent}: {error}", "--set answer.finder=null"
-        ) from error
 
 
 def _sizes(path: Path) -> FinderSizes:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
+from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.partial_forward import grouped, hidden_states, of_size_one, padded
@@ -104,7 +105,7 @@ class TokenEncoder:
         Raises:
             ModelError: the folder has none, it is damaged, or of another model.
         """
-        try:
+        with reading(f"the finder {folder}", "use --set answer.finder=null"):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
                 facts = json.loads(file.metadata()["finder"])
@@ -112,10 +113,8 @@ class TokenEncoder:
             missing = {"query_map", "key_map", "query_weight", "query_bias", "scale"} - set(maps)
             if missing:
                 raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise ModelError(
-                f"no finder can be read from {folder}: {error}", "--set answer.finder=null"
-            ) from error
+            if other := [name for name, one in maps.items() if not one.isfinite().all()]:
+                raise ValueError(f"{other[0]} must have finite numbers")
         adapter = LoraAdapter.load(folder, model)
         weight = next(model.parameters())
         adapter.to(weight)

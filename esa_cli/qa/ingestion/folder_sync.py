@@ -35,7 +35,10 @@ def check_folder(folder: str, library: Library) -> str:
         DocumentError: it is no folder. UsageError: the library is in it, or it is in the library.
     """
     if not os.path.isdir(folder):
-        raise DocumentError(f"{folder} must be a folder, got {_kind(folder)}", "name a folder")
+        raise DocumentError(
+            f"{folder or 'FOLDER'} must be a folder, got {_kind(folder) if folder else 'no name'}",
+            "name a folder",
+        )
     path = os.path.abspath(folder)
     root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):

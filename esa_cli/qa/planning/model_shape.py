@@ -157,7 +157,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
             window=_window(config),
             unlike=shared_rows(config),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
 
 

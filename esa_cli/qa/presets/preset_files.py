@@ -79,7 +79,7 @@ def read_file(path: Path) -> dict[str, Any]:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise PresetError(f"cannot read preset {path}: {error}", "") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         where, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = f" (line {where.line + 1})" if where else ""
         raise PresetError(

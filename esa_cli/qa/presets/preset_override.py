@@ -25,7 +25,7 @@ def parse_override(text: str) -> dict[str, Any]:
         )
     try:
         parsed = load_yaml(value)
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         shown, problem = reprlib.repr(text), getattr(error, "problem", None)
         hint = f"quote it; {problem}" if problem else "quote it"
         raise PresetError(f"the value of --set must be YAML, got {shown}", hint) from error

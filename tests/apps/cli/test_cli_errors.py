@@ -55,12 +55,37 @@ pytestmark = pytest.mark.usefixtures("surroundings")
             ("note.md", "What?", "--read", "soon"),
             ["--read must be one of after, first, never, got soon", "esa ask --help"],
         ),
-        (("note.md", "What?", "--temperature", "-1"), ["--temperature"]),
+        *(
+            (
+                ("note.md", "What?", "--model", "nowhere/none", "--temperature", heat),
+                ["--temperature"],
+            )
+            for heat in ("-1", "1e-320", "5e-7", "inf", "1e999", "nan")
+        ),
         (("note.md", "What?", "--nosuch"), ["--nosuch"]),
     ],
 )
 def test_usage(esa: Esa, note: str, arguments: tuple[str, ...], words: list[str]) -> None:
     fail(esa("ask", *arguments, *([] if "--device" in arguments else TINY[:2])), 2, *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "note.md", "caf\udce9?", "--model", "nowhere/none"),
+        ("selftest", "needle", "--len", "9" * 30),
+        ("selftest", "needle", "--len", "101m"),
+    ],
+)
+def test_usage_before_anything_is_loaded(esa: Esa, note: str, arguments: tuple[str, ...]) -> None:
+    fail(esa(*arguments), 2, "must be")
+
+
+def test_names_that_are_empty(esa: Esa) -> None:
+    """As those of a shell's variable that is not set."""
+    for command in ("pull", "path", "rm"):
+        fail(esa("models", command, ""), 5, "not empty")
+    fail(esa("sync", ""), 3, "FOLDER must be a folder, got no name")
 
 
 @pytest.mark.parametrize(

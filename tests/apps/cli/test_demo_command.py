@@ -13,6 +13,7 @@ from command import TINY, Esa, fail
 
 from esa_cli import Library, models
 from esa_cli.apps.cli import demo_run
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
 from esa_cli.models.files import wheel
 from esa_cli.qa.api import Esa as Asking
@@ -111,3 +112,11 @@ def test_the_questions_are_of_the_chronicle() -> None:
     assert last.answers == ()
     assert all(is_answered(text, one.answers[:1]) for one in answered)
     assert len(answered) + 1 == 9
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_a_demo_has_an_answer(count: int) -> None:
+    asked = demo_run.DemoRun(count, False, Reporter(True), 0.0).questions
+    assert len(asked) == count
+    assert asked[0].answers
+    assert (asked[-1].answers == ()) == (count > 1)

@@ -145,7 +145,7 @@ def test_documents_go_to_a_url_and_come_back(
     far = tmp_path.parent / f"{tmp_path.name}-far" / "documents" / f"{first.key}.text"
     far.write_bytes(b"")
     (tmp_path / "other" / "documents" / f"{first.key}.text").unlink()
-    with pytest.raises(LibraryError, match="left out 1 document: document"):
+    with pytest.raises(LibraryError, match="1 document is left out: document"):
         run("pull", url)
     with pytest.raises(LibraryError, match="is not a library of esa"):
         run("pull", "memory://nothing")
@@ -265,7 +265,7 @@ def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> No
     path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
     said = run("prune", "--max-size", str(library.nbytes - 1))
     assert f"removed {old.id}" in said
-    assert f"1 of another format are left alone: {kept.id}" in said
+    assert f"of another format: {kept.id}" in said
     (left,) = json.loads(run("prune", "--json"))["left_alone"]
     assert left["id"] == kept.id
 

@@ -145,7 +145,8 @@ def test_removing_a_model(esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = Path(esa("models", "pull", "random:llama", "--quiet").out.strip())
     assert esa("models", "rm", "random:llama", "--yes").code == 0
     assert not folder.exists()
-    fail(esa("models", "rm", "random:llama", "--yes"), 5, "random:llama")
+    for options in ((), ("--yes",)):  # nothing is to be confirmed
+        fail(esa("models", "rm", "random:llama", *options), 5, "random:llama")
 
 
 def test_doctor(esa: Esa) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,34 @@ def test_files_of_any_bytes(tmp_path: Path, content: bytes | str) -> None:
     path = tmp_path / "made.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     refused_or(path)
+
+
+KINDS = [f"!!{kind} " for kind in ("int", "float", "bool", "timestamp", "binary", "set", "omap")]
+BEGINNINGS = ["", "0x", "0b", "0", "-", "190", "1", ".", "2020-", "''", "é"]
+PIECES = ["f", "1", "0", ":30", "_1", "e9", ".1", "-1", " "]
+
+
+@given(
+    st.sampled_from(["", *KINDS]),
+    st.sampled_from(BEGINNINGS),
+    st.sampled_from(PIECES),
+    st.sampled_from([0, 1, 2, 5_000, 100_000]),
+)
+@example("", "0x", "f", 100_000)
+@example("", "190", ":30", 100_000)
+@example("", "190", ":30.5", 100_000)
+def test_values_of_any_kind_and_length(
+    tmp_path: Path, kind: str, begin: str, piece: str, count: int
+) -> None:
+    path, value = tmp_path / "made.yaml", f"{kind}{begin}{piece * count}"
+    path.write_text(f"extends: tiny-random\ncontext: {value}\n", "utf-8")
+    start = time.process_time()
+    refused_or(path)
+    try:
+        preset.load("tiny-random", [f"context={value}"])
+    except PresetError as error:
+        expect_one_line(error)
+    assert time.process_time() - start < 5
 
 
 def refused_or(path: Path) -> None:

@@ -45,13 +45,14 @@ def compare(
     """
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
-    from esa_cli.apps.cli.request import split
+    from esa_cli.apps.cli.request import check_characters, split
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
     from esa_cli.storage.cache_choice import check_in_memory
 
     example = 'for example: esa compare book.txt "Who is Ahab?"'
     documents, question = split(arguments or [], example=example)
+    check_characters(question)
     names = options.names(methods)
     if not names:
         raise UsageError(

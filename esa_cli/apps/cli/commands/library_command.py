@@ -210,7 +210,7 @@ def prune(
         print(f"{would} {done.leftovers} files that belong to no document")
     if done.left_alone:
         ids = " ".join(entry.id for entry in done.left_alone)
-        print(f"{len(done.left_alone)} of another format are left alone: {ids}")
+        print(f"left alone, as they are of another format: {ids}")
     freed = "would be freed" if dry_run else "freed"
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 

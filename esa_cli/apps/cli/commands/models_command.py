@@ -50,7 +50,7 @@ def pull(
     from esa_cli import models
     from esa_cli.apps.cli.output.terminal import Reporter
 
-    reporter, chosen = Reporter(quiet), ref or models.DEFAULT_MODEL
+    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else ref
     try:
         folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
     finally:
@@ -64,7 +64,7 @@ def path(ref: DefaultRef = None) -> None:
     from esa_cli.errors import ModelError
     from esa_cli.models import DEFAULT_MODEL, path_of
 
-    folder = path_of(ref or DEFAULT_MODEL)
+    folder = path_of(DEFAULT_MODEL if ref is None else ref)
     if folder is None:
         raise ModelError("the model is not on this machine", "`esa models pull` fetches it")
     print(folder)
@@ -79,5 +79,5 @@ def rm(
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 
-    confirm_removal("model", f"{ref} from this machine", yes)
-    print(f"removed {ref}, {size_text(remove(ref))} freed")
+    freed = remove(ref, lambda: confirm_removal("model", f"{ref} from this machine", yes))
+    print(f"removed {ref}, {size_text(freed)} freed")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from esa_cli.apps.cli import completion
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
@@ -91,9 +92,28 @@ MaxTokens = Annotated[
     int | None,
     typer.Option("--max-new-tokens", metavar="N", min=1, help="The longest answer, in tokens."),
 ]
+
+
+def _temperature(value: float | None) -> float | None:
+    """The option's value. Raises UsageError: nothing can be divided by it."""
+    from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
+
+    if value is not None and not valid_temperature(value):
+        raise UsageError(
+            f"--temperature must be {TEMPERATURES}, got {value}", "leave it out for the preset's"
+        )
+    return value
+
+
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", metavar="T", min=0.0, help="0: always the likeliest word."),
+    typer.Option(
+        "--temperature",
+        metavar="T",
+        min=0.0,
+        callback=_temperature,
+        help="0: always the likeliest word.",
+    ),
 ]
 Seed = Annotated[
     int | None,

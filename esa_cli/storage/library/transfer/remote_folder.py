@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import RemoteError, first_line
+from esa_cli.errors import DiskError, RemoteError, first_line
+from esa_cli.system.files import lacks_room
 
 CHUNK = 1 << 22
 _WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
@@ -121,7 +122,7 @@ class RemoteFolder:
         """Every protocol's library raises errors of its own."""
         try:
             yield
-        except RemoteError:
+        except (RemoteError, DiskError):
             raise
         except ImportError as error:
             raise RemoteError(
@@ -129,6 +130,9 @@ class RemoteFolder:
                 "pip install 'esa-cli[url]', and what the protocol needs, as s3fs for s3://",
             ) from error
         except Exception as error:
+            if lacks_room(error):
+                hint = "free some space there; the same command goes on where it was"
+                raise DiskError(f"there is no space left in {self.shown}", hint) from error
             raise RemoteError(
                 f"{self.shown} cannot be used: {first_line(error) or type(error).__name__}",
                 "check the URL, the network and your rights; the same command goes on where it was",

@@ -1,0 +1,105 @@
+"""Rules of .gitignore files, compared with git's own, and files that are made to do harm."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from esa_cli.documents import ignore_rules
+from esa_cli.documents.ignore_rules import IgnoreRules
+from esa_cli.documents.sources import find, find_any
+
+PARTS = (
+    "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "[", "]",
+    "[ab]", "[!a]", "[^a-b]", "[z-a]", "[!z-a]", "[]a]", "[a\\]b]", "[[:alpha:]]", "[[:nope:]]",
+    "\r", "[a-", "**/", "/**", "/**/", "\t",
+)  # fmt: skip
+NAMES = ("a", "b", "A", "ab", "ba", "a b", "a ", "!", "#", "a!", "-", "]", "\\", "a.b", "[")
+
+
+def drawn(draw: random.Random) -> str:
+    """A line of ASCII, as git compares bytes; it reads two asterisks that are no whole name in ways
+    of its own."""
+    while True:
+        line = "".join(draw.choice(PARTS) for _ in range(draw.randrange(1, 7)))
+        names = line.removeprefix("!").split("/")
+        if not any("**" in name and name.strip("*") for name in names):
+            return line
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is the peer")
+@pytest.mark.parametrize("seed", range(12))
+def test_as_git_ignores(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    folders = ["", *(f"{draw.choice(NAMES)}/" for _ in range(3))]
+    folders += [f"{folder}{draw.choice(NAMES)}/" for folder in folders[1:]]
+    paths = sorted({folder + name for folder in folders for name in NAMES} - {""})
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        if not (tmp_path / path).exists():
+            (tmp_path / path).write_text("x")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for _ in range(12):
+        for folder in folders[:3]:
+            lines = [drawn(draw) for _ in range(draw.randrange(1, 5))]
+            (tmp_path / folder / ".gitignore").write_bytes("\n".join(lines).encode())
+        assert read(tmp_path) == read_by_git(tmp_path)
+
+
+def read(root: Path) -> set[str]:
+    """The files that are not ignored."""
+    found = find_any(str(root)).files
+    return {os.path.relpath(path, root) for path in found}
+
+
+def read_by_git(root: Path) -> set[str]:
+    options = ["-c", "core.excludesFile=", "ls-files", "-zo", "--exclude-per-directory=.gitignore"]
+    listed = subprocess.run(["git", *options], cwd=root, check=True, capture_output=True).stdout
+    return {path for path in os.fsdecode(listed).split("\0") if path and ".gitignore" not in path}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("a*" * 30 + "b", "a" * 250),
+        ("*a" * 30 + "b", "a" * 250),
+        ("[ab]*" * 30 + "c", "ab" * 120),
+        ("**/a/" * 30 + "b", "a/" * 100 + "a"),
+    ],
+)
+def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
+    (tmp_path / ".gitignore").write_text(line)
+    rules, start = IgnoreRules(str(tmp_path)), time.process_time()
+    assert not rules.names(str(tmp_path / name), folder=False)
+    assert time.process_time() - start < 1
+
+
+def test_what_is_no_file_is_not_read_and_said(tmp_path: Path) -> None:
+    for number, folder in enumerate(("pipe", "zero", "large", "folder", "missing")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(str(number))
+    os.mkfifo(tmp_path / "pipe" / ".gitignore")
+    (tmp_path / "zero" / ".gitignore").symlink_to("/dev/zero")
+    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MOST_BYTES)
+    (tmp_path / "folder" / ".gitignore").mkdir()
+    (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
+    found = find(str(tmp_path))
+    assert len(found.files) == 5
+    (line,) = [one.line for one in found.rest(str(tmp_path))]
+    for folder in ("pipe", "zero", "large"):
+        assert f"{folder}/.gitignore" in line
+
+
+def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / ".gitignore").write_text("a/\n")
+    (tmp_path / "a" / ".gitignore").write_text("!*\n")
+    assert IgnoreRules(str(tmp_path / "a" / "b")).names(str(tmp_path / "a/b/c"), folder=False)

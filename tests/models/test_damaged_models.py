@@ -1,0 +1,240 @@
+"""Folders, GGUF files and adapters that are damaged or made to do harm: an error of esa's, or they
+work; and neither takes long."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from model_files import change, folder, own_home, tiny_gguf
+from mutations import mutate
+from safetensors.torch import load_file, save_file
+
+from esa_cli import models
+from esa_cli.errors import ModelError, ResourceError
+from esa_cli.models.files.resolve import count_tokens
+from esa_cli.models.loading.text_part import language_settings
+from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.presets.preset import Prompt
+
+__all__ = ["folder", "tiny_gguf"]
+VALUES = (
+    None, True, "x", "4", "", [], [1], {}, {"a": 1}, 0, -1, 1, 7, 1.5, 1e-9, -0.5, 1e308,
+    float("nan"), float("inf"), 2**31, 10**12, 10**40,
+)  # fmt: skip
+
+
+@contextmanager
+def refused_or_quick(seconds: float = 20) -> Iterator[None]:
+    start = time.process_time()
+    with suppress(ModelError, ResourceError):
+        yield
+    assert time.process_time() - start < seconds
+
+
+def open_model(folder: Path) -> Any:
+    """What a command does with a model's folder, but for reading a document."""
+    shape_of(language_settings(folder))
+    loaded = models.load(str(folder), device="cpu", dtype="float32")
+    prompt = PromptTokens(loaded.tokenizer, Prompt())
+    ids = prompt.document("The captain's name is Ahab.") + prompt.question("Who is it?")
+    with torch.inference_mode():
+        loaded.model(torch.tensor([ids[:64]]) % loaded.model.config.vocab_size)
+    return loaded
+
+
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_settings_of_any_value(folder: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    file = folder / draw.choice(("config.json", *SETTINGS))
+    settings = json.loads(file.read_text("utf-8"))
+    for _ in range(draw.choice((1, 1, 2))):
+        inner = draw.choice((settings, settings.get("rope_parameters") or settings))
+        inner[draw.choice(sorted(inner))] = draw.choice(VALUES)
+    file.write_text(json.dumps(settings), "utf-8")
+    with refused_or_quick():
+        open_model(folder)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_files_of_any_bytes(folder: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    file = folder / draw.choice((*SETTINGS, "tokenizer.json"))
+    file.write_bytes(mutate(file.read_bytes(), [], draw))
+    with refused_or_quick():
+        open_model(folder)
+
+
+@pytest.mark.parametrize("file", [*SETTINGS, "tokenizer.json"])
+def test_deep_files(folder: Path, file: str) -> None:
+    (folder / file).write_text("[" * 100_000, "utf-8")
+    with pytest.raises(ModelError, match=re.escape(str(folder))):
+        open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", -1), ("num_hidden_layers", 100_000), ("num_attention_heads", 0),
+        ("num_attention_heads", "4"), ("rms_norm_eps", float("nan")), ("rms_norm_eps", -5),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 0}), ("vocab_size", 1.5),
+        ("eos_token_id", "x"),
+    ],
+)  # fmt: skip
+def test_settings_with_which_nothing_is_computed(folder: Path, name: str, value: Any) -> None:
+    change(folder / "config.json", **{name: value})
+    with pytest.raises(ModelError, match=r"config\.json: \w+ must be"):
+        language_settings(folder)
+
+
+LONG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = (
+    "{{ ''.__class__.__mro__ }}", "{{ messages", "{{ raise_exception('no') }}", "{{ 1 / 0 }}",
+    "{{ messages[9].content }}", LONG, "{% set l = range(99999)|list %}"
+    "{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}", "{{ 9 ** 9 ** 9 }}",
+    "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+    "{% if messages[0].content|length > 20 %}" + LONG + "{% endif %}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_chat_templates_that_fail_or_do_not_end(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+    with refused_or_quick(), pytest.raises(ModelError):
+        PromptTokens(load_tokenizer(folder), Prompt())
+
+
+def replace(content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "a"}, "content": content}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        replace("a" * 10_000),
+        {"type": "Sequence", "normalizers": [replace("a" * 20)] * 5},
+        {"type": "Prepend", "prepend": "a" * 1_000_000},
+    ],
+)
+def test_normalizers_that_make_a_text_long(folder: Path, rule: dict[str, Any]) -> None:
+    change(folder / "tokenizer.json", normalizer=rule)
+    for read in (load_tokenizer, lambda one: count_tokens(one, "a")):
+        with refused_or_quick(), pytest.raises(ModelError, match="letters in place of"):
+            read(folder)
+
+
+def test_ids_beyond_all_vocabularies(folder: Path) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text("utf-8"))["model"]
+    change(folder / "tokenizer.json", model=model | {"vocab": model["vocab"] | {"a": 10**9}})
+    with refused_or_quick(), pytest.raises(ModelError, match="must be at most"):
+        load_tokenizer(folder)
+
+
+def patched(gguf: bytes, name: str, value: bytes) -> bytes:
+    """The file with the number of an entry replaced."""
+    at = gguf.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name) + 4
+    return gguf[:at] + value + gguf[at + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("llama.block_count", struct.pack("<I", n)) for n in (0, 100_000, 2**31, 2**32 - 1)),
+        *(
+            (name, struct.pack("<f", n))
+            for name in ("llama.rope.freq_base", "llama.attention.layer_norm_rms_epsilon")
+            for n in (float("nan"), -1)
+        ),
+        ("llama.rope.freq_base", struct.pack("<f", 0)),
+        ("llama.embedding_length", struct.pack("<I", 2**32 - 1)),
+        ("llama.attention.head_count", struct.pack("<I", 0)),
+    ],
+)
+def test_gguf_numbers(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: bytes
+) -> None:
+    own_home(tmp_path, monkeypatch)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(patched(tiny_gguf.read_bytes(), name, value))
+    with refused_or_quick(), pytest.raises(ModelError):
+        models.resolve(str(path))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_gguf_headers_of_any_bytes(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    own_home(tmp_path, monkeypatch)
+    draw, data = random.Random(seed), tiny_gguf.read_bytes()
+    path = tmp_path / "a.gguf"
+    path.write_bytes(data[:24] + mutate(data[24:900], [], draw) + data[900:])
+    with refused_or_quick():
+        open_model(models.resolve(str(path)))
+
+
+@pytest.fixture
+def adapter(folder: Path, tmp_path: Path) -> tuple[Path, Callable[[], LoraAdapter]]:
+    """An adapter's folder, and what reads it for its model."""
+    model = models.load(str(folder), device="cpu", dtype="float32").model
+    LoraAdapter.new(model, rank=4, alpha=8).save(tmp_path / "adapter", "")
+    return tmp_path / "adapter", lambda: LoraAdapter.load(tmp_path / "adapter", model)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"r": one} for one in (0, -4, "4", 5, 4.0, True, 10**12, None)),
+        *({"lora_alpha": one} for one in (float("nan"), float("inf"), 1e308, "x", [])),
+        {"peft_type": []}, {"target_modules": None, "r": 10**400},
+    ],
+)  # fmt: skip
+def test_adapter_settings(adapter: Any, changed: dict[str, Any]) -> None:
+    path, load = adapter
+    assert load().rank == 4
+    change(path / CONFIG, **changed)
+    with pytest.raises(ModelError):
+        load()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_adapters_that_are_not_finite(adapter: Any, value: float) -> None:
+    path, load = adapter
+    tensors = load_file(path / WEIGHTS)
+    next(iter(tensors.values()))[0, 0] = value
+    save_file(tensors, path / WEIGHTS)
+    with pytest.raises(ModelError, match="finite"):
+        load()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_adapters_of_any_bytes(adapter: Any, seed: int) -> None:
+    path, load = adapter
+    draw = random.Random(seed)
+    file = path / draw.choice((CONFIG, WEIGHTS))
+    file.write_bytes(mutate(file.read_bytes(), [], draw))
+    with refused_or_quick():
+        load()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="must be finite"):
+        models.load(str(folder), device="cpu", dtype="bfloat16")
