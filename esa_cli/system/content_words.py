@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,9 +38,10 @@ ELIDED = frozenset(_ELIDED.split())
 """What is elided before a French or Italian noun in an English text."""
 # Marks that are no part of a letter: joiners, soft hyphens and variants of a character; vowels of
 # Hebrew and Arabic.
+TATWEEL = "\u0640"  # it makes an Arabic word wider
 _UNWRITTEN = re.compile(
-    r"[\u00ad\u200c\u200d\u2060\ufe00-\ufe0f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
-    r"\u0610-\u061a\u0640\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
+    rf"[{TATWEEL}\u00ad\u200c\u200d\u2060\ufe00-\ufe0f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
 )
 # Accents of decomposed letters. In Cyrillic they tell letters apart, but for the stress.
 _ACCENT = re.compile(
@@ -55,8 +56,8 @@ _MARKS = ((0x300, 0x3400), (0xA66F, 0xAC00), (0xFB1E, 0xFE30))
 """Where Unicode has combining marks of scripts."""
 _RARE = r"\U00011000-\U00011fff\U0001e000-\U0001e95f"
 """Scripts of few texts, with their marks; sorting these out would make the pattern slow."""
-KNOWN_RUNS = 1 << 17
-"""Runs of letters of a language whose stems are kept."""
+KEPT, LONGEST_KEPT = 1 << 17, 24
+"""Runs of letters of a language whose stems are kept, and their characters at most."""
 SLICES, SLICE = 8, 1500
 """Of a text's characters, what its language is told by."""
 LEAST, LEAST_SHARE, MARGIN = 3, 0.04, 2
@@ -81,8 +82,9 @@ def _stem_of(language: str) -> Any:
     """The language's Snowball stemmer, or None."""
     import snowballstemmer
 
-    known = language in snowballstemmer.algorithms()
-    return snowballstemmer.stemmer(language).stemWord if known else None
+    if language not in snowballstemmer.algorithms():
+        return None
+    return lru_cache(KEPT)(snowballstemmer.stemmer(language).stemWord)
 
 
 @cache
@@ -107,11 +109,14 @@ def _unaccented(word: str) -> str:
     return unicodedata.normalize("NFC", bare).translate(_WITHOUT_ACCENT)
 
 
+@lru_cache(KEPT)
 def _folded(word: str) -> str:
     """A word without case, signs of compatibility and marks that are no part of a letter."""
     if word.isascii():
         return word.lower()
     word = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
+    if word.isalnum() and TATWEEL not in word:  # no marks
+        return word
     letters = _UNWRITTEN.sub("", word)
     # Compatibility gives some characters punctuation and spaces: ½ has a stroke.
     return "".join(one for one in letters if one.isalnum() or one == "'" or _is_mark(one))
@@ -143,13 +148,14 @@ class _Terms(dict[str, tuple[tuple[int, int, str], ...]]):
         self._language = language
 
     def __missing__(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        if len(self) >= KNOWN_RUNS:
-            self.clear()
         if run.isascii() and "'" not in run:
             found = tuple((0, len(run), stem) for stem in _stems(run, self._language))
         else:
             found = tuple(_parts(run, self._language))
-        self[run] = found
+        if len(run) <= LONGEST_KEPT:  # others hardly come again
+            if len(self) >= KEPT:
+                self.clear()
+            self[run] = found
         return found
 
 
@@ -163,9 +169,14 @@ def _parts(run: str, language: str) -> Iterator[tuple[int, int, str]]:
     done = 0
     for spaceless in SPACELESS.finditer(run):
         yield from _words(run, done, spaceless.start(), language)
-        done = spaceless.end()
-        at = [one.span() for one in _patterns()[1].finditer(run, spaceless.start(), done)]
-        for (first, _), (_, end) in zip(at[: max(1, len(at) - 1)], at[1:] or at, strict=True):
+        first, done = spaceless.span()
+        if spaceless[0].isalnum() and unicodedata.is_normalized("NFKC", spaceless[0]):
+            for at in range(first, max(first + 1, done - 1)):
+                yield at, min(at + 2, done), run[at : min(at + 2, done)]
+            continue
+        letters = [one.span() for one in _patterns()[1].finditer(run, first, done)]
+        pairs = zip(letters[: max(1, len(letters) - 1)], letters[1:] or letters, strict=True)
+        for (first, _), (_, end) in pairs:
             yield first, end, _folded(run[first:end])
     yield from _words(run, done, len(run), language)
 
@@ -175,8 +186,9 @@ def _words(run: str, start: int, end: int, language: str) -> Iterator[tuple[int,
     for word in _WORD.finditer(run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
-            elided = len(parts) > 1 and parts[0].lower() in ELIDED
-            at, parts = at + elided * (len(parts[0]) + 1), ["'".join(parts[elided:])]
+            while len(parts) > 1 and _plain(parts[0]) in ELIDED:
+                at += len(parts.pop(0)) + 1
+            parts = ["'".join(parts)]
         for part in parts:
             yield from ((at, at + len(part), stem) for stem in _stems(part, language))
             at += len(part) + 1
@@ -186,14 +198,14 @@ def _stems(word: str, language: str) -> Iterable[str]:
     """A word's stem, and that of the word without accents where it is another: it is found by
     questions with and without them. None of a frequent word."""
     folded = _folded(word)
-    if not folded or (plain := _unaccented(folded)) in _stop_words(language):
+    plain = _unaccented(folded)
+    if not plain or plain in _stop_words(language):
         return ()
     stem = _stem_of(language)
     if stem is None:
         return (plain,)
-    if plain == folded:
-        return (stem(plain),)
-    return dict.fromkeys((stem(plain), _unaccented(stem(folded))))
+    forms = (plain,) if plain == folded else (plain, folded)
+    return dict.fromkeys(_unaccented(stem(form)) or plain for form in forms)
 
 
 def language_of(text: str) -> str:
