@@ -68,8 +68,8 @@ class SentenceWords:
             text = found["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             vocabulary = text.split("\n") if text else []
             language = found["language"].tobytes().decode()
-            numbers = (found[name] for name in ("spans", "counts", "ids", "ends"))
-            return cls(*numbers, vocabulary, language)
+            spans, counts, ids, ends = (found[one] for one in ("spans", "counts", "ids", "ends"))
+            return cls(spans, counts, ids, ends, vocabulary, language)
         except (SafetensorError, KeyError, ValueError):
             return None
 
