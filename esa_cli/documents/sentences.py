@@ -16,8 +16,39 @@ LONGEST = 600
 PROSE = range(40, 121)
 """Characters of a line that may have been broken to a width."""
 
-END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”’]*|\n")
-SHORT = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Capt|Col|Gen|Fig|vs|[A-Z])\.$")
+_STOPS = "。！？।॥؟۔։።፧။។៕"
+"""Ends of sentences in scripts that need no space after them."""
+END = re.compile(
+    r"[.!?…](?<![.!?…].)[.!?…]*+[\"'”’“‘»«›‹)\]]*+(?=\s|$)"
+    rf"|[{_STOPS}][.!?…{_STOPS}]*[\"'”’»」』)\]]*|\n"
+)
+_SHORT = """
+Mr Mrs Ms Dr Prof St Jr Sr Capt Col Gen Fig vs Messrs Lt Sgt Rev Hon Gov Mt Ste Mme Mmes Mlle Mlles
+MM Mgr Sra Srta Dra Hr Sig Dott Avv Chr Mio Mrd bzw ggf inkl vgl sog evtl ca approx viz cf ул им
+"""
+SHORT = frozenset(_SHORT.split())
+"""Abbreviations before a name or a noun: their full stop ends no sentence."""
+_NUMBERED = """
+no nos nr nrs p pp vol vols fig figs art arts ch chap cap sec sect par abs kap abb bd ed tab eq para
+núm pág págs pag pagg стр рис гл табл
+"""
+NUMBERED = frozenset(_NUMBERED.split())
+"""Abbreviations, in lower case, that end no sentence before a number."""
+LETTERS = re.compile(r"(\w+)\.$")
+"""The word that a full stop follows."""
+OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
+"""The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
+a sentence."""
+MORE_LETTERS = re.compile(r"\s?[^\W\d_]\.(?!\w\w)")
+_MONTHS = (
+    "Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+)
+DATED = re.compile(rf"\s(?:(?:{_MONTHS}|Jahrhundert|Jh)\b|\d{{1,2}}\.\s?\d{{2,4}}\b)")
+"""What follows the day in a German date, or the number of a century."""
+ORDINAL = re.compile(r"\b(?:der|das|dem|den|des|im|vom|zum|zur|beim)\s\d{1,2}\.$")
+MONTH_NUMBER = re.compile(r"\b\d{1,2}\.\s?\d{1,2}\.$")
+LOOK_BACK = 24
+"""Characters before and after a full stop that tell whether it ends a sentence."""
 WORDS = 5
 
 
@@ -69,13 +100,33 @@ def _ends(text: str, first: int, last: int) -> Iterator[int]:
     for found in END.finditer(text, first, last):
         end = found.end()
         if found[0] != "\n":
-            follows = text[end : end + 40].lstrip()[:1]
-            if not (SHORT.search(text, max(first, end - 8), end) or follows.islower()):
+            if not (
+                text[end : end + 40].lstrip()[:1].islower() or _is_abbreviation(text, first, end)
+            ):
                 yield end
             continue
         broken, line = text[line : end - 1], end
         if not _goes_on(broken, text[end : end + 1]):
             yield end
+
+
+def _is_abbreviation(text: str, first: int, end: int) -> bool:
+    """True if the full stop before `end` is that of an abbreviation or an ordinal number, after
+    which the sentence goes on."""
+    before = text[max(first, end - LOOK_BACK) : end]
+    found = LETTERS.search(before)
+    if found is None:
+        return False
+    word, follows = found[1], text[end : end + LOOK_BACK]
+    if word in SHORT or (len(word) == 1 and word.isupper()):
+        return True
+    number = follows.lstrip()[:1].isdigit()
+    if len(word) == 1 and word.isalpha():
+        return bool(number or OF_SEVERAL.search(before) or MORE_LETTERS.match(follows))
+    if word.isdigit() and len(word) <= 2:
+        month = number and MONTH_NUMBER.search(before)
+        return bool(month or DATED.match(follows) or ORDINAL.search(before))
+    return number and word.lower() in NUMBERED
 
 
 def _goes_on(line: str, follows: str) -> bool:

@@ -4,7 +4,7 @@
     s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-Words are stems without English stop words; a word belongs to the token with its first character.
+Words are those of `system.content_words`; a word belongs to the token with its first character.
 The selector `consensus` with windows of the same size then selects exactly the best windows.
 Neither queries nor keys are read, and all layers would score the same: with `layers: first`, the
 scores of the first one are the sum over all.
@@ -34,7 +34,7 @@ from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.part_registry import register
 from esa_cli.methods.recipes import Base, recipe
 from esa_cli.system.bm25_scores import Bm25
-from esa_cli.system.content_words import content_words, located_words
+from esa_cli.system.content_words import language_of, located_words, question_words
 
 
 class TokenWindowIndex:
@@ -49,10 +49,12 @@ class TokenWindowIndex:
         self._vocabulary: dict[str, int] = {}
         halves: list[list[int]] = [[] for _ in range(-(-self._tokens // self._half))]
         starts = numpy.array([0, *accumulate(map(len, pieces))])
-        words = list(located_words("".join(pieces)))
+        text = "".join(pieces)
+        self._language = language_of(text)
+        words = list(located_words(text, self._language))
         # The last token that starts there or before: tokens without text start where the next does.
-        at = numpy.searchsorted(starts[:-1], [first for first, _ in words], side="right") - 1
-        for token, (_, word) in zip(at.tolist(), words, strict=True):
+        at = numpy.searchsorted(starts[:-1], [first for first, _, _ in words], side="right") - 1
+        for token, (_, _, word) in zip(at.tolist(), words, strict=True):
             number = self._vocabulary.setdefault(word, len(self._vocabulary))
             halves[token // self._half].append(number)
         # Window w is halves w and w + 1; a text of one half is one window.
@@ -61,8 +63,10 @@ class TokenWindowIndex:
 
     def scores(self, question: str) -> Tensor:
         """(tokens,) float32: BM25 of each token's best window; 0 where no word is shared."""
-        words = content_words(question)
-        ids = [self._vocabulary[word] for word in words if word in self._vocabulary]
+        asked = question_words(question, [self._language])
+        ids = [
+            self._vocabulary[stem] for stems in asked for stem in stems if stem in self._vocabulary
+        ]
         windows = self._bm25.scores(ids)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it
             windows = torch.maximum(

@@ -1,64 +1,254 @@
-"""Content words of a text as stems, for lexical scores.
+"""Content words of a text as stems, for lexical scores: the one normal form of words for texts,
+questions and names.
 
-English stop words are left out. Scripts without spaces between words (Chinese, Japanese, Thai) give
-pairs of adjacent characters.
+A word's form has no case, no accents and no signs of compatibility (Unicode NFKC), one apostrophe,
+and no vowel marks of Arabic and Hebrew. An article or the like that is elided (`l'Italie`) is apart
+from its noun; words of other languages than English are divided at every apostrophe (`Ankara'da`).
+They are stemmed in the language of their text, where Snowball has it, with and without accents. Its
+most frequent words are left out: BM25 gives them little weight, but every passage would have a word
+of the question, also one that no other word fits. Scripts without spaces between words (Chinese,
+Japanese, Thai) give pairs of adjacent characters, each with its marks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
-SPACELESS_CHARACTER = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
+from esa_cli.system import function_words
+
+ENGLISH = "english"
+SPACELESS_CHARACTER = (
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u3400-\u9fff"
+    r"\U00020000-\U0003ffff]"
+)
 SPACELESS = re.compile(f"{SPACELESS_CHARACTER}+")
-_ENGLISH = """
-a an and are as at be but by for if in into is it no not of on or such that the their then there
-these they this to was will with what which who whom whose when where why how do does did has have
-had he she his her him its i you your my me our we us were been being from about can could would
-should may might must than so
-"""
-STOP_WORDS = frozenset(_ENGLISH.split())
+APOSTROPHES = "’‘ʼʻ＇"
+"""Signs that are one with the ASCII apostrophe."""
+_ELIDED = "l d c j m n s t qu dell all nell dall sull quest quell jusqu lorsqu"
+ELIDED = frozenset(_ELIDED.split())
+"""What is elided before a French or Italian noun in an English text."""
+# Marks that are no part of a letter: joiners, soft hyphens and variants of a character; vowels of
+# Hebrew and Arabic.
+TATWEEL = "\u0640"  # it makes an Arabic word wider
+_UNWRITTEN = re.compile(
+    rf"[{TATWEEL}\u00ad\u200c\u200d\u2060\ufe00-\ufe0f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+    r"\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
+)
+# Accents of decomposed letters. In Cyrillic they tell letters apart, but for the stress.
+_ACCENT = re.compile(
+    r"(?<![\u0400-\u04ff])[\u0300-\u036f\u0653-\u0655\u1ab0-\u1aff\u1dc0-\u1dff]|[\u0300\u0301]"
+)
+_WITHOUT_ACCENT = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ı": "i"})
+_RUN_OF_ASCII = re.compile(r"[A-Za-z0-9]['A-Za-z0-9]*")
+_WORD = re.compile(r"[^']+(?:'[^']+)*")
+"""A word within a run of letters and apostrophes."""
+_JOINERS = "\u00ad\u200c\u200d\u2060"
+_MARKS = ((0x300, 0x3400), (0xA66F, 0xAC00), (0xFB1E, 0xFE30))
+"""Where Unicode has combining marks of scripts."""
+_RARE = r"\U00011000-\U00011fff\U0001e000-\U0001e95f"
+"""Scripts of few texts, with their marks; sorting these out would make the pattern slow."""
+KEPT, LONGEST_KEPT = 1 << 17, 24
+"""Runs of letters of a language whose stems are kept, and their characters at most."""
+SLICES, SLICE = 8, 1500
+"""Of a text's characters, what its language is told by."""
+LEAST, LEAST_SHARE, MARGIN = 3, 0.04, 2
+"""How many of another language's most frequent words a sample has at least, what share of its words
+they are, and how many times those of English: a table, a name or a line has few of any."""
 
 
 @cache
-def stemmer() -> Any:
-    """The English Snowball stemmer; its import takes as long as that of all else here."""
+def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A run of letters and ASCII apostrophes, and a letter with its marks."""
+    marks = _JOINERS + "".join(
+        letter
+        for first, last in _MARKS
+        for letter in map(chr, range(first, last))
+        if _is_mark(letter)
+    )
+    return re.compile(rf"\w['\w{marks}{_RARE}]*"), re.compile(rf"\w[{marks}]*")
+
+
+@cache
+def _stem_of(language: str) -> Any:
+    """The language's Snowball stemmer, or None."""
     import snowballstemmer
 
-    return snowballstemmer.stemmer("english")
+    if language not in snowballstemmer.algorithms():
+        return None
+    return lru_cache(KEPT)(snowballstemmer.stemmer(language).stemWord)
 
 
-@lru_cache(maxsize=1 << 17)
-def stem(word: str) -> str:
-    """The stem of a word in lower case, by the English Snowball stemmer."""
-    return str(stemmer().stemWord(word))
+@cache
+def _stop_words(language: str) -> frozenset[str]:
+    return frozenset(map(_plain, function_words.FUNCTION_WORDS[language].split()))
 
 
-def located_words(text: str) -> Iterator[tuple[int, str]]:
-    """(first character, stem) of the words of `text` in their order, without stop words."""
-    for found in WORD.finditer(text):
-        word, start = found[0].lower(), found.start()
-        if SPACELESS.search(word):
-            yield from _pieces(found[0], start)
-        elif word not in STOP_WORDS:
-            yield start, stem(word)
+@cache
+def _languages_of_word() -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for language in function_words.FUNCTION_WORDS:
+        for word in _stop_words(language):
+            out.setdefault(word, []).append(language)
+    return out
 
 
-def _pieces(word: str, start: int) -> Iterator[tuple[int, str]]:
-    """Pairs of adjacent characters of scripts without spaces; what stands between is one word."""
+def _unaccented(word: str) -> str:
+    """A word without its accents."""
+    if word.isascii():
+        return word
+    bare = _ACCENT.sub("", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", bare).translate(_WITHOUT_ACCENT)
+
+
+@lru_cache(KEPT)
+def _folded(word: str) -> str:
+    """A word without case, signs of compatibility and marks that are no part of a letter."""
+    if word.isascii():
+        return word.lower()
+    word = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
+    if word.isalnum() and TATWEEL not in word:  # no marks
+        return word
+    letters = _UNWRITTEN.sub("", word)
+    # Compatibility gives some characters punctuation and spaces: ½ has a stroke.
+    return "".join(one for one in letters if one.isalnum() or one == "'" or _is_mark(one))
+
+
+def _is_mark(letter: str) -> bool:
+    return unicodedata.category(letter)[0] == "M"
+
+
+def _plain(word: str) -> str:
+    return _unaccented(_folded(word))
+
+
+def _runs(text: str) -> tuple[str, re.Pattern[str]]:
+    """The text with apostrophes as in ASCII and no underscores, character by character, and the
+    pattern of its runs of letters and apostrophes."""
+    if text.isascii():
+        return text, _RUN_OF_ASCII
+    for sign in APOSTROPHES:
+        text = text.replace(sign, "'")
+    return text.replace("_", " "), _patterns()[0]
+
+
+class _Terms(dict[str, tuple[tuple[int, int, str], ...]]):
+    """A run of letters and apostrophes -> (first character, end, stem) of its content words."""
+
+    def __init__(self, language: str) -> None:
+        super().__init__()
+        self._language = language
+
+    def __missing__(self, run: str) -> tuple[tuple[int, int, str], ...]:
+        if run.isascii() and "'" not in run:
+            found = tuple((0, len(run), stem) for stem in _stems(run, self._language))
+        else:
+            found = tuple(_parts(run, self._language))
+        if len(run) <= LONGEST_KEPT:  # others hardly come again
+            if len(self) >= KEPT:
+                self.clear()
+            self[run] = found
+        return found
+
+
+@cache
+def _terms(language: str) -> _Terms:
+    return _Terms(language)
+
+
+def _parts(run: str, language: str) -> Iterator[tuple[int, int, str]]:
+    """The content words of a run, as `_Terms`; pairs of characters of scripts without spaces."""
     done = 0
-    for match in SPACELESS.finditer(word):
-        if match.start() > done:
-            yield start + done, stem(word[done : match.start()].lower())
-        run = match[0]
-        for i in range(max(1, len(run) - 1)):
-            yield start + match.start() + i, run[i : i + 2]
-        done = match.end()
-    if done < len(word):
-        yield start + done, stem(word[done:].lower())
+    for spaceless in SPACELESS.finditer(run):
+        yield from _words(run, done, spaceless.start(), language)
+        first, done = spaceless.span()
+        if spaceless[0].isalnum() and unicodedata.is_normalized("NFKC", spaceless[0]):
+            for at in range(first, max(first + 1, done - 1)):
+                yield at, min(at + 2, done), run[at : min(at + 2, done)]
+            continue
+        letters = [one.span() for one in _patterns()[1].finditer(run, first, done)]
+        pairs = zip(letters[: max(1, len(letters) - 1)], letters[1:] or letters, strict=True)
+        for (first, _), (_, end) in pairs:
+            yield first, end, _folded(run[first:end])
+    yield from _words(run, done, len(run), language)
+
+
+def _words(run: str, start: int, end: int, language: str) -> Iterator[tuple[int, int, str]]:
+    """The content words of the characters [start, end) of a run without such scripts."""
+    for word in _WORD.finditer(run, start, end):
+        at, parts = word.start(), word[0].split("'")
+        if language == ENGLISH:
+            while len(parts) > 1 and _plain(parts[0]) in ELIDED:
+                at += len(parts.pop(0)) + 1
+            parts = ["'".join(parts)]
+        for part in parts:
+            yield from ((at, at + len(part), stem) for stem in _stems(part, language))
+            at += len(part) + 1
+
+
+def _stems(word: str, language: str) -> Iterable[str]:
+    """A word's stem, and that of the word without accents where it is another: it is found by
+    questions with and without them. None of a frequent word."""
+    folded = _folded(word)
+    plain = _unaccented(folded)
+    if not plain or plain in _stop_words(language):
+        return ()
+    stem = _stem_of(language)
+    if stem is None:
+        return (plain,)
+    forms = (plain,) if plain == folded else (plain, folded)
+    return dict.fromkeys(_unaccented(stem(form)) or plain for form in forms)
+
+
+def language_of(text: str) -> str:
+    """The language of a text, as `function_words` names it, by a vote of its most frequent words;
+    English where none is clearly another's."""
+    step = max(SLICE, len(text) // SLICES)
+    sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
+    sample, pattern = _runs(sample)
+    counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
+    votes, known = Counter[str](), _languages_of_word()
+    for word, count in counts.items():
+        for language in known.get(_plain(word), ()):
+            votes[language] += count
+    enough = max(LEAST, LEAST_SHARE * counts.total(), MARGIN * votes[ENGLISH])
+    best = max(votes, key=votes.__getitem__, default=ENGLISH)
+    return best if votes[best] >= enough else ENGLISH
+
+
+def located_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
+    """(first character, end, stem) of the content words of `text` in their order; a word with
+    accents may have two stems, one after the other."""
+    (text, pattern), terms = _runs(text), _terms(language)
+    for run in pattern.finditer(text):
+        if found := terms[run[0]]:
+            start = run.start()
+            for first, end, stem in found:
+                yield start + first, start + end, stem
+
+
+def content_words(text: str, language: str = ENGLISH) -> list[str]:
+    """Stems of the content words of `text` in their order."""
+    (text, pattern), terms = _runs(text), _terms(language)
+    return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
+
+
+def question_words(question: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
+    """The question's content words in their order, each with its stems in texts of these
+    languages."""
+    out: dict[int, dict[str, None]] = {}
+    for language in languages:
+        for start, _, stem in located_words(question, language):
+            out.setdefault(start, {})[stem] = None
+    return [tuple(out[start]) for start in sorted(out)]
 
 
 def word_count(text: str) -> int:
@@ -68,6 +258,13 @@ def word_count(text: str) -> int:
     return max(1, len(text.split()), len(text) // 20, spaceless // 2)
 
 
-def content_words(text: str) -> list[str]:
-    """Stems of the words of `text` in their order, without stop words."""
-    return [word for _, word in located_words(text)]
+@cache
+def words_version() -> str:
+    """A digest of what shapes content words beside the text: words that were stored with another
+    are made again."""
+    # snowballstemmer hands over to PyStemmer where that is installed.
+    parts = f"{version('snowballstemmer')} {find_spec('Stemmer') is not None}".encode()
+    files = (__file__, function_words.__file__)
+    return hashlib.sha256(
+        b"\n".join([parts, *(Path(one).read_bytes() for one in files)])
+    ).hexdigest()

@@ -110,6 +110,22 @@ def test_words_of_any_script(catalogue: Catalogue) -> None:
     assert catalogue.texts.ranked("of the") == []
 
 
+def test_one_index_of_texts_in_many_languages(catalogue: Catalogue) -> None:
+    texts = [
+        "The houses of the town were sold, and Dólokhov’s brother was at home.",
+        "Die Häuser der Stadt wurden verkauft, und der Kapitän ging nicht auf sein Schiff.",
+        "Les chevaux de l’amiral étaient fatigués, et il ne savait pas qui les avait vus.",
+        "Он спрятал серебряные ложки в сундуке, и это было тайной.",
+    ]
+    made = add(catalogue, *texts)
+    for question, at in (
+        ("Whose house?", 0), ("Dolokhov", 0), ("Haus", 1), ("ein cheval", 2), ("Amiral", 2),
+        ("где серебряная ложка", 3),
+    ):  # fmt: skip
+        assert next(one.digest for one in catalogue.texts.ranked(question)) == made[at], question
+    assert catalogue.texts.ranked("of the, der und, et les, и это") == []
+
+
 def test_of_equal_scores_the_longer_text_is_first(catalogue: Catalogue) -> None:
     begun = "harp " * PASSAGE_WORDS
     short, long = add(catalogue, begun, begun + "x " * 7)

@@ -17,7 +17,7 @@ from torch import Tensor
 from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_windows
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
 from esa_cli.system.bm25_scores import Bm25
-from esa_cli.system.content_words import content_words
+from esa_cli.system.content_words import question_words
 
 WINDOW_WORDS = 60
 AROUND = ((200, 0.6), (600, 0.6))
@@ -31,7 +31,7 @@ class LexicalIndex:
         texts: of the documents; statistics of words are over all of them. words: of each; None
             where they are not known.
 
-    `windows[i]` is in document `documents[i]`.
+    `windows[i]` is in document `documents[i]`. A question's words are stemmed as each document's.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class LexicalIndex:
         self.windows: list[TextWindow] = []
         self.documents: list[int] = []
         self._vocabulary: dict[str, int] = {}
+        self._languages: dict[str, None] = {}
         scales = [_Scale(size) for size in (WINDOW_WORDS, *(size for size, _ in AROUND))]
         self._around: list[list[int]] = [[] for _ in AROUND]
         for number, text in enumerate(texts):
@@ -49,6 +50,7 @@ class LexicalIndex:
         self._nearest = [torch.tensor(nearest, dtype=torch.long) for nearest in self._around]
 
     def _add(self, number: int, words: SentenceWords, scales: Sequence[_Scale]) -> None:
+        self._languages[words.language] = None
         known = self._vocabulary
         numbers = [known.setdefault(word, len(known)) for word in words.vocabulary]
         ids = numpy.array(numbers, dtype=numpy.int64)[words.ids]
@@ -67,13 +69,20 @@ class LexicalIndex:
         return len(self.windows)
 
     def knows(self, word: str) -> bool:
-        """Whether a word, as `content_words` gives it, occurs in the documents."""
-        return word in self._vocabulary
+        """Whether a word, as it is written, occurs in the documents in any form. False of words of
+        which `question_words` has none."""
+        return bool(self._known(word))
+
+    def _known(self, question: str) -> list[int]:
+        """Numbers of the question's words that the documents have."""
+        words = question_words(question, self._languages)
+        return [
+            self._vocabulary[stem] for stems in words for stem in stems if stem in self._vocabulary
+        ]
 
     def scores(self, question: str) -> Tensor:
         """BM25 of each window for the question's words, (windows,) float32; 0 without any."""
-        words = content_words(question)
-        ids = [self._vocabulary[word] for word in words if word in self._vocabulary]
+        ids = self._known(question)
         total = self._scales[0].scores(ids)
         for bm25, nearest, (_, weight) in zip(self._scales[1:], self._nearest, AROUND, strict=True):
             total = total + weight * bm25.scores(ids)[nearest]

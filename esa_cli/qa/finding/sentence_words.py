@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ class SentenceWords:
         spans: (S, 2) int32, characters [start, end) of the sentences. counts: (S,) int32, the words
             of each, stop words included. ids: (n,) int32, content words in their order.
         ends: (S + 1,) int64; sentence s has the content words [ends[s], ends[s + 1]).
-        vocabulary: the stem of each id.
+        vocabulary: the stem of each id. language: of the text; see `language_of`.
     """
 
     spans: Any
@@ -43,10 +42,15 @@ class SentenceWords:
     ids: Any
     ends: Any
     vocabulary: Sequence[str]
+    language: str
 
     def as_bytes(self) -> bytes:
         """The table as `of_bytes` reads it."""
-        texts = {VERSION: _version(), "vocabulary": "\n".join(self.vocabulary)}
+        texts = {
+            VERSION: _version(),
+            "vocabulary": "\n".join(self.vocabulary),
+            "language": self.language,
+        }
         arrays = {
             name: numpy.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=numpy.uint8)
             for name, text in texts.items()
@@ -63,7 +67,9 @@ class SentenceWords:
                 return None
             text = found["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             vocabulary = text.split("\n") if text else []
-            return cls(found["spans"], found["counts"], found["ids"], found["ends"], vocabulary)
+            language = found["language"].tobytes().decode()
+            spans, counts, ids, ends = (found[one] for one in ("spans", "counts", "ids", "ends"))
+            return cls(spans, counts, ids, ends, vocabulary, language)
         except (SafetensorError, KeyError, ValueError):
             return None
 
@@ -72,41 +78,28 @@ class SentenceWords:
 def sentence_words(text: str) -> SentenceWords:
     """The sentences of a text and their words."""
     spans = sentence_windows.sentence_spans(text)
-    known, ids, ends = _Numbers(), list[int](), [0]
+    language = content_words.language_of(text)
+    known, ids, ends = dict[str, int](), list[int](), [0]
     for start, end in spans:
-        for word in content_words.WORD.findall(text[start:end]):
-            ids += known[word]
+        stems = content_words.content_words(text[start:end], language)
+        ids += [known.setdefault(stem, len(known)) for stem in stems]
         ends.append(len(ids))
     return SentenceWords(
         numpy.array(spans, dtype=numpy.int32).reshape(-1, 2),
         numpy.array([content_words.word_count(text[a:b]) for a, b in spans], dtype=numpy.int32),
         numpy.array(ids, dtype=numpy.int32),
         numpy.array(ends, dtype=numpy.int64),
-        list(known.vocabulary),
+        list(known),
+        language,
     )
-
-
-class _Numbers(dict[str, list[int]]):
-    """A word as it is written -> the ids of its stems, none for a stop word."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vocabulary: dict[str, int] = {}
-
-    def __missing__(self, word: str) -> list[int]:
-        stems, known = content_words.content_words(word), self.vocabulary
-        self[word] = found = [known.setdefault(stem, len(known)) for stem in stems]
-        return found
 
 
 @cache
 def _version() -> str:
     """A digest of everything that shapes a table beside the text."""
-    # snowballstemmer hands over to PyStemmer where that is installed.
-    stemmer = type(content_words.stemmer()).__module__
-    parts = (unicodedata.unidata_version, version("snowballstemmer"), stemmer)
-    found = hashlib.sha256(" ".join(parts).encode())
-    for module in (sentences, sentence_windows, content_words):
-        found.update(Path(str(module.__file__)).read_bytes())
-    found.update(Path(__file__).read_bytes())
+    found = hashlib.sha256(
+        f"{unicodedata.unidata_version} {content_words.words_version()}".encode()
+    )
+    for file in (sentences.__file__, sentence_windows.__file__, __file__):
+        found.update(Path(file).read_bytes())
     return found.hexdigest()

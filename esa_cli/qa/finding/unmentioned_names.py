@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from esa_cli.system.content_words import content_words
+from esa_cli.system.content_words import located_words
 
 NAME = re.compile(r"(?<=[^.?!\s] )[A-Z][\w'’-]*(?:(?: (?:of|the|de|von|van) | )[A-Z][\w'’-]*)*")
 INSIDE = re.compile(r"(?<=[a-z,] )[A-Za-z]")
@@ -32,13 +32,14 @@ def unmentioned_names(question: str, known: Callable[[str], bool]) -> list[str]:
     """The names in the question that are never mentioned.
 
     Args:
-        known: whether a word, as `content_words` gives it, occurs in the documents.
+        known: whether a word, as it is written, occurs in the documents; see `LexicalIndex.knows`.
     """
     if question.isupper():
         return []
     out = []
     for found in NAME.finditer(question):
-        words = content_words(found[0])
+        name = found[0]
+        words = {start: name[start:end] for start, end, _ in located_words(name)}.values()
         if words and 2 * sum(not known(word) for word in words) >= len(words):
-            out.append(found[0])
+            out.append(name)
     return out

@@ -113,6 +113,24 @@ def test_a_table_of_long_lines_without_words_is_cut() -> None:
     assert max(one.end - one.start for one in index.windows) < 2000
 
 
+def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
+    texts = [
+        "The houses of the town were sold, and the captain walked home to his ship.",
+        "Die Häuser der Stadt wurden verkauft, und der Kapitän ging nicht auf sein Schiff.",
+        "Les chevaux de l’amiral étaient fatigués, et il ne savait pas qui les avait vus.",
+    ]
+    index = LexicalIndex(texts)
+    for question, document in (
+        ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
+    ):  # fmt: skip
+        assert index.documents[int(index.scores(question).argmax())] == document
+        assert all(index.knows(word) for word in question.split()[-1:])
+    for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
+        alone = LexicalIndex([text]).scores(question)
+        assert (alone > 0).all(), "as with others, so alone"
+    assert not index.knows("Starbuck")
+
+
 def test_known_words_change_nothing() -> None:
     texts = [story(60), "", story(30, 2), "門在九點開而市場在黃昏關閉。"]
     known = [sentence_words(text) if number != 2 else None for number, text in enumerate(texts)]

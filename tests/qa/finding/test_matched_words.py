@@ -16,7 +16,10 @@ from esa_cli.qa.finding.matched_words import matched_words
         ("Ahab AHAB ahab", "ahab", ["Ahab", "AHAB", "ahab"]),
         ("図書館は醸造所に", "図書館", ["図書", "書館"]),
         ("x図書 and abc図", "abc図書", ["図書", "abc"]),
-        ("李's gate, 李'图", "李's and 李'图", ["李", "'s", "李", "'", "图"]),
+        ("李's gate, 李'图", "李's and 李'图", ["李", "s", "李", "图"]),
+        ("Ahab’s ship; AHAB‘S", "Ahab's", ["Ahab’s", "AHAB‘S"]),
+        ("Do\u0301lokhov and l’Italie", "Dolokhov in Italie", ["Do\u0301lokhov", "Italie"]),
+        ("Er sah die Häuser, aber nicht das Haus.", "Haus", ["Häuser", "Haus"]),
         ("", "gate", []),
     ],
 )

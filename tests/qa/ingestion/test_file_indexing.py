@@ -11,7 +11,7 @@ import pytest
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue import catalogue_file, catalogue_tables
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,28 @@ def test_unchanged_files_are_not_read_again(catalogue: Catalogue) -> None:
 
     again = FileIndexing(catalogue, read=fails).update(names)
     assert (again.records, again.read, again.added) == (first.records, 0, [])
+
+
+def test_words_of_another_version_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path / "library")
+    names = write("a.txt", "one harp"), write("b.txt", "one loom")
+    with library.catalogue() as catalogue:
+        first = update(catalogue, *names).records
+    with library.catalogue() as catalogue:
+        assert len(catalogue.texts) == 2
+    monkeypatch.setattr(catalogue_tables, "words_version", lambda: "f" * 64)
+    for _ in range(2):
+        with library.catalogue() as catalogue:
+            assert len(catalogue.texts) == 0
+            assert catalogue.texts.ranked("harp") == []
+            assert catalogue.files.find(first[0].path) == first[0]
+    with library.catalogue() as catalogue:
+        changes = update(catalogue, *names)
+        assert (changes.records, changes.changed, changes.added) == (first, [], [])
+    with library.catalogue() as catalogue:
+        assert [one.digest for one in catalogue.texts.ranked("harp")] == [first[0].digest]
 
 
 def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catalogue) -> None:

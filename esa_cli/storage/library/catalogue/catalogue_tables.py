@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from esa_cli.system.content_words import words_version
 from esa_cli.system.text import has_lone_surrogate
 
 _TABLES = """
@@ -22,6 +23,7 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE INDEX IF NOT EXISTS file_digests ON files (digest);
 CREATE TABLE IF NOT EXISTS texts (
     id INTEGER PRIMARY KEY, digest TEXT UNIQUE, characters INTEGER, passages INTEGER, words BLOB);
+CREATE TABLE IF NOT EXISTS languages (name TEXT PRIMARY KEY);
 """
 _RESTORE = """
 INSERT OR IGNORE INTO files (path, stamp, digest, bytes, why, hint, folder)
@@ -88,9 +90,20 @@ def prepare(db: sqlite3.Connection) -> None:
 
 
 def restore(db: sqlite3.Connection, records: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-    """Adds the records of synchronised files to a catalogue that was made now."""
-    if db.execute("PRAGMA user_version").fetchone() == (0,):
-        rows = [{name: sql_text(value) for name, value in one.items()} for one in records()]
-        with transaction(db):
+    """Adds the records of synchronised files to a catalogue that was made now, and removes words
+    that another version of `content_words` made: they are made again as those that are missing."""
+    words = int(words_version()[:7], 16) or 1
+    [(version,)] = db.execute("PRAGMA user_version")
+    if version == words:
+        return
+    rows = [{name: sql_text(value) for name, value in one.items()} for one in records()]
+    with transaction(db):
+        if db.execute("PRAGMA user_version").fetchone() != (version,):
+            return  # another process was faster
+        if not version:
             db.executemany(_RESTORE, rows)
-            db.execute("PRAGMA user_version = 1")
+        elif searchable(db):
+            db.execute("DELETE FROM texts")
+            db.execute("DELETE FROM languages")
+            db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
+        db.execute(f"PRAGMA user_version = {words}")

@@ -6,7 +6,9 @@ score of a text for a question's words w is
     max over its passages p of sum over w of bm25(w, p)
     + 0.6 * sum over w of max over its passages p of bm25(w, p)
 
-The second part counts words that stand elsewhere in the text, as a name in its title.
+The second part counts words that stand elsewhere in the text, as a name in its title. A word has
+the stems of each language of the library's texts; of a text in another language than the question's
+only names and foreign words fit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from esa_cli.storage.library.catalogue.catalogue_tables import DamagedRowError, searchable
-from esa_cli.system.content_words import content_words, located_words
+from esa_cli.system.content_words import language_of, located_words, question_words
 
 PASSAGE_WORDS = 150
 """About 300 words of English, stop words included."""
@@ -77,8 +79,10 @@ class TextIndex:
             "INSERT INTO texts (digest, characters) VALUES (?, ?)", (digest, len(text))
         ).lastrowid
         assert row is not None
+        language = language_of(text)
+        self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
-        for passage in _passages(text):
+        for passage in _passages(text, language):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
             self._db.execute(
                 "INSERT INTO passages (rowid, words) VALUES (?, ?)",
@@ -109,11 +113,12 @@ class TextIndex:
 
     def ranked(self, question: str) -> list[RankedText]:
         """The texts with a word of the question, best first; of equal ones the longer first."""
-        words = dict.fromkeys(map(_stored, content_words(question)))
+        languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
+        words = dict.fromkeys(question_words(question, languages))
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
         self._db.execute("DELETE FROM hits")
-        for number, word in enumerate(words):
-            self._db.execute(_FIND, (number, f'"{word}"'))
+        for number, stems in enumerate(words):
+            self._db.execute(_FIND, (number, " OR ".join(f'"{_stored(stem)}"' for stem in stems)))
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
     def compact(self) -> None:
@@ -123,9 +128,9 @@ class TextIndex:
         self._db.execute("VACUUM")
 
 
-def _passages(text: str) -> Iterator[str]:
+def _passages(text: str, language: str) -> Iterator[str]:
     """The text's content words, 150 at a time."""
-    words = (_stored(word) for _, word in located_words(text))
+    words = (_stored(word) for _, _, word in located_words(text, language))
     while passage := " ".join(islice(words, PASSAGE_WORDS)):
         yield passage
 
