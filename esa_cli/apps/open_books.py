@@ -44,11 +44,13 @@ class OpenBooks:
         """By path, in the order in which they are closed."""
         self._books: dict[str, Any] = {}
         """By text."""
+        self._unread: dict[str, Any] = {}
+        """Those that were opened only."""
 
     def need(self, paths: Collection[str]) -> None:
         """Sets the documents of the present question; these alone cannot be closed."""
         self._needed = paths
-        texts = self._books.keys() | self._fixed.keys()
+        texts = self._books.keys() | self._fixed.keys() | self._unread.keys()
         self._files = {path: f for path, f in self._files.items() if f.document.text in texts}
         self._close_surplus()
 
@@ -66,15 +68,22 @@ class OpenBooks:
         self._files[path] = known
         return known.document
 
-    def book(self, document: Document, progress: Progress | None = None) -> Any:
+    def book(
+        self, document: Document, progress: Progress | None = None, *, read: bool = True
+    ) -> Any:
         """The book of an open document. Raises ResourceError, LibraryError.
 
         Args:
             progress: called during ingestion; what it raises ends that and passes through.
+            read: False: one that was not read will do, where answers can do without.
         """
         text = document.text
         if text in self._fixed:
             return self._fixed[text]
+        if not read and self.asker.answers_unread and text not in self._books:
+            if text not in self._unread:
+                self._unread[text] = self.asker.open(document)
+            return self._unread[text]
         while text not in self._books:
             self._close_surplus()
             try:
@@ -101,6 +110,7 @@ class OpenBooks:
     def _close_unused(self) -> None:
         texts = {file.document.text for file in self._files.values()}
         self._books = {text: book for text, book in self._books.items() if text in texts}
+        self._unread = {text: book for text, book in self._unread.items() if text in texts}
 
 
 class ScheduledBooks(OpenBooks):

@@ -10,7 +10,8 @@ import warnings
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -19,6 +20,7 @@ from esa_cli.documents import file_bytes, readers
 from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
 from esa_cli.documents.text_builder import STDIN, Mark, label
 from esa_cli.errors import DocumentError, UsageError
+from esa_cli.system.files import file_stamp
 from esa_cli.system.work_shard import WorkShard
 
 __all__ = [
@@ -54,7 +56,8 @@ class Document:
 
     `source` is the path as given, or "-" for standard input; `bytes` the file's length; `encoding`
     the Python name of a plain text's encoding. `marks` are the starts of pages and chapters;
-    `missing` says what the text lacks of the file.
+    `missing` says what the text lacks of the file. `stamp`: the file's `file_stamp`
+    before it was read; None: it was not read from a file now.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Document:
     bytes: int
     marks: tuple[Mark, ...] = ()
     missing: tuple[str, ...] = ()
+    stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> Place:
         """The location of the character at `offset` in `text`.
@@ -102,9 +106,13 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
             or in an encoding that cannot be told.
     """
+    stamp = None
     if source == "-":
         path, data = STDIN, file_bytes.from_stdin(stdin or sys.stdin, limit)
     else:
+        stamp = ""
+        with suppress(OSError, ValueError):  # reading says what is wrong
+            stamp = file_stamp(source)
         path, data = source, file_bytes.from_file(source, limit)
     if not data:
         raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
@@ -112,7 +120,9 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     if not found.text.strip():
         raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
     name = Path(path).name or path
-    return Document(name, found.text, source, found.encoding, len(data), found.marks, found.missing)
+    return Document(
+        name, found.text, source, found.encoding, len(data), found.marks, found.missing, stamp
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
+SETTLED_NS = 2_000_000_000
+"""A file that changed within so many nanoseconds before it was read may change again with the same
+time stamp, and is read again the next time."""
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 """Safetensors gives the system's errno only in its message."""
 
@@ -32,6 +36,16 @@ def resolved_path(path: Path | str) -> str:
     """The absolute path; links of its folders are resolved, not one that it is itself."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(real_path(folder), name)
+
+
+def file_stamp(path: Path | str) -> str:
+    """Text that differs where a file has changed; empty where it changed a moment ago. Raises
+    OSError."""
+    facts = os.stat(path)
+    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
+    if changed > time.time_ns() - SETTLED_NS:
+        return ""
+    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
 
 
 def _errno(error: Exception) -> int | None:

@@ -20,6 +20,7 @@ from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
 from esa_cli.storage.library.catalogue.catalogue_file import NAME
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import MARKER
+from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
 
 TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "anvil", "loom"))]
@@ -28,7 +29,7 @@ TEXTS = [f"The {word} stands in hall {at}." for at, word in enumerate(("harp", "
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time stamps of files that changed a moment ago are trusted."""
-    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(system_files, "SETTLED_NS", -(10**18))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_manifests_are_read_once(library: Library) -> None:
 
 
 def test_a_young_manifest_is_read_again(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue_file, "SETTLED_NS", 10**18)
+    monkeypatch.setattr(system_files, "SETTLED_NS", 10**18)
     library.entries()
     with pytest.raises(pytest.fail.Exception, match="is read"):
         without_reading(library)
@@ -219,7 +220,7 @@ def test_rows_that_another_process_dropped_cost_no_files(library: Library) -> No
         assert second.key not in {one.key for one in library.entries()}
     assert second.key in stamps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_copies, "read_all", lambda paths: [])
+        patch.setattr(manifest_copies.ManifestCopies, "entries", lambda self: [])
         library.remove(first)
         assert library.prune().leftovers == 0
     assert library.verify(second) == []

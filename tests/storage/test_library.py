@@ -24,7 +24,6 @@ from esa_cli.attention.folding import flatten_keys
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.catalogue import manifest_copies
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.formats.library_paths import MARKER
 
@@ -663,4 +662,4 @@ def test_layouts_that_make_no_sense() -> None:
 def test_entries_of_a_folder_that_holds_other_files(library: Library) -> None:
     ingest(library, [1])
     (library.root / "documents" / ".x.doc.abc.part").write_bytes(b"")
-    assert len(manifest_copies.read_all(library._paths)) == 1
+    assert len(library.entries()) == 1

@@ -10,7 +10,9 @@ question with a fault, so that the others are still answered. Documents are not 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +39,7 @@ class BatchQuestion:
     Args:
         line: its number in the file. id: as given; by default the question's number.
         documents: as written. meant: the files they stand for.
-        key: a digest of the question and of the settings of its answer.
+        key: a digest of the question, of its documents' bytes and of the settings of its answer.
         fault: why it cannot be asked; empty when it can.
     """
 
@@ -73,10 +75,11 @@ def read_questions(
     def files(own: tuple[str, ...] | None) -> SourceFiles:
         return default if own is None else source_files([str(path.parent / name) for name in own])
 
+    digest = cache(_digest)
     found: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, files, settings))
+            found.append(_question(raw, number, len(found) + 1, files, settings, digest))
     if not found:
         raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
     if all(one.fault for one in found):
@@ -93,6 +96,7 @@ def _question(
     number: int,
     files: Callable[[tuple[str, ...] | None], SourceFiles],
     settings: Mapping[str, Any],
+    digest: Callable[[str], str],
 ) -> BatchQuestion:
     """The question of a line, `number` among the questions. `files` may raise DocumentError."""
     row, fault = _object(raw)
@@ -110,7 +114,7 @@ def _question(
         found = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
-    key = _key([text, named, row.get("id"), settings])
+    key = _key([text, named, row.get("id"), settings, [digest(path) for path in found.paths]])
     return BatchQuestion(line, row.get("id", number), text, named, found, key, fault)
 
 
@@ -142,6 +146,17 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     if has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         return "the line must not have lone surrogates (U+D800-U+DFFF)"
     return ""
+
+
+def _digest(path: str) -> str:
+    """A digest of a file's bytes; empty where it cannot be read, which its reading will say."""
+    if not os.path.isfile(path):  # opening a pipe waits without end
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 def _key(parts: Any) -> str:

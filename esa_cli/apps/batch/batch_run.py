@@ -32,7 +32,8 @@ def answers_file(
         asked = questions[index]
         same = row.get("question"), row.get("documents")
         settings = same == (asked.question, list(asked.documents))
-        what = "the same question under other settings" if settings else "another question"
+        same_question = "the same question under other settings or of documents before a change"
+        what = same_question if settings else "another question"
         return f"answers {what} than line {asked.line} asks"
 
     return OrderedJsonLines(path, [one.key for one in questions], another, retry=retry)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from esa_cli.apps.cli.document_search import Candidate, DocumentSearch
-from esa_cli.apps.cli.inputs import without_beginnings
+from esa_cli.apps.cli.document_search import DocumentSearch
+from esa_cli.apps.cli.inputs import incomplete, without_beginnings
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.books import Book
+from esa_cli.qa.ingestion.library_texts import LibraryText
 from esa_cli.storage.library import Entry, Library
 
 KEPT = 3
@@ -33,7 +34,7 @@ class BestBooks:
     ) -> None:
         self._search, self._stored, self._library = search, stored, library
         self._make, self._reporter = make, reporter
-        self._open: dict[Candidate, Book] = {}
+        self._open: dict[LibraryText, Book] = {}
         """The last used last."""
         self.searched = 0
         """Documents whose words were searched for the last question, if fewer were opened."""
@@ -45,7 +46,8 @@ class BestBooks:
         for candidate in self._search.ranked(question):
             if len(found) == most:
                 break
-            book = self._open.pop(candidate, None) or self._opened(candidate)
+            with self._reporter.brief():
+                book = self._open.pop(candidate, None) or self._opened(candidate)
             if book is None:
                 passed += 1
             else:
@@ -53,23 +55,20 @@ class BestBooks:
                 self._open[candidate] = book
         for candidate in list(islice(self._open, max(0, len(self._open) - KEPT * most))):
             del self._open[candidate]
-        if passed:
-            self._reporter.warn(
-                f"esa: left out: {passed:,} documents that cannot be read, or were read by another "
-                "model or other settings"
-            )
         if not found:
             raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
         self.searched = len(self._search) if len(found) < len(self._search) else 0
-        count = f"{len(self._search):,} documents by their words"
-        self._reporter.note(f"esa: searched {count}, opened the best {len(found)}")
+        line = f"esa: searched {len(self._search):,} documents by their words, "
+        line += f"opened the best {len(found)}{incomplete(found)}"
+        if passed:
+            line += f"; left out: {passed:,} that cannot be read, or another model or settings read"
+        (self._reporter.warn if passed else self._reporter.note)(line)
         return without_beginnings(found, self._reporter)
 
-    def _opened(self, candidate: Candidate) -> Book | None:
-        for key in candidate.keys:
+    def _opened(self, candidate: LibraryText) -> Book | None:
+        for entry in candidate.entries:
             try:
-                entry = self._library.find(key)
-                if entry is not None:
+                if self._library.find(entry.key) is not None:
                     return self._stored(entry)
             except UsageError:  # read by another model or other settings
                 continue

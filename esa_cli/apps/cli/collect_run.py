@@ -119,7 +119,7 @@ def _collected(
     make = esa.ingest if ways.read == "first" else esa.open
     books = [make(one) for one in given.documents]
     if ways.library:
-        books += library_books(esa.stored, library, reporter)
+        books += library_books(esa.stored, library, reporter, make)
     books = distinct(books)
     about = {"documents": [one.document.name for one in books], "preset": chosen.name}
     kept = CollectedFile(ways.out, request.question, request.key(chosen, books), about)

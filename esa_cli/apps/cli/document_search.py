@@ -7,26 +7,19 @@ of `esa sync`. Documents that are named one by one are asked in any case.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
-from esa_cli.errors import DiskError, DocumentError, LibraryError
+from esa_cli.errors import DiskError, DocumentError
 from esa_cli.qa.ingestion.file_indexing import FileIndexing
-from esa_cli.storage.library import Catalogue, Library
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A text that may be asked: keys of documents in the library, the path of a file, or both."""
-
-    path: str = ""
-    keys: tuple[str, ...] = ()
+from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts, texts_of
+from esa_cli.storage.library import Catalogue, FileRecord, Library
+from esa_cli.storage.library.formats import manifest
 
 
 class DocumentSearch:
@@ -36,13 +29,13 @@ class DocumentSearch:
         candidates: by the digest of their text. most: how many are asked.
     """
 
-    def __init__(self, catalogue: Catalogue, candidates: dict[str, Candidate], most: int) -> None:
+    def __init__(self, catalogue: Catalogue, candidates: dict[str, LibraryText], most: int) -> None:
         self._catalogue, self._candidates, self.most = catalogue, candidates, most
 
     def __len__(self) -> int:
         return len(self._candidates)
 
-    def ranked(self, question: str) -> list[Candidate]:
+    def ranked(self, question: str) -> list[LibraryText]:
         """The candidates, best first; those without a word of the question last, as they come."""
         found = self._catalogue.texts.ranked(question)
         order = dict.fromkeys([*(one.digest for one in found), *self._candidates])
@@ -113,27 +106,40 @@ def _search(
     several: Sequence[str], in_library: bool, most: int, reporter: Reporter, catalogue: Catalogue
 ) -> DocumentSearch | None:
     """The search, with the words of all candidates in the catalogue; else as `document_search`."""
-    stored = catalogue.stored_keys() if in_library else {}
-    synced = [one.path for one in catalogue.files.synced()] if in_library else []
-    if len(several) + len(stored) + len(synced) <= most and not synced:
+    library = _library_texts(catalogue, reporter) if in_library else LibraryTexts()
+    if len(several) + len(library.texts) <= most and all(one.entries for one in library.texts):
         return None
     if not catalogue.texts.searchable:
         reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
         return None
-    _report_unusable(catalogue.unusable() if in_library else (), reporter)
-    candidates = _file_candidates(catalogue, several, synced, reporter)
-    if stored:
+    _report_left_out(library, reporter)
+    candidates = _file_candidates(catalogue, several, reporter)
+    if any(one.entries for one in library.texts):
         progress = token_progress(reporter, "words of the library", unit="documents")
         for error in catalogue.add_stored_texts(progress):
             reporter.warn(f"esa: left out: {error.message}")
         reporter.settle()
-    for digest, keys in stored.items():
-        path = candidates.get(digest, Candidate()).path
-        candidates[digest] = Candidate(path, tuple(keys))
+    candidates |= {one.digest: one for one in library.texts}
     return DocumentSearch(catalogue, candidates, most)
 
 
-def _report_unusable(errors: Sequence[LibraryError], reporter: Reporter) -> None:
+def asked_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
+    """The texts of the library; reports, in a line each, what is left out. Raises LibraryError,
+    DiskError."""
+    library = _library_texts(catalogue, reporter)
+    _report_left_out(library, reporter)
+    return library
+
+
+def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
+    library = texts_of(catalogue, token_progress(reporter, "words of the files", unit="files"))
+    reporter.settle()
+    return library
+
+
+def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
+    _report_refused(library.refused, {}, reporter)
+    errors = [manifest.entry_error(entry) for entry in library.damaged]
     if len(errors) == 1:
         reporter.warn(f"esa: left out: {errors[0].message}")
     elif errors:
@@ -144,27 +150,34 @@ def _report_unusable(errors: Sequence[LibraryError], reporter: Reporter) -> None
 
 
 def _file_candidates(
-    catalogue: Catalogue, several: Sequence[str], synced: Sequence[str], reporter: Reporter
-) -> dict[str, Candidate]:
+    catalogue: Catalogue, several: Sequence[str], reporter: Reporter
+) -> dict[str, LibraryText]:
     """The files by the digests of their texts, each text once; reports those that cannot be read.
 
     Raises:
         DocumentError: none can.
     """
-    given = {os.path.abspath(path): path for path in [*synced, *several]}
+    given = {os.path.abspath(path): path for path in several}
     if not given:
         return {}
     progress = token_progress(reporter, "words of the files", unit="files")
     changes = FileIndexing(catalogue).update(list(given), progress)
     reporter.settle()
     refused = changes.refused
-    if several and refused and not changes.readable:
+    if refused and not changes.readable:
         raise DocumentError(refused[0].why, refused[0].hint)
+    _report_refused(refused, given, reporter)
+    found: dict[str, LibraryText] = {}
+    for record in changes.readable:
+        found.setdefault(record.digest, LibraryText(record.digest, given[record.path]))
+    return found
+
+
+def _report_refused(
+    refused: Sequence[FileRecord], given: Mapping[str, str], reporter: Reporter
+) -> None:
+    """Names files that cannot be read, as they were `given`."""
     if refused:
-        names = first_names([given[one.path] for one in refused])
+        names = first_names([given.get(one.path, one.path) for one in refused])
         count = f"{len(refused):,} {'file' if len(refused) == 1 else 'files'}"
         reporter.warn(f"esa: left out: {count} that cannot be read ({names})")
-    found: dict[str, Candidate] = {}
-    for record in changes.readable:
-        found.setdefault(record.digest, Candidate(given[record.path]))
-    return found

@@ -8,7 +8,12 @@ from typing import Any
 from esa_cli.apps.cli.folder_reading import FolderReading
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.ingestion.folder_sync import FolderState, outdated_entries, sync_folder
+from esa_cli.qa.ingestion.folder_sync import (
+    FolderState,
+    forget_removed,
+    outdated_entries,
+    sync_folder,
+)
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.system.machine import time_text
 
@@ -78,9 +83,12 @@ class FolderUpdate:
 
     def _pruned(self) -> list[str]:
         with self._library.catalogue() as catalogue:
-            outdated = outdated_entries(catalogue, self._state, self._library.entries())
+            every = [one for part in catalogue.entries() for one in part]
+            outdated = outdated_entries(catalogue, self._state, every)
         for entry in outdated:
             self._library.remove(entry)
+        with self._library.catalogue() as catalogue:
+            forget_removed(catalogue, self._folder, self._state)
         if self._library.catalogue_note:
             self._reporter.warn(f"esa: {self._library.catalogue_note}")
             self._library.catalogue_note = ""

@@ -52,12 +52,14 @@ class WatchedFiles:
         self.first = [*self._known]
 
     def changes(self) -> Iterator[list[str]]:
-        """Paths of new and changed files that are complete, whenever there are some; no end."""
+        """Paths of new and changed files that are complete, whenever there are some; none where
+        files may have been removed alone. No end."""
         folders = [name for name in self._names if os.path.isdir(name)]
         few = len(folders) < len(self._names)  # files and patterns send no notices
         for _ in folder_changes.folder_changes(*folders, poll=few):
             while paths := self._changed():
                 yield paths
+            yield []
 
     def _changed(self) -> list[str]:
         """Those that stay as they are for `SETTLE_S`; the others are found later."""

@@ -13,6 +13,7 @@ from esa_cli.system.work_shard import WorkShard
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.books import Book
+    from esa_cli.qa.ingestion.library_texts import LibraryText
     from esa_cli.storage.library import Entry, Library
 
 Line = str | UsageError
@@ -93,29 +94,67 @@ def ingest_or_open(asker: Asker, documents: Sequence[Document], reporter: Report
 
 
 def library_books(
-    stored: Callable[[Entry], Book], library: Library, reporter: Reporter
+    stored: Callable[[Entry], Book],
+    library: Library,
+    reporter: Reporter,
+    make: Callable[[str], Book] | None = None,
 ) -> list[Book]:
-    """Every book of the library that this model and method can be asked about, in the order in
-    which they were ingested; of a text that has grown only the longest. Reports what is left out.
+    """A book of every text of the library that this model and method can be asked about, in the
+    order in which they were ingested; of a text that has grown only the longest. Reports what is
+    left out.
 
     Args:
-        stored: as `api.Esa.stored`.
+        stored: as `api.Esa.stored`. make: makes a book of a file, where no stored document has its
+            text; None: such files are left out.
 
     Raises:
         UsageError: there is none.
     """
-    from esa_cli.errors import LibraryError
+    from esa_cli.apps.cli.document_search import asked_texts
+    from esa_cli.qa.ingestion.library_texts import LibraryTexts
 
-    books = []
-    # Not the last used first: asking uses them, and the next answer would come of another order.
-    for entry in sorted(library.entries(), key=lambda entry: (entry.created, entry.key)):
-        try:
-            books.append(stored(entry))
-        except (UsageError, LibraryError) as error:
-            reporter.warn(f"esa: left out: {error.message}")
+    library_texts = LibraryTexts()
+    if library.exists:
+        with library.search_catalogue() as catalogue:
+            library_texts = asked_texts(catalogue, reporter)
+    books: list[Book] = []
+    unread = 0
+    with reporter.brief():
+        for text in library_texts.texts:
+            book, errors = _book_of(text, stored, make)
+            books += [book] if book else []
+            unread += book is None and not errors
+            for message in errors if book is None else ():
+                reporter.warn(f"esa: left out: {message}")
+    if unread:
+        reporter.warn(f"esa: left out: {unread:,} files that were not read with this preset")
     if not books:
         raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
     return without_beginnings(books, reporter)
+
+
+def _book_of(
+    text: LibraryText, stored: Callable[[Entry], Book], make: Callable[[str], Book] | None
+) -> tuple[Book | None, list[str]]:
+    """The book of a text, or why there is none."""
+    from esa_cli.errors import DocumentError
+
+    errors = []
+    for entry in text.entries:
+        try:
+            return stored(entry), []
+        except (UsageError, DocumentError) as error:
+            errors.append(error.message)
+    try:
+        return (make(text.path) if make and text.path else None), errors
+    except DocumentError as error:
+        return None, [*errors, error.message]
+
+
+def incomplete(books: Sequence[Book]) -> str:
+    """The end of a line on books: how many lack something of their files; empty: none does."""
+    count = sum(bool(book.document.missing) for book in books)
+    return f"; of {count:,} the text lacks parts of the file" if count else ""
 
 
 def without_beginnings(books: Sequence[Book], reporter: Reporter) -> list[Book]:

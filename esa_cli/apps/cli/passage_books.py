@@ -123,6 +123,6 @@ class PassageBooks:
         )
 
     def _by_words(self, document: Document) -> Book:
-        for text in document.missing:
+        for text in () if self._reporter.is_brief else document.missing:
             self._reporter.warn(f"esa: {document.name}: {text}")
         return Book(document, None, torch.zeros(0, 2))

@@ -125,17 +125,17 @@ class DocumentTools:
     def list_documents(self, given: ListArguments) -> ListResult:
         """Stored documents, synchronised files, then other files of allowed folders. Raises
         LibraryError."""
-        found = listed_documents(self.names)
+        left_out: list[str] = []
+        found = listed_documents(self.names, left_out)
         part = given.containing.casefold()
         fitting = [one for one in found if part in f"{one.document}\n{one.file}".casefold()]
-        files = sum(one.how == "file" for one in found)
+        if sum(one.how == "file" for one in found) >= MOST_FILES:
+            left_out.append(f"at most {MOST_FILES:,} files of the folders are listed")
         return ListResult(
             documents=fitting[given.skip : given.skip + given.limit],
             total=len(fitting),
             folders=self.names.folders,
-            note=f"at most {MOST_FILES:,} files of the folders are listed"
-            if files >= MOST_FILES
-            else None,
+            note="; ".join(left_out) or None,
         )
 
     def show_text(self, given: ShowArguments) -> ShowResult:
@@ -201,7 +201,7 @@ class DocumentTools:
             most=self._preset.answer.documents, in_library=True,
         ) as search:  # fmt: skip
             if search is None:
-                return distinct(library_books(stored, self.library, self._reporter))
+                return distinct(library_books(stored, self.library, self._reporter, make))
             best = BestBooks(search, stored, self.library, make, self._reporter)
             return distinct(best.books(question))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
+from anyio import create_memory_object_stream, create_task_group
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
+from mcp.types import jsonrpc_message_adapter
+from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
@@ -18,13 +23,14 @@ from esa_cli.apps.mcp_server.mcp_app import make_mcp_server
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck, WholeBody
 from esa_cli.apps.server.worker import Worker
+from esa_cli.system.text import without_lone_surrogates
 
 PATH = "/mcp"
 MAX_WAITING = 8
 """Calls that may wait besides the one that runs."""
 MAX_BODY = 1_000_000
 """Bytes of a request over HTTP."""
-END_WITHIN_S = 5.0
+END_WITHIN_S = 30.0
 
 
 def run_stdio(tools: DocumentTools) -> None:
@@ -32,11 +38,30 @@ def run_stdio(tools: DocumentTools) -> None:
     output goes to standard error: the SDK sees to it."""
 
     async def serve(server: Server[Any]) -> None:
-        async with stdio_server() as (incoming, outgoing):
-            await server.run(incoming, outgoing, server.create_initialization_options())
+        async with stdio_server() as (incoming, outgoing), create_task_group() as tasks:
+            readable, repaired = create_memory_object_stream[SessionMessage | Exception](0)
+
+            async def repair() -> None:
+                async with readable:
+                    async for message in incoming:
+                        await readable.send(_repaired(message))
+
+            tasks.start_soon(repair)
+            await server.run(repaired, outgoing, server.create_initialization_options())
 
     with served(tools) as server:
         anyio.run(serve, server)
+
+
+def _repaired(message: SessionMessage | Exception) -> SessionMessage | Exception:
+    """A message with half of a character's two escapes, as of a cut emoji: such a call could not be
+    answered, and its client would wait."""
+    if isinstance(message, ValidationError):
+        line = str(message.errors()[0]["input"])
+        with suppress(ValidationError, ValueError):
+            whole = json.dumps(without_lone_surrogates(json.loads(line)))
+            return SessionMessage(jsonrpc_message_adapter.validate_json(whole, by_name=False))
+    return message
 
 
 def run_http(tools: DocumentTools, sock: socket.socket, token: str | None) -> None:

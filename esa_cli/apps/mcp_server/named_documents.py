@@ -6,17 +6,18 @@ What the library has may always be read; a file outside only where `AllowedDocum
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
+from esa_cli.apps.server.document_listing import allowed_files
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
+from esa_cli.qa.ingestion.library_texts import LibraryTexts, library_texts
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system.text import text_digest
 
@@ -54,20 +55,22 @@ class DocumentNames:
     def folders(self) -> list[str]:
         return [str(folder) for folder in self.allowed.allowed]
 
+    def texts(self) -> LibraryTexts:
+        """What the library can be asked about now. Raises LibraryError, DiskError."""
+        return library_texts(self.library)
+
     def entries(self) -> list[Entry]:
         """Stored documents, each text once, the last used first; damaged ones last."""
-        return _each_text_once(self.library.entries()) if self.library.exists else []
+        return stored_entries(self.texts())
 
     def synced(self) -> list[str]:
-        """Paths of the files that `esa sync` has put into the library."""
-        if not self.library.exists:
-            return []
-        with self.library.search_catalogue() as catalogue:
-            return [one.path for one in catalogue.files.synced()]
+        """Paths of the files of the library that no model has read."""
+        return [one.path for one in self.texts().texts if not one.entries]
 
-    def files(self) -> list[str]:
-        """Paths of the files of allowed folders, hidden ones left out, at most `MOST_FILES`."""
-        return list(islice(chain.from_iterable(map(_below, self.allowed.allowed)), MOST_FILES))
+    def files(self, left_out: list[str]) -> list[str]:
+        """Paths of the files of allowed folders that can be read, at most `MOST_FILES`."""
+        found = (str(path) for path in allowed_files(self.allowed, left_out))
+        return list(islice(found, MOST_FILES))
 
     def find(self, name: str) -> NamedDocument:
         """The document of that name: by its id in the library, else a file as it is now, else by
@@ -112,7 +115,10 @@ class DocumentNames:
         return found
 
     def _matches(self, name: str) -> list[Entry]:
-        return _each_text_once(self.library.matches(name)) if self.library.exists else []
+        if not self.library.exists:
+            return []
+        former = {entry.key for entry in self.texts().former}
+        return _each_text_once([e for e in self.library.matches(name) if e.key not in former])
 
     def _file(self, name: str) -> str | None:
         """The path of an allowed file, or of a synchronised one. Raises UsageError: several."""
@@ -142,10 +148,10 @@ def path_of(entry: Entry) -> str | None:
     return entry.provenance.get("path") or None
 
 
-def _below(folder: Path) -> Iterator[str]:
-    for where, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(where, name) for name in sorted(names) if name[0] != ".")
+def stored_entries(library: LibraryTexts) -> list[Entry]:
+    """One document of each text, the last used first; damaged ones last."""
+    good = [max(one.entries, key=lambda entry: entry.used) for one in library.texts if one.entries]
+    return [*sorted(good, key=lambda one: (-one.used, one.key)), *library.damaged]
 
 
 def _one(name: str, found: Sequence[Entry]) -> Entry | None:

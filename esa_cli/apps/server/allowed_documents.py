@@ -7,24 +7,31 @@ say whether a file outside exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.apps.open_books import OpenBooks, file_stamp
 from esa_cli.apps.server.document_texts import DocumentTexts
 from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.apps.server.stored_documents import STORED, StoredDocuments
+from esa_cli.apps.server.stored_documents import STORED, StoredDocuments, StoredText
 from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.qa.answering.reply import Asker
+from esa_cli.qa.ingestion.file_indexing import FileIndexing
+from esa_cli.storage.library import Library
+from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress
 
 FIXED = "esa:"
 """Begins the ids of the documents of the command line; their numbers follow, from 1."""
-NamedDocument = Path | int | str
-"""A file, the number of a document of the command line, or the id of one in the library."""
+NamedDocument = Path | int | StoredText
+"""A file, the number of a document of the command line, or a text of the library."""
+
+
+_NOT_FOUND = "document_not_found"
 
 
 class OpenDocument(NamedTuple):
@@ -40,7 +47,8 @@ class AllowedDocuments:
     Args:
         fixed: books for requests that name no documents. texts: theirs.
         allowed: folders whose files requests may name. stored: the library's documents; None:
-            requests may not name these.
+            requests may not name these. words: has the words of files where many are named; None:
+            nobody keeps them. most: how many documents of a request are opened; None: all.
     """
 
     def __init__(
@@ -50,29 +58,45 @@ class AllowedDocuments:
         allowed: Sequence[Path],
         texts: Sequence[str] = (),
         stored: StoredDocuments | None = None,
+        words: Library | None = None,
+        most: int | None = None,
     ) -> None:
-        self.fixed = list(fixed)
+        self.asker, self.fixed = asker, list(fixed)
+        self._stamps: dict[int, str | None] = {}
+        self._words, self._most = words, most
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
         self.stored = stored
         self._books = OpenBooks(asker, dict(zip(texts, fixed, strict=False)))
         self._texts = DocumentTexts()
 
     def find(self, names: Sequence[str] | None) -> list[NamedDocument] | None:
-        """The documents, or None for all of the command line. Raises ApiError 400, 403, 404."""
-        if names is None:
-            if not self.fixed:
-                raise ApiError(
-                    400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
-                )
+        """The documents, or None for all of the command line; where it has none, the library's.
+        Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+        if names is None and self.fixed:
             return None
-        return [self._find(name) for name in names]
+        if names is not None:
+            return self._named(names)
+        texts = self.stored.texts() if self.stored else {}
+        if not texts:
+            raise ApiError(
+                400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
+            )
+        return list(texts.values())
 
-    def _find(self, name: str) -> NamedDocument:
+    def _named(self, names: Sequence[str]) -> list[NamedDocument]:
+        in_library = any(name.startswith(STORED) for name in names)
+        texts = self.stored.texts() if self.stored and in_library else {}
+        return [self._find(name, texts) for name in names]
+
+    def _find(self, name: str, texts: Mapping[str, StoredText]) -> NamedDocument:
         number = name.removeprefix(FIXED)
-        if number != name and number.isdecimal() and 0 < int(number[:9]) <= len(self.fixed):
+        is_number = number != name and number.isdecimal() and len(number) < 10
+        if is_number and 0 < int(number) <= len(self.fixed):
             return int(number) - 1
         if self.stored is not None and name.startswith(STORED):
-            return name
+            if name not in texts:
+                raise ApiError(404, f"there is no document {name}", "documents", _NOT_FOUND)
+            return texts[name]
         if not self.allowed:
             raise ApiError(403, "requests may not name documents here", "documents")
         inside = False
@@ -86,46 +110,112 @@ class AllowedDocuments:
             except (OSError, ValueError, RuntimeError):  # a loop of links, a zero byte, too long
                 continue
         if inside:
-            raise ApiError(404, f"there is no document {name}", "documents", "document_not_found")
+            raise ApiError(404, f"there is no document {name}", "documents", _NOT_FOUND)
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
 
     def open(
-        self, found: Sequence[NamedDocument] | None, progress: Progress | None = None
+        self,
+        found: Sequence[NamedDocument] | None,
+        progress: Progress | None = None,
+        question: str = "",
+        left_out: list[str] | None = None,
     ) -> list[OpenDocument]:
-        """Each document once, as a book. Called by the worker only.
+        """Each document once, as a book; of many those whose words fit the question best, which are
+        then asked as they are, read or unread. Called by the worker only.
 
         Args:
             progress: called during ingestion; what it raises ends that and passes through.
+            left_out: gets a line on each of several documents that cannot be read.
 
         Raises:
-            DocumentError, ResourceError.
+            DocumentError: none can be read. ResourceError.
         """
-        named = range(len(self.fixed)) if found is None else found
-        paths = [one for one in named if isinstance(one, Path)]
-        self._books.need([str(one) for one in named])
+        named = list(range(len(self.fixed)) if found is None else found)
+        fixed = [one for one in named if isinstance(one, int)]
+        others: list[NamedDocument] = [one for one in named if not isinstance(one, int)]
+        lines: list[str] = [] if left_out is None else left_out
+        is_searched = self._most is not None and len(others) > self._most
+        most = self._most if is_searched else None
+        if is_searched:
+            others = self._ranked(question, others, progress, lines)
+        self._books.need([str(one) for one in (fixed if is_searched else named)])
+        once: dict[int, OpenDocument] = {}
+        refusal: DocumentError | None = None
         try:
-            with self._with_short_names(paths):
-                opened = [OpenDocument(self.id(one), self._open(one, progress)) for one in named]
+            for one in [*fixed, *others] if is_searched else named:
+                if most is not None and len(once) >= len(fixed) + most:
+                    break
+                try:
+                    with self._with_short_names([one] if isinstance(one, Path) else []):
+                        book = self._open(one, progress, read=not is_searched)
+                except LibraryError:
+                    raise
+                except DocumentError as error:
+                    refusal = refusal or error
+                    lines.append(f"left out: {error.message}")
+                    continue
+                once.setdefault(id(book), OpenDocument(self.id(one), book))
         finally:
             self._books.need(())
-        once: dict[int, OpenDocument] = {}
-        for one in opened:
-            once.setdefault(id(one.book), one)
+        if refusal and not once:
+            raise refusal
         return list(once.values())
 
-    def _open(self, one: NamedDocument, progress: Progress | None) -> Any:
+    def _open(self, one: NamedDocument, progress: Progress | None, read: bool) -> Any:
         if isinstance(one, int):
-            return self.fixed[one]
+            return self._given(one, progress)
         stamp = file_stamp(str(one))  # it may change while it is read
         document = self._books.read(str(one), self._load(one))
-        book = self._books.book(document, progress)
+        book = self._books.book(document, progress, read=read)
         self._texts.keep(str(one), document, stamp)
         return book
+
+    def _given(self, number: int, progress: Progress | None) -> Any:
+        """The book of a document of the command line; one whose file has another text now is read
+        again. One whose file is gone stays as it is."""
+        document = self.fixed[number].document
+        before = self._stamps.get(number, document.stamp)
+        if before is not None:
+            with suppress(OSError, DocumentError):
+                stamp = text_stamp(document.source)
+                if not stamp or stamp != before:
+                    now = read_document(document.source)
+                    if now.text != document.text:
+                        self.fixed[number] = self.asker.ingest(now, progress)
+                    self._stamps[number] = now.stamp
+        return self.fixed[number]
+
+    def _ranked(
+        self,
+        question: str,
+        named: Sequence[NamedDocument],
+        progress: Progress | None,
+        left_out: list[str],
+    ) -> list[NamedDocument]:
+        """Those that can be read, each text once, the best by their words first."""
+        library = self._words or Library()
+        paths = {str(one): one for one in named if isinstance(one, Path)}
+        texts: dict[str, NamedDocument] = {
+            one.text.digest: one for one in named if isinstance(one, StoredText)
+        }
+        opened = library.search_catalogue() if self._words else library.catalogue(keep=False)
+        with opened as catalogue:
+            changes = FileIndexing(catalogue).update(list(paths), progress)
+            refused = first_names([self.id(paths[one.path]) for one in changes.refused])
+            if refused:
+                count = f"{len(changes.refused):,} files that cannot be read"
+                left_out.append(f"left out: {count} ({refused})")
+            for record in changes.readable:
+                texts.setdefault(record.digest, paths[record.path])
+            if self.stored is not None:
+                catalogue.add_stored_texts()
+            order = [one.digest for one in catalogue.texts.ranked(question)]
+        return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
     def document(self, name: str) -> Document:
         """The text of one document, without the model. May be called by several threads. Raises
         ApiError 403, 404. DocumentError."""
-        found = self._find(name)
+        (found,) = self._named([name])
         if isinstance(found, int):
             document: Document = self.fixed[found].document
             return document
@@ -134,16 +224,20 @@ class AllowedDocuments:
 
     def _load(self, one: NamedDocument) -> Callable[[str], Document]:
         """What reads a document that is not of the command line."""
-        return self.stored.document if self.stored and isinstance(one, str) else read_document
+        stored = self.stored
+        if isinstance(one, StoredText) and stored is not None:
+            return lambda _: stored.document(one)
+        return read_document
 
     def id(self, one: NamedDocument) -> str:
         """What `find` finds it by."""
         if isinstance(one, int):
             return f"{FIXED}{one + 1}"
-        if isinstance(one, str):
-            return one
+        if isinstance(one, StoredText):
+            return one.id
         inside = [one.relative_to(f) for f in self.allowed if one.is_relative_to(f)]
-        return next((name.as_posix() for name in inside if self._find(str(name)) == one), str(one))
+        names = (name.as_posix() for name in inside if self._find(str(name), {}) == one)
+        return next(names, str(one))
 
     @contextmanager
     def _with_short_names(self, paths: Sequence[Path]) -> Iterator[None]:

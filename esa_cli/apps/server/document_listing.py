@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.sources import find_any
-from esa_cli.errors import DocumentError, LibraryError
+from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.system.text import has_lone_surrogate
 
 MOST_LISTED = 2000
@@ -19,22 +19,23 @@ MOST_LISTED = 2000
 def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     """The body of the list: `data`, the documents of the command line first; `left_out`, in words.
 
-    Reads the beginning of every file in the allowed folders.
+    Reads the beginning of every file in the allowed folders. A file is listed once, however it may
+    be named.
     """
     left_out: list[str] = []
     data = [
         _listed(documents.id(number), book.document.name, book.document.bytes, "given")
         for number, book in enumerate(documents.fixed)
     ]
-    listed: set[Path] = set()
+    listed = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
     refused = Counter[str]()
-    for path in _files(documents, left_out):
+    for path in allowed_files(documents, left_out):
         if (why := _refuse(documents, path, listed)) is not None:
             refused[why] += 1
             continue
         listed.add(path)
         data.append(_listed(documents.id(path), path.name, path.stat().st_size, "file"))
-    data += _stored(documents, left_out)
+    data += _stored(documents, listed, left_out)
     left_out += [f"{why}: {count:,}" for why, count in refused.items() if why]
     return {"object": "list", "data": data, "left_out": left_out}
 
@@ -43,22 +44,26 @@ def _listed(id: str, name: str, nbytes: int, kind: str) -> dict[str, Any]:
     return {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
 
 
-def _stored(documents: AllowedDocuments, left_out: list[str]) -> list[dict[str, Any]]:
-    """Those of the library, if requests may name them."""
+def _stored(
+    documents: AllowedDocuments, listed: Container[Path], left_out: list[str]
+) -> list[dict[str, Any]]:
+    """Those of the library, if requests may name them: `stored`, or `synced` where only their words
+    are."""
     if documents.stored is None:
         return []
     try:
-        entries = documents.stored.entries()
-    except LibraryError:
+        texts = documents.stored.texts()
+    except (LibraryError, DiskError):
         left_out.append("the library cannot be used")
         return []
     return [
-        _listed(id, entry.name, int(entry.provenance.get("bytes", 0)), "stored")
-        for id, entry in entries.items()
+        _listed(id, one.text.name, one.text.bytes, "stored" if one.text.entries else "synced")
+        for id, one in texts.items()
+        if not one.text.path or Path(one.text.path).resolve() not in listed
     ]
 
 
-def _files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:
+def allowed_files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:
     """The readable files below the allowed folders, each where its links lead to."""
     for folder in documents.allowed:
         try:

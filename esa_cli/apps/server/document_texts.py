@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,11 +20,12 @@ class _KeptText(NamedTuple):
 
 
 class DocumentTexts:
-    """The documents used last, by path. Several threads may use it; they read one at a time."""
+    """The documents used last, by path. Several threads may use it; they read each path once."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _KeptText] = {}
-        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._reading = defaultdict[str, threading.Lock](threading.Lock)
 
     def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
         """Keeps a document of the file; `stamp` is from before it was read."""
@@ -35,13 +37,13 @@ class DocumentTexts:
 
     def read(self, path: str, load: Callable[[str], Document]) -> Document:
         """The document; it is loaded if the file has changed. Raises: as `load`."""
-        with self._reading:
+        with self._lock:
+            reading = self._reading[path]
+        with reading:
+            stamp = file_stamp(path)
             with self._lock:
                 kept = self._kept.get(path)
-            stamp = file_stamp(path)
-            if kept is not None and kept.stamp == stamp:
-                return kept.document
-            document = load(path)
+            document = kept.document if kept and kept.stamp == stamp else load(path)
             self.keep(path, document, stamp)
             return document
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -28,7 +29,8 @@ from esa_cli.errors import EsaError, LengthError
 from esa_cli.qa.answering.reply import Asker, Reply, lacking
 
 CLIENT_GONE = 499
-END_WITHIN_S = 5.0
+END_WITHIN_S = 30.0
+"""Seconds to wait for the running answer, which ends between two pieces of its reading."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         asked = parse(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
-        answer = self._answer(asked, completion)
+        answer = await run_in_threadpool(self._answer, asked, completion)
         events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
         try:
             if not asked.stream:
@@ -127,12 +129,18 @@ class _Routes:
         """Answers a request, in the worker's thread; fills the lists of `completion`. Raises
         ApiError."""
         question, history = asked.conversation()
-        found = self.documents.find(asked.documents)
+        try:
+            found = self.documents.find(asked.documents)
+        except EsaError as error:
+            self._say(error)
+            raise as_api_error(error) from error
 
         def answer(job: Job) -> Reply:
             try:
                 self._check_length(self.asker.question_tokens(question, history))
-                opened = self.documents.open(found, job.report_progress)
+                opened = self.documents.open(
+                    found, job.report_progress, question, completion.missing
+                )
                 books = [one.book for one in opened]
                 completion.missing.extend(lacking(books))
                 with self.asker.interruptible(job.check):
@@ -146,11 +154,15 @@ class _Routes:
                     completion.heat.extend(heat_of(ids.values(), self.asker.heat_maps(books)))
                 return reply
             except EsaError as error:
-                if is_of_server(error):
-                    self.warn(with_hint(error))
+                self._say(error)
                 raise
 
         return answer
+
+    def _say(self, error: EsaError) -> None:
+        """Says what is wrong with the server itself."""
+        if is_of_server(error):
+            self.warn(with_hint(error))
 
     def _check_length(self, tokens: int) -> None:
         """Refuses a question before anything is read for it. Raises LengthError."""

@@ -24,10 +24,10 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, proto)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no name of a machine"
         raise UsageError(
-            f"host must be an address of this machine, got {host}: {error.strerror}",
-            "try --host 127.0.0.1",
+            f"host must be an address of this machine, got {host}: {why}", "try --host 127.0.0.1"
         ) from error
     try:
         if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):

@@ -67,6 +67,8 @@ async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: fl
                 raise _late(job, timeout_s)
             yield kind, value
     except asyncio.CancelledError:
+        if gone.done():
+            raise
         raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
         worker.cancel(job)

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.qa.answering.reply import Turn
 
-MAX_DOCUMENTS = 64
+MAX_DOCUMENTS = 10_000
 MAX_EVIDENCE = 50
 MAX_TOKENS = 32_768
 DEFAULT_EVIDENCE = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError
 from esa_cli.storage.library import Catalogue, FileRecord
-from esa_cli.storage.library.catalogue.catalogue_file import file_stamp
+from esa_cli.system.files import file_stamp
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 
@@ -120,12 +120,27 @@ class FileIndexing:
     def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
         """The record and the text of a file that is read now."""
         try:
-            stamp = file_stamp(path)  # before it is read: it may change meanwhile
+            stamp = file_stamp(path)
         except OSError:
             stamp = ""
         try:
             document = self._read(path)
         except DocumentError as error:
             return FileRecord(path, stamp, "", 0, error.message, error.hint, folder), ""
-        digest = text_digest(document.text)
-        return FileRecord(path, stamp, digest, document.bytes, folder=folder), document.text
+        return record_of(document, path, folder), document.text
+
+
+def record_of(document: Document, path: str, folder: str = "") -> FileRecord:
+    """The record of a file that was read."""
+    digest = text_digest(document.text)
+    return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
+
+
+def record_document(catalogue: Catalogue, document: Document) -> None:
+    """Records which text the file of a stored document has now; its words are added later."""
+    path = os.path.abspath(document.source)
+    known = catalogue.files.find(path)
+    record = record_of(document, path, known.folder if known else "")
+    if record != known:
+        with catalogue.transaction():
+            catalogue.files.put(record)

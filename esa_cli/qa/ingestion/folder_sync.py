@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
 from esa_cli.system.files import real_path, resolved_path
@@ -65,8 +66,8 @@ def sync_folder(
     """Brings the catalogue up to date with a folder; stopped, the next call continues.
 
     Args:
-        folder: absolute. prune: forget files that were removed; `if_empty`: also where no document
-            is left.
+        folder: absolute. prune: files that were removed will be forgotten; `if_empty`: also where
+            no document is left.
         progress: called with the files done and all files.
 
     Raises:
@@ -79,18 +80,24 @@ def sync_folder(
         )
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
-    removed = _removed(catalogue, folder, found)
-    if prune and removed:
-        if not found.files and not if_empty:
-            raise DocumentError(
-                f"no document is left in {folder}, so nothing is pruned",
-                "check that its disk is there; if all were really removed: esa sync --prune-all",
-            )
-        with catalogue.transaction():
-            catalogue.files.remove(one.path for one in removed)
-        catalogue.drop_unused_texts()
+    record_removed(catalogue, folder, found, folder)
+    removed = [one for one in _removed(catalogue, folder, found) if one.folder]
+    if prune and removed and not found.files and not if_empty:
+        raise DocumentError(
+            f"no document is left in {folder}, so nothing is pruned",
+            "check that its disk is there; if all were really removed: esa sync --prune-all",
+        )
     catalogue.keep_synced(folder)
     return FolderState(changes, removed, found.rest(folder))
+
+
+def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
+    """Forgets the files of a folder that were removed. What was read of them goes before: without
+    their records it would be present again. Raises LibraryError, DiskError."""
+    with catalogue.transaction():
+        catalogue.files.remove(one.path for one in state.removed)
+    catalogue.drop_unused_texts()
+    catalogue.keep_synced(folder)
 
 
 def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
@@ -105,7 +112,33 @@ def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileR
         is_gone = one.path not in listed and not os.path.lexists(one.path)
         return is_gone and not one.path.startswith(closed)
 
-    return [one for one in catalogue.files.below(folder) if one.folder and is_removed(one)]
+    return [one for one in catalogue.files.below(folder) if is_removed(one)]
+
+
+def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
+    """Records that files of a folder which were read one by one, without `esa sync`, do not exist
+    any more, so that what was read of them is former.
+
+    Args:
+        folder: absolute. found: its files now. synced: the folder, where it is synchronised.
+    """
+    stored = {entry.file for part in catalogue.entries() for entry in part}
+    gone = [one for one in _removed(catalogue, folder, found) if not one.folder and one.digest]
+    gone = [one for one in gone if resolved_path(one.path) in stored]
+    if found.files and gone:
+        with catalogue.transaction():
+            for one in gone:
+                why = f"there is no document {one.path}"
+                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced))
+
+
+def record_read_folders(library: Library, names: Sequence[str]) -> None:
+    """As `record_removed`, of those of the names that are folders, after their files were read."""
+    folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
+    if folders and library.exists:
+        with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
+            for folder in folders:
+                record_removed(catalogue, folder, find_any(folder))
 
 
 def outdated_entries(
@@ -117,20 +150,15 @@ def outdated_entries(
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
     removed = set(map(resolved_path, gone))
-    read_from = set(map(_path, entries))
+    read_from = {entry.file for entry in entries}
     again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
     records = FileIndexing(catalogue).update(again).readable
     now = {resolved_path(one.path): one.digest for one in records}
     kept = catalogue.files.kept_digests(gone)
 
     def is_outdated(entry: Entry) -> bool:
-        path = _path(entry)
+        path = entry.file
         other = path in removed or now.get(path, entry.text_sha256) != entry.text_sha256
         return other and entry.text_sha256 not in kept
 
     return [entry for entry in entries if not entry.damage and is_outdated(entry)]
-
-
-def _path(entry: Entry) -> str:
-    """The file that a document was read from; its source, if another version of esa stored it."""
-    return str(entry.provenance.get("path") or entry.provenance.get("source", ""))

@@ -46,8 +46,8 @@ class IndexIngest(PartIngest):
         assert self.library is not None
         return [self.library.key(self.identity, text)]
 
-    def owns(self, entry: Entry, text: str) -> bool:
-        return entry.key in self.keys(text)
+    def owns(self, entry: Entry) -> bool:
+        return entry.identity == self.identity
 
     def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import UsageError
+from esa_cli.errors import LibraryError, ResourceError, UsageError
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.index_encoder import IndexEncoder
 from esa_cli.qa.ingestion.archive import restored
+from esa_cli.qa.ingestion.file_indexing import record_document
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
 from esa_cli.qa.ingestion.ingest_events import IngestEvents
 from esa_cli.qa.ingestion.part_ingest import PartIngest
@@ -69,7 +71,8 @@ class DocumentIngest:
         return max((count for count in counts if count is not None), default=None)
 
     @property
-    def _needs_rows(self) -> bool:
+    def needs_rows(self) -> bool:
+        """Whether the preset answers from rows."""
         return self.lazy.preset.answer.needs_rows
 
     @property
@@ -85,6 +88,14 @@ class DocumentIngest:
         """
         return self._found(joined(part.find(document) for part in self.parts))
 
+    def _recorded(self, book: Book) -> Book:
+        """The book; the library learns which text its file has now."""
+        library, document = self.library, book.document
+        if library and book.entry and document.stamp is not None:
+            with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
+                record_document(catalogue, document)
+        return book
+
     def _found(self, book: Book | None) -> Book | None:
         if book is not None:
             self.events.found(book)
@@ -97,13 +108,13 @@ class DocumentIngest:
             UsageError: it was read by another model or method. LibraryError: it is damaged.
         """
         assert self.library is not None
-        text = self.library.text(entry)
-        document = restored(text, entry.marks, entry.provenance)
-        own = [part for part in self.parts if part.owns(entry, text)]
-        book = joined(
-            part.open(document, entry) if part in own else part.find(document)
-            for part in (self.parts if own else ())
-        )
+        own, book = [part for part in self.parts if part.owns(entry)], None
+        if own:
+            document = restored(self.library.text(entry), entry.marks, entry.provenance)
+            book = joined(
+                part.open(document, entry) if part in own else part.find(document)
+                for part in self.parts
+            )
         if self._found(book) is None:
             raise UsageError(
                 f"{entry.name} ({entry.id}) was read by another model or other settings",
@@ -114,10 +125,11 @@ class DocumentIngest:
 
     def open(self, source: Source) -> Book:
         """See `api.Esa.open`."""
-        if self._needs_rows:
+        if self.needs_rows:
             return self.ingest(source)
         document, text = _opened(source)
-        return self.find(document) or self._unread(text or self._tokenised(document))
+        found = self.find(document)
+        return self._recorded(found) if found else self._unread(text or self._tokenised(document))
 
     def _unread(self, text: TokenisedDocument) -> Book:
         self.events.unread(text.document, len(text.ids))
@@ -132,9 +144,9 @@ class DocumentIngest:
         document, text = _opened(source)
         found = self.find(document)
         if found is not None:
-            return found
+            return self._recorded(found)
         text = text or self._tokenised(document)
-        if not self._needs_rows and self.index is None and not self._rows.stores:
+        if not self.needs_rows and self.index is None and not self._rows.stores:
             return self._unread(text)
         hear, parts = combined(self.events.progress, progress), self.parts
         try:
@@ -146,7 +158,7 @@ class DocumentIngest:
         finally:
             self.events.finished()
         assert book is not None
-        return book
+        return self._recorded(book)
 
 
 def _opened(source: Source) -> tuple[Document, TokenisedDocument | None]:

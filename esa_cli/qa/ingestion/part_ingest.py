@@ -61,7 +61,7 @@ class PartIngest(ABC):
         """The keys under which a text serves, the best first; there is a library."""
 
     @abstractmethod
-    def owns(self, entry: Entry, text: str) -> bool:
+    def owns(self, entry: Entry) -> bool:
         """Whether a stored document is of this part, model and settings."""
 
     @abstractmethod

@@ -87,8 +87,8 @@ class RowIngest(PartIngest):
             return []
         return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
 
-    def owns(self, entry: Entry, text: str) -> bool:
-        return self._storable and self._key(text, entry.layout.kind) == entry.key
+    def owns(self, entry: Entry) -> bool:
+        return self._storable and self._identity(self._layout(entry.layout.kind)) == entry.identity
 
     def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None

@@ -22,6 +22,7 @@ from esa_cli.storage.library.catalogue.catalogue import (
     search_catalogue,
     tidy,
 )
+from esa_cli.storage.library.catalogue.present_entries import DividedEntries
 from esa_cli.storage.library.disk_room import check_room, nearest_folder
 from esa_cli.storage.library.formats import checksummed_file, content_names, library_paths, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
@@ -67,15 +68,29 @@ class Library:
             return None  # another process removed it meanwhile
 
     def entries(self) -> list[Entry]:
-        """Every document, the most recently used first; those with `damage` cannot be used. Raises
-        LibraryError: the folder may not be read, or is no library."""
-        self._paths.check()
-        return manifest_copies.read_all(self._paths)
+        """Every present document, the most recently used first; those with `damage` cannot be used.
+        Raises LibraryError: the folder may not be read, or is no library."""
+        return self.divided_entries().present
+
+    def divided_entries(self) -> DividedEntries:
+        """Present and former documents: of a former one the file has another text now, or was
+        removed. Raises: as `entries`."""
+        paths = self._paths
+        paths.check()
+        return catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
 
     def matches(self, text: str) -> list[Entry]:
-        """The documents whose key begins with `text`, or whose name or source it is."""
-        self._paths.check()
-        return manifest_copies.read_matching(self._paths, text)
+        """The documents whose key begins with `text`, or whose name or source it is: the present
+        ones, else former ones. Raises: as `entries`."""
+        paths = self._paths
+        paths.check()
+
+        def divided(db: sqlite3.Connection) -> DividedEntries:
+            found = manifest_copies.ManifestCopies(paths, db).matching(text)
+            return Catalogue(paths, db).known_files().divide(found)
+
+        present, former = catalogue_file.with_catalogue(paths, divided)
+        return present or former
 
     def text_digests(self) -> set[str]:
         """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
@@ -225,15 +240,16 @@ class Library:
     def prune(
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
-        """Removes what killed ingests left, then documents until the library takes at most
-        `max_bytes` (None: no document): damaged ones, then the least recently used. Those of
-        another format stay. Raises LibraryError: a manifest cannot be read, or those of another
-        format take more, and nothing is changed; or a file cannot be removed."""
+        """Removes former documents and what killed ingests left, then documents until the library
+        takes at most `max_bytes` (None: no other): damaged ones, then the least recently used.
+        Those of another format stay. Raises LibraryError: a manifest cannot be read, or those of
+        another format take more, and nothing is changed; or a file cannot be removed."""
         with write_errors(self.root):
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)
             self._paths.make()
-        done = maintenance.prune(self._paths, max_bytes, dry_run)
+        former = {entry.key for entry in self.divided_entries().former}
+        done = maintenance.prune(self._paths, max_bytes, dry_run, former)
         if not dry_run:
             self._change_catalogue(lambda db: tidy(self._paths, db))
         return done

@@ -11,7 +11,7 @@ Segments that no other document names are then kept until that document is remov
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,12 +56,14 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
         return _delete(paths, [*paths.of_document(entry.key), *doomed])
 
 
-def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneResult:
-    """Removes leftovers, then documents until all that is left takes at most `max_bytes`: damaged
-    ones, then the least recently used. What a running ingest needs is kept, and so are documents of
-    another format, with every segment that may be theirs. Raises LibraryError: a manifest cannot be
-    read, or documents of another format take more than `max_bytes`, and nothing is changed; or a
-    file cannot be removed."""
+def prune(
+    paths: LibraryPaths, max_bytes: int | None, dry_run: bool, former: Container[str] = ()
+) -> PruneResult:
+    """Removes leftovers and former documents, by their keys, then others until all that is left
+    takes at most `max_bytes`: damaged ones, then the least recently used. What a running ingest
+    needs is kept, and so are documents of another format, with every segment that may be theirs.
+    Raises LibraryError: a manifest cannot be read, or documents of another format take more than
+    `max_bytes`, and nothing is changed; or a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
         there = _readable(manifest.read_all(paths))
         foreign = [one for one in there if one.foreign]
@@ -74,7 +76,7 @@ def prune(paths: LibraryPaths, max_bytes: int | None, dry_run: bool) -> PruneRes
             total = _total(paths, left_over)
         else:
             damaged = []
-        gone, doomed = _oldest(paths, there, total, max_bytes)
+        gone, doomed = _oldest(paths, there, total, max_bytes, former)
         left = total - sum(map(size_of, doomed))
         if foreign and max_bytes is not None and left > max_bytes:
             raise _too_small(foreign, left, max_bytes)
@@ -114,17 +116,22 @@ def _total(paths: LibraryPaths, left_over: list[Path]) -> int:
 
 
 def _oldest(
-    paths: LibraryPaths, there: list[Entry], total: int, max_bytes: int | None
+    paths: LibraryPaths,
+    there: list[Entry],
+    total: int,
+    max_bytes: int | None,
+    former: Container[str],
 ) -> tuple[list[Entry], list[Path]]:
-    """The documents to remove, and their files, each one's manifest first. Those of another format
-    stay: this version cannot tell which segments they need."""
+    """The documents to remove, the former first, and their files, each one's manifest first. Those
+    of another format stay: this version cannot tell which segments they need."""
     live = needed_files(paths, [], abandoned=False)
     uses = Counter(name for entry in there for name in entry.segments)
     fits = Counter(entry.fit for entry in there)
     gone: list[Entry] = []
     doomed: list[Path] = []
-    for entry in (one for one in reversed(there) if not one.foreign):
-        if max_bytes is None or total <= max_bytes:
+    oldest = [one for one in reversed(there) if not one.foreign]
+    for entry in sorted(oldest, key=lambda one: one.key not in former):
+        if entry.key not in former and (max_bytes is None or total <= max_bytes):
             break
         uses.subtract(entry.segments)
         fits.subtract([entry.fit])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,18 @@ def read_all(paths: LibraryPaths) -> list[dict[str, Any]]:
     with read_errors(paths.root):
         payloads = [_payload(path) for path in paths.whole("folders")]
     return [record for one in payloads if one for record in json.loads(one)["files"]]
+
+
+def is_away(paths: LibraryPaths, folder: str) -> bool:
+    """Whether a synchronised folder may be on a disk that is away: it does not exist, or nothing is
+    in it and nothing was removed from it since its records were written, as of a mount point."""
+    try:
+        if os.listdir(folder):
+            return False
+        written = paths.synced_folder(_name(folder)).stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns < written
+    except OSError:
+        return not os.path.isdir(folder)
 
 
 def _name(folder: str) -> str:

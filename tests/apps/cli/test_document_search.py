@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from command import TINY, Esa, Result
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file, catalogue_tables
+from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
 
@@ -36,7 +38,7 @@ THINGS = (
 def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     """`esa` that answers from text, in a folder of ten files, with a library of its own."""
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
-    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**18))
     folder = Path("town")
     folder.mkdir()
     for at, thing in enumerate(THINGS):
@@ -138,9 +140,14 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     both = run("ask", "--library", "town", "How old is the mill?", "--json")
     assert names(both)[0] == "9.txt"
     assert "searched 10 documents" in both.err, "a text is searched once"
-    other = run("ask", "--library", "Kiln?", "--json", "--set", "prompt.before=x")
-    assert other.code == 2
-    assert "left out: 5 documents that cannot be read, or were read by another" in other.err
+    other = ("ask", "--library", "Kiln?", "--json", "--set", "prompt.before=x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Library, "text", lambda self, entry: pytest.fail("its manifest says whose"))
+        assert len(names(run(*other))) == 2, "another model's are asked by their files' words"
+    shutil.rmtree("town")
+    gone = run(*other)
+    assert gone.code == 2
+    assert "no document can be asked with this preset" in gone.err
 
 
 def test_files_that_cannot_be_read_are_named(run: Esa) -> None:

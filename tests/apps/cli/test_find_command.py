@@ -177,7 +177,7 @@ def test_of_a_large_library_the_best_documents_are_opened(run: Esa) -> None:
     done = run("find", "--library", WORDS, "--set", "answer.documents=1", "--json")
     assert [(one["name"], one["read"]) for one in done.data["documents"]] == [("gate.txt", True)]
     assert done.data["searched"] == 3
-    assert done.err.count("was read before") == 1
+    assert "was read before" not in done.err, "one line is said on all"
 
 
 @pytest.mark.parametrize("settings", [(), ("--set", "answer.documents=1")])
@@ -226,10 +226,8 @@ def test_a_damaged_manifest_is_said_once(run: Esa, tmp_path: Path, most: int) ->
     assert said[0].startswith(f"esa: left out: {one} is damaged")
     two.write_bytes(two.read_bytes()[:-9])
     said = run(*find).err.splitlines()
-    assert len(said) == (1 if most == 1 else 2)
-    assert (
-        most == 8 or "2 documents of the library that cannot be used; `esa library list`" in said[0]
-    )
+    assert len(said) == 1
+    assert "2 documents of the library that cannot be used; `esa library list`" in said[0]
 
 
 @pytest.mark.usefixtures("no_model")

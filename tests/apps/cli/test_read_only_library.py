@@ -15,6 +15,7 @@ from command import TINY, Esa, Result
 
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
 pytestmark = pytest.mark.skipif(
@@ -42,7 +43,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def run(surroundings: None, esa: Esa, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
     """`esa` with a library on the disk: two documents, and two files of `esa sync`."""
     monkeypatch.setenv("ESA_LIBRARY", str(disk / "library"))
-    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**18))
     for at, thing in enumerate(THINGS):
         folder = Path("read" if at < 2 else "town")
         folder.mkdir(exist_ok=True)

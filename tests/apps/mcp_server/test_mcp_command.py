@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import signal
@@ -48,6 +49,33 @@ def environment(library: Library) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
+
+
+@pytest.mark.process
+def test_half_of_an_emoji_gets_an_answer(library: Library, tmp_path: Path) -> None:
+    """Which JavaScript's clients send where a text is cut."""
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    about["clientInfo"] = {"name": "test", "version": "1"}
+    call = {"name": "find", "arguments": {"query": "northern gate \ud83d"}}
+    messages: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": about},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": call},
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "esa_cli", "mcp", *TINY, *FROM_TEXT],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(library), cwd=tmp_path,
+        text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        answers = [json.loads(server.stdout.readline()) for _ in range(2)]
+        server.stdin.close()
+    assert answers[1]["id"] == 2
+    assert "Captain Ahab" in str(answers[1]["result"])
 
 
 @pytest.mark.process

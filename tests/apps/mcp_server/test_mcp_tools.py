@@ -157,7 +157,7 @@ def test_the_list(tools: DocumentTools, tmp_path: Path, monkeypatch: pytest.Monk
     assert data["folders"] == [str(tmp_path / "open")]
     data = call(tools, "list", limit=1, skip=1).structured_content
     assert ([one["document"] for one in data["documents"]], data["total"]) == (["gate.txt"], 4)
-    assert "note" not in data
+    assert data["note"] == "open: 1 file to read; left out: 1 hidden"
     monkeypatch.setattr(named_documents, "MOST_FILES", 1)
     monkeypatch.setattr(document_tools, "MOST_FILES", 1)
     listed = call(tools, "list", containing="LOOM")

@@ -129,8 +129,9 @@ def test_loopback(host: str, here: bool) -> None:
 def test_a_taken_port_is_said() -> None:
     with server_run.bind("127.0.0.1", 0) as sock, pytest.raises(UsageError, match="cannot listen"):
         server_run.bind("127.0.0.1", sock.getsockname()[1])
-    with pytest.raises(UsageError, match="must be an address of this machine"):
-        server_run.bind("no.such.host.invalid", 0)
+    for host in ("no.such.host.invalid", "a..b", "x" * 64):
+        with pytest.raises(UsageError, match="must be an address of this machine"):
+            server_run.bind(host, 0)
 
 
 @contextmanager

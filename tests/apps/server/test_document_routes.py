@@ -17,6 +17,7 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.document_listing import list_documents
 from esa_cli.apps.server.document_texts import DocumentTexts
 from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.errors import DocumentError
 
 TEXT = "Page one.\nIts second line. \U0001f600\nPage two begins here.\n"
 MARKS = (Mark(0, 1, "One"), Mark(28, 2, "Two"))
@@ -158,6 +159,36 @@ def test_documents_of_the_command_line_by_their_ids(start: Start, asker: FakeAsk
     live = start()
     assert live.post({**user("one"), "documents": ["a.txt", "esa:1"]})[0] == 200
     assert asker.calls[-1]["books"] == ["text a", "alpha"]
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "2", "0000000019999", "000000001" + "0" * 6000, "9" * 6000, "-1", "\u0661", ""]
+)
+def test_numbers_of_no_document_are_refused(start: Start, number: str) -> None:
+    live = start(fixed=["alpha"])
+    wanted = {200} if number == "\u0661" else {403, 404}  # the digit 1 of another script
+    assert live.post({**user("one"), "documents": [f"esa:{number}"]})[0] in wanted
+    assert text_of(live, document=f"esa:{number}"[:5000])[0] in wanted
+
+
+def test_of_many_files_the_best_are_opened_and_a_scan_is_said(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.txt").write_text(f"The harp {number} of the town.", "utf-8")
+    (tmp_path / "217.txt").write_text("The kiln stands at the harbour.", "utf-8")
+    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.4 broken")
+    documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], most=3)
+    names = [one["id"] for one in list_documents(documents)["data"]]
+    assert {"esa:1", "217.txt", "scan.pdf"} <= set(names)
+    left_out: list[str] = []
+    opened = documents.open(documents.find(names), None, "Where is the kiln?", left_out)
+    assert [one.id for one in opened[:2]] == ["esa:1", "217.txt"]
+    assert len(opened) == 4
+    assert left_out == ["left out: 1 files that cannot be read (scan.pdf)"]
+    left_out.clear()
+    few = documents.open(documents.find(["1.txt", "scan.pdf"]), None, "harp", left_out)
+    assert ([one.id for one in few], len(left_out)) == (["1.txt"], 1)
+    with pytest.raises(DocumentError):
+        documents.open(documents.find(["scan.pdf"]))
 
 
 def test_a_file_named_as_an_id_can_be_named_by_its_path(

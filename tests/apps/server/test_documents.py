@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_asker import FakeAsker
+from fake_asker import FakeAsker, fake_book
 from live_server import LiveServer, Start, user
 
 from esa_cli.apps.open_books import MOST_RECENT
@@ -224,7 +224,7 @@ def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
     asker = FakeAsker()
     (abc / "copy.txt").write_text("a", "utf-8")
     (abc / "fixed.txt").write_text("alpha", "utf-8")
-    documents = AllowedDocuments(asker, ["the fixed book"], [abc], ["alpha"])
+    documents = AllowedDocuments(asker, [fake_book("the fixed book")], [abc], ["alpha"])
     assert books(documents, "a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
     assert books(documents, "copy.txt") == ["a"]
     assert books(documents, "fixed.txt") == ["the fixed book"]

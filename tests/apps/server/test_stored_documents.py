@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,21 @@ from esa_cli.apps.server.http_errors import ApiError
 from esa_cli.apps.server.stored_documents import StoredDocuments
 from esa_cli.apps.server.worker import Event, Job
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Catalogue, Entry, Library
+from esa_cli.storage.library.catalogue.present_entries import DividedEntries
 from esa_cli.system.text import text_digest
 
 TEXTS = {"a" * 20: "The harp stands in hall 1.", "b" * 20: "The anvil.", "c" * 20: "The anvil."}
+
+
+KNOWN = {"source": "/home/me/x.pdf", "bytes": 9, "missing": ()}
+ENTRIES = [
+    Entry(
+        key, text_sha256=text_digest(text), marks=((0, 7, "Halls"),), created=float(at),
+        provenance={**KNOWN, "name": f"{key[0]}.pdf"},
+    )
+    for at, (key, text) in enumerate(TEXTS.items())
+]  # fmt: skip
 
 
 class FewTexts(Library):
@@ -26,16 +38,12 @@ class FewTexts(Library):
 
     exists = True
 
-    def entries(self) -> list[Entry]:
-        known = {"source": "/home/me/x.pdf", "bytes": 9, "missing": ()}
-        entries = [
-            Entry(
-                key, text_sha256=text_digest(text), marks=((0, 7, "Halls"),), created=float(at),
-                provenance={**known, "name": f"{key[0]}.pdf"},
-            )
-            for at, (key, text) in enumerate(TEXTS.items())
-        ]  # fmt: skip
-        return [Entry("d" * 20, damage="cut"), *reversed(entries)]
+    @contextmanager
+    def search_catalogue(self, copy: bool = False) -> Iterator[Catalogue]:
+        with self.catalogue(keep=False) as catalogue:
+            entries = [Entry("d" * 20, damage="cut"), *reversed(ENTRIES)]
+            catalogue.entries = lambda: DividedEntries(entries, [])  # type: ignore[method-assign]
+            yield catalogue
 
     def text(self, entry: Entry) -> str:
         return TEXTS[entry.key]
@@ -74,7 +82,7 @@ def test_what_is_not_there(stored: StoredDocuments, tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
         AllowedDocuments(FakeAsker(), [], []).find([A])
     assert caught.value.status == 403
-    assert StoredDocuments(Library(tmp_path / "none")).entries() == {}
+    assert StoredDocuments(Library(tmp_path / "none")).texts() == {}
 
 
 def test_a_question_about_what_is_not_there_leaves_no_traceback(
@@ -91,10 +99,10 @@ def test_a_question_about_what_is_not_there_leaves_no_traceback(
 def test_a_library_that_cannot_be_used(
     stored: StoredDocuments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def refuse(self: Any) -> Iterator[Entry]:
+    def refuse(self: Any) -> Any:
         raise LibraryError(f"{tmp_path} may not be read")
 
-    monkeypatch.setattr(FewTexts, "entries", refuse)
+    monkeypatch.setattr(FewTexts, "search_catalogue", refuse)
     documents = AllowedDocuments(FakeAsker(), [], [], stored=stored)
     assert list_documents(documents)["left_out"] == ["the library cannot be used"]
     with pytest.raises(LibraryError):

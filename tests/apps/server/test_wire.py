@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import types
 from typing import Any
 
 import openai
 import pytest
-from fake_asker import FakeAsker
+from fake_asker import FakeAsker, fake_book
 from live_server import LiveServer, Start, user
 
 from esa_cli.apps.server import wire
 from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Turn
 
 
@@ -104,6 +104,7 @@ def test_odd_orders_of_messages(said: list[str], question: str, history: list[Tu
     assert found.conversation() == (question, history)
 
 
+MOST = wire.MAX_DOCUMENTS
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
 
 
@@ -144,9 +145,12 @@ WRONG: list[tuple[Any, str]] = [
     ({**user("x"), "seed": "1"}, "seed must be"),
     ({**user("x"), "evidence": 51}, "evidence must be"),
     ({**user("x"), "documents": "a.txt"}, "documents must be a list"),
-    ({**user("x"), "documents": []}, "documents must be a list of 1 to 64 paths, got []"),
+    ({**user("x"), "documents": []}, f"documents must be a list of 1 to {MOST} paths, got []"),
     ({**user("x"), "documents": [""]}, "documents must be a list"),
-    ({**user("x"), "documents": [str(n) for n in range(65)]}, "documents must be a list of 1 to"),
+    (
+        {**user("x"), "documents": [str(n) for n in range(MOST + 1)]},
+        "documents must be a list of 1 to",
+    ),
 ]
 
 
@@ -191,8 +195,8 @@ def test_models_and_health(live: LiveServer) -> None:
 
 
 def test_what_documents_lack_is_told_with_the_answer(start: Start) -> None:
-    document = types.SimpleNamespace(name="a.pdf", missing=("page 7 has no text",))
-    live = start(fixed=[types.SimpleNamespace(document=document)])
+    document = Document("a.pdf", "alpha", "", "", 9, missing=("page 7 has no text",))
+    live = start(fixed=[fake_book("alpha", document)])
     wanted = ["a.pdf: page 7 has no text"]
     assert live.ask("one").choices[0].message.missing == wanted
     *_, last = live.ask("one", stream=True)

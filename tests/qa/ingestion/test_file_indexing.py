@@ -11,13 +11,14 @@ import pytest
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Library
-from esa_cli.storage.library.catalogue import catalogue_file, catalogue_tables
+from esa_cli.storage.library.catalogue import catalogue_tables
+from esa_cli.system import files
 
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Time stamps of files that changed a moment ago are trusted."""
-    monkeypatch.setattr(catalogue_file, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(files, "SETTLED_NS", -(10**18))
     monkeypatch.chdir(tmp_path)
 
 

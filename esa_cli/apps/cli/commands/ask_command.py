@@ -135,7 +135,9 @@ def _answer(
         if best is not None and not ways.stdin:
             books += best.books(request.question)
         elif best is None and ways.library:
-            books += inputs.library_books(esa.stored, library, reporter)
+            by_text = not esa.documents.needs_rows
+            given = (esa.stored, library, reporter, make if by_text else None)
+            books += inputs.library_books(*given)
         timing.ingested(books)
         books = distinct(books)
         if ways.stdin:

@@ -124,7 +124,7 @@ def _books(
         books += best.books(request.question)
         searched = best.searched
     elif request.options.library:
-        books += library_books(opener.stored, library, reporter)
+        books += library_books(opener.stored, library, reporter, opener.open)
     return distinct(books), searched
 
 

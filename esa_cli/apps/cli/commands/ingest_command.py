@@ -53,7 +53,9 @@ def ingest(
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.apps.engine.ingest_worker import ingest_document
+    from esa_cli.qa.ingestion.folder_sync import record_read_folders
     from esa_cli.qa.presets.adapter_files import without_adapter
+    from esa_cli.storage.library import Library
     from esa_cli.system.work_shard import WorkShard
 
     part, reporter = WorkShard.parse(shard), Reporter(quiet)
@@ -80,6 +82,7 @@ def ingest(
             worker = IngestWorker(chosen, model, rows, default_root().absolute())
             with engines.open(reporter, model.device) as engine:
                 kept = ingest_by(engine, worker, found.documents, reporter)
+        record_read_folders(Library(), documents)
     finally:
         reporter.settle()
     if as_json:
@@ -102,6 +105,8 @@ def _watch(
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.engine.ingest_worker import ingest_document
+    from esa_cli.qa.ingestion.folder_sync import record_read_folders
+    from esa_cli.storage.library import Library
 
     watched = WatchedFiles(names)
     with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
@@ -114,6 +119,7 @@ def _watch(
         reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C", dim=False)
         for paths in watched.changes():
             read_changed(paths, read, reporter)
+            record_read_folders(Library(), names)
     raise AssertionError("watching has no end")
 
 

@@ -31,16 +31,18 @@ AnyIds = Annotated[
 Text = Annotated[
     bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")
 ]
+All = Annotated[bool, typer.Option("--all", help="Former versions of files, too.")]
 
 
 @app.command("list")
-def list_(as_json: options.Json = False) -> None:
+def list_(every: All = False, as_json: options.Json = False) -> None:
     """List the documents, the last used first."""
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.storage.library import Library
 
     library = Library()
-    found = library.entries()
+    present, former = library.divided_entries()
+    found = [*present, *former] if every else present
     if as_json:
         print_json(
             {
@@ -48,6 +50,7 @@ def list_(as_json: options.Json = False) -> None:
                 "bytes": library.nbytes,
                 "catalogue_bytes": library.catalogue_bytes,
                 "synced_files": library.synced_files,
+                "former": [entry.id for entry in former],
                 "documents": [entry.as_json() for entry in found],
             }
         )
@@ -60,6 +63,8 @@ def list_(as_json: options.Json = False) -> None:
         print(f"{size_text(library.nbytes)} in {library.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; `esa ingest` reads one")
+    if not as_json and former:
+        print(f"{len(former):,} former: their files have another text now, or were removed")
     if not as_json and (files := library.synced_files):
         print(f"{files:,} files of `esa sync`, found by their words")
 
@@ -90,7 +95,8 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     from esa_cli.storage.library import Library
 
     library = Library()
-    chosen = several_entries(library, names) if names else library.entries()
+    every = [one for part in library.divided_entries() for one in part]
+    chosen = several_entries(library, names) if names else every
     results = [(entry, library.verify(entry)) for entry in chosen]
     if as_json:
         rows = [{"id": e.id, "damages": [one.message for one in bad]} for e, bad in results]
@@ -153,6 +159,9 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
 
     library = Library()
     chosen = several_entries(library, names)
+    files = {entry.file for entry in chosen if entry.file}
+    chosen += [one for one in library.divided_entries().former if one.file in files]
+    chosen = list({entry.key: entry for entry in chosen}.values())
     listed = ", ".join(f"{entry.id} ({entry_label(entry)})" for entry in chosen)
     confirm_removal("document", f"{listed} from the library", yes)
     for entry in chosen:
@@ -182,7 +191,7 @@ def prune(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Sweep what interrupted readings left; keep to a size."""
+    """Sweep former versions of files, and what interrupted readings left; keep to a size."""
     from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.storage.library import Library
     from esa_cli.system.machine import parse_size

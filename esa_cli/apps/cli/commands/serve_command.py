@@ -113,14 +113,18 @@ def serve(
         timeout,
     )  # fmt: skip
     check(wanted)
+    from esa_cli.apps.server import server_run
+
     chosen = answer.load_preset(model)
     reader = answer.reader_choice()
     reporter = Reporter(quiet)
+    server_run.bind(host, port).close()  # a taken port is said before a model is loaded
     found = inputs.read(wanted.documents, reporter).documents
     try:
         chosen = answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=bool(keep), reader=reader) as asker:
-            run(asker, wanted, found, reporter)
+            most = None if chosen.answer.needs_rows else chosen.answer.documents
+            run(asker, wanted, found, reporter, most)
     finally:
         reporter.settle()
 
@@ -172,9 +176,16 @@ def check_folders(folders: Sequence[Path]) -> None:
 
 
 def run(
-    asker: Asker, wanted: ServeRequest, documents: Sequence[Document], reporter: Reporter
+    asker: Asker,
+    wanted: ServeRequest,
+    documents: Sequence[Document],
+    reporter: Reporter,
+    most: int | None = None,
 ) -> None:
     """Has the documents read, then serves until Ctrl-C.
+
+    Args:
+        most: how many of the documents that a request names are opened; None: all.
 
     Raises:
         UsageError: the address is taken. ResourceError, LibraryError.
@@ -190,7 +201,7 @@ def run(
         reporter.settle()
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow, [document.text for document in documents],
-            StoredDocuments(Library()) if wanted.library else None,
+            StoredDocuments(Library()) if wanted.library else None, Library(), most,
         )  # fmt: skip
         limits = ServerLimits(
             wanted.max_body, wanted.max_question, wanted.max_queue, wanted.timeout_s

@@ -58,11 +58,12 @@ class PrefillDisplay(IngestEvents):
     def found(self, book: Book) -> None:
         entry = book.entry
         was = f"{book.document.name} was read before ({entry.id if entry else ''})"
-        self.reporter.note(f"esa: {was}")
+        if not self.reporter.is_brief:
+            self.reporter.note(f"esa: {was}")
         self._missing(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
-        if not self.reads_later:
+        if not self.reads_later and not self.reporter.is_brief:
             self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
         self._missing(document)
 
@@ -84,6 +85,8 @@ class PrefillDisplay(IngestEvents):
 
     def _missing(self, document: Document) -> None:
         """Says what the document lacks, once: it may be asked first and read then."""
+        if self.reporter.is_brief:
+            return
         for text in document.missing if document.source not in self._lacking else ():
             self.reporter.warn(f"esa: {document.name}: {text}")
         self._lacking.add(document.source)

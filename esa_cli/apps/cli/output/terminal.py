@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from esa_cli.apps.cli.output.wrapped_lines import wrapped
@@ -176,6 +177,17 @@ class Reporter:
         self._status: Any = None
         self._stage, self._shown = "", 0.0
         self._explained = set[str]()
+        self.is_brief = False
+        """Whether notes on single documents are left out, as one line is said on all of them."""
+
+    @contextmanager
+    def brief(self) -> Iterator[None]:
+        """Sets `is_brief` in its block."""
+        before, self.is_brief = self.is_brief, True
+        try:
+            yield
+        finally:
+            self.is_brief = before
 
     def note(self, text: str, dim: bool = True) -> None:
         """One line, whatever is in the text."""

@@ -8,10 +8,10 @@ async function loadDocuments() {
     const found = await json("/v1/documents");
     const known = new Set(library.all.map((one) => one.id));
     library.all = found.data;
+    const given = found.data.some((one) => one.kind === "given");
     for (const one of found.data) {
-      if (!known.has(one.id) && one.kind === "given") library.chosen.add(one.id);
+      if (!known.has(one.id) && (one.kind === "given" || !given)) library.chosen.add(one.id);
     }
-    if (library.all.length === 1) library.chosen.add(library.all[0].id);
     showLeftOut(found.left_out);
     listDocuments();
   } catch (error) {

@@ -19,6 +19,7 @@ from esa_cli.storage.library.catalogue.catalogue_file import (
 from esa_cli.storage.library.catalogue.catalogue_tables import transaction
 from esa_cli.storage.library.catalogue.file_records import FileRecords
 from esa_cli.storage.library.catalogue.manifest_copies import ManifestCopies
+from esa_cli.storage.library.catalogue.present_entries import DividedEntries, KnownFiles
 from esa_cli.storage.library.catalogue.text_index import TextIndex
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
@@ -45,6 +46,15 @@ class Catalogue:
         """Everything that the block writes, or nothing."""
         return transaction(self._db)
 
+    def entries(self) -> DividedEntries:
+        """The library's documents, the last used first. Raises LibraryError: the folder may not be
+        read."""
+        return self.known_files().divide(ManifestCopies(self._paths, self._db).entries())
+
+    def known_files(self) -> KnownFiles:
+        """The records of all files, as they are now."""
+        return KnownFiles(self._paths, self.files.all())
+
     def stored_keys(self) -> dict[str, list[str]]:
         """Keys of the library's documents by the digest of their text, in the order in which they
         were stored. Raises LibraryError: the folder may not be read."""
@@ -52,12 +62,6 @@ class Catalogue:
         for key, digest in ManifestCopies(self._paths, self._db).digests():
             found.setdefault(digest, []).append(key)
         return found
-
-    def unusable(self) -> list[LibraryError]:
-        """What is wrong with documents that cannot be used. Raises LibraryError: the folder may not
-        be read."""
-        entries = ManifestCopies(self._paths, self._db).unusable
-        return [manifest.entry_error(entry) for entry in entries]
 
     def keep_synced(self, folder: str) -> None:
         """Writes the records of a synchronised folder beside the documents, from which they come

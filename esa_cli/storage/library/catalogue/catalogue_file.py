@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -33,9 +32,6 @@ NAME = "catalogue-1.sqlite"
 """With the version of the tables: another version of esa has a file of its own."""
 BUSY_S = 30.0
 """Seconds of waiting while another process writes."""
-SETTLED_NS = 2_000_000_000
-"""A file that changed within so many nanoseconds before it was read may change again with the same
-time stamp, and is read again the next time."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 Result = TypeVar("Result")
 
@@ -47,16 +43,6 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 def catalogue_bytes(paths: LibraryPaths) -> int:
     """Bytes of the catalogue."""
     return size_of(catalogue_path(paths))
-
-
-def file_stamp(path: Path | str) -> str:
-    """Text that differs where a file has changed; empty where it changed a moment ago. Raises
-    OSError."""
-    facts = Path(path).stat()
-    changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
-    if changed > time.time_ns() - SETTLED_NS:
-        return ""
-    return f"{facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns} {facts.st_ino}"
 
 
 def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:

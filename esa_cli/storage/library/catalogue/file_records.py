@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue.catalogue_file import file_stamp
 from esa_cli.storage.library.catalogue.catalogue_tables import of_sql, sql_text
+from esa_cli.system.files import file_stamp
 
 
 class FileRecord(NamedTuple):
@@ -66,26 +66,31 @@ class FileRecords:
     def below(self, folder: str) -> list[FileRecord]:
         """Those of files in a folder or below it."""
         start = os.path.join(folder, "")
-        return [one for one in self._all() if one.path.startswith(start)]
+        return [one for one in self.all() if one.path.startswith(start)]
 
     def synced(self) -> list[FileRecord]:
         """Readable files that `esa sync` has put into the library, by path."""
-        return [one for one in self._all() if one.folder and one.digest]
+        return [one for one in self.all_synced() if one.digest]
+
+    def all_synced(self) -> list[FileRecord]:
+        """Those and the files of such folders that cannot be read, or were removed, by path."""
+        return [one for one in self.all() if one.folder]
 
     def gone(self) -> list[str]:
         """Paths of files that do not exist any more, but those of `esa sync`."""
-        return [one.path for one in self._all() if not one.folder and not os.path.exists(one.path)]
+        return [one.path for one in self.all() if not one.folder and not os.path.exists(one.path)]
 
     def kept_digests(self, removed: Container[str]) -> set[str]:
         """Digests of the texts of files, but those removed and those that were asked only and do
         not exist any more. A file of `esa sync` may be on a disk that is away."""
-        kept = [one for one in self._all() if one.path not in removed]
+        kept = [one for one in self.all() if one.path not in removed]
         return {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
 
     def digests(self) -> set[str]:
         """Digests of the texts of all files."""
         return {digest for (digest,) in self._db.execute("SELECT digest FROM files")}
 
-    def _all(self) -> list[FileRecord]:
+    def all(self) -> list[FileRecord]:
+        """Those of all files, by path."""
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM files ORDER BY path")
         return [FileRecord(*map(of_sql, row)) for row in rows]

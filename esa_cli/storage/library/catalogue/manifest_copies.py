@@ -11,24 +11,13 @@ import sqlite3
 from dataclasses import replace
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library.catalogue.catalogue_file import file_stamp, with_catalogue
 from esa_cli.storage.library.catalogue.catalogue_tables import sql_text, transaction
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.storage.library.formats.manifest import Entry
+from esa_cli.system.files import file_stamp
 
 _COLUMNS = "key, stamp, name, source, text_sha256, created, data"
-
-
-def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document, the most recently used first; those that cannot be used have `damage`. Raises
-    LibraryError: the folder may not be read."""
-    return with_catalogue(paths, lambda db: ManifestCopies(paths, db).entries())
-
-
-def read_matching(paths: LibraryPaths, text: str) -> list[Entry]:
-    """As `read_all`, of those whose key begins with `text`, or whose name or source it is."""
-    return with_catalogue(paths, lambda db: ManifestCopies(paths, db).matching(text))
 
 
 class ManifestCopies:
@@ -39,11 +28,6 @@ class ManifestCopies:
         self._paths, self._db = paths, db
         self._unusable: dict[str, Entry] = {}
         self._refresh()
-
-    @property
-    def unusable(self) -> list[Entry]:
-        """Those with damage, of another format, or unreadable."""
-        return [self._unusable[key] for key in sorted(self._unusable)]
 
     def entries(self) -> list[Entry]:
         """Every document, the most recently used first."""

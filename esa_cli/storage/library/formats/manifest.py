@@ -74,6 +74,12 @@ class Entry:
         return str(self.provenance.get("name", ""))
 
     @property
+    def file(self) -> str:
+        """The absolute path of the file it was read from; empty: it was read from none."""
+        path = str(self.provenance.get("path") or self.provenance.get("source", ""))
+        return path if os.path.isabs(path) else ""
+
+    @property
     def rows(self) -> str:
         """What is stored of each token, for people: `int8` or `native` rows, or `index`."""
         return str(self.provenance.get("rows", self.layout.kind))

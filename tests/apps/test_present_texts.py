@@ -1,0 +1,259 @@
+"""What a file says now answers: after a change or a removal no command, server or object shows the
+former text. One table of all of them, each asked about the same library."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_fixtures import cache, esa, surroundings
+from command import TINY, Esa
+from forked import killed, taken
+from mcp_client import FakeDocumentAsker, call, tools_of
+
+from esa_cli.__main__ import main
+from esa_cli.apps.server.allowed_documents import AllowedDocuments
+from esa_cli.apps.server.document_listing import list_documents
+from esa_cli.apps.server.stored_documents import StoredDocuments
+from esa_cli.qa.ingestion.library_texts import library_texts
+from esa_cli.storage.library import Library
+
+__all__ = ["cache", "esa", "surroundings"]
+BY_TEXT = (*TINY, "--set", "answer.from=text")
+QUESTION = "Which restaurant is the client dinner at?"
+FORMER, PRESENT = "Gilded Pike", "Crooked Billet"
+LIBRARY_FORMS = {
+    "words": [("sync", "town")],
+    "read": [("sync", "town", "--read", *TINY, "--set", "answer.from=rows")],
+    "ingested": [("ingest", "town", *TINY, "--set", "answer.from=rows")],
+    "both": [("ingest", "town", *TINY, "--set", "answer.from=rows"), ("sync", "town")],
+}
+
+
+def write(name: str, text: str) -> None:
+    Path("town", name).write_text(text, "utf-8")
+
+
+def dinner(restaurant: str) -> str:
+    return f"The client dinner is at the restaurant {restaurant}. " * 3 + "Nobody is late. " * 20
+
+
+@pytest.fixture
+def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Esa:
+    """`esa` in a folder with `town/`, four documents; a library of its own."""
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+    Path("town").mkdir()
+    write("meeting.txt", dinner(FORMER))
+    for thing in ("harp", "anvil", "loom"):
+        write(f"{thing}.txt", f"The {thing} of the town has stood there for years. " * 9)
+    return esa
+
+
+def by_command(run: Esa, *words: str) -> str:
+    done = run(*words)
+    assert done.code in (0, 1, 2), done.err
+    return f"{done.out}\n{done.err}"
+
+
+def by_batch(run: Esa) -> str:
+    Path("questions.jsonl").write_text(json.dumps({"question": QUESTION}), "utf-8")
+    Path("answers.jsonl").unlink(missing_ok=True)
+    run("batch", "questions.jsonl", "town", "--out", "answers.jsonl", *BY_TEXT)
+    return Path("answers.jsonl").read_text("utf-8")
+
+
+def by_server(run: Esa, most: int) -> str:
+    """The list, every text, and an answer that is asked of all."""
+    library = Library()
+    asker = FakeDocumentAsker(library)
+    served = AllowedDocuments(asker, [], [], stored=StoredDocuments(library), words=library,
+                              most=most)  # fmt: skip
+    listed = list_documents(served)["data"]
+    texts = [served.document(one["id"]).text for one in listed]
+    opened = served.open(served.find(None), None, QUESTION)
+    assert len(opened) <= most
+    books = [one.book.document.text for one in opened]
+    assert books[0] in texts
+    return json.dumps([listed, texts, books])
+
+
+def by_mcp(run: Esa) -> str:
+    tools = tools_of(FakeDocumentAsker(Library()), Library())
+    said = [
+        call(tools, "list"), call(tools, "find", query=QUESTION),
+        call(tools, "ask", question=QUESTION),
+        call(tools, "show", document="meeting.txt"),
+    ]  # fmt: skip
+    return "\n".join(map(str, said))
+
+
+def by_python(run: Esa) -> str:
+    library = Library()
+    found = [one.name + library.text(one) for one in library.entries() if not one.damage]
+    texts = library_texts(library).texts
+    return json.dumps([found, [Path(one.path).read_text("utf-8") for one in texts if one.path]])
+
+
+FACES: dict[str, Callable[[Esa], str]] = {
+    "ask": lambda run: by_command(run, "ask", "--library", QUESTION, "--json", *BY_TEXT),
+    "best of many": lambda run: by_command(
+        run, "ask", "--library", QUESTION, "--json", *BY_TEXT, "--set", "answer.documents=1"
+    ),
+    "find": lambda run: by_command(run, "find", "--library", QUESTION, *BY_TEXT),
+    "find files": lambda run: by_command(run, "find", "--library", "dinner", "--files", *BY_TEXT),
+    "collect": lambda run: by_command(
+        run, "collect", "--library", QUESTION, "--read", "never", "--min", "-99", *BY_TEXT
+    ),
+    "count": lambda run: by_command(
+        run, "count", "--library", QUESTION, "--list", "--read", "never", "--min", "-99", *BY_TEXT
+    ),
+    "batch": by_batch,
+    "serve": partial(by_server, most=99),
+    "serve, best of many": partial(by_server, most=1),
+    "mcp": by_mcp,
+    "python": by_python,
+}  # fmt: skip
+NEEDS_PRESENT = set(FACES) - {"collect", "count", "find files"}
+"""Those whose output has the text of the document that fits the question."""
+
+
+def check(run: Esa, present: str) -> None:
+    """No face shows the former text; all show what the file says now, if it is there."""
+    for name, face in FACES.items():
+        shown = face(run)
+        assert FORMER not in shown, f"{name} shows the former text"
+        if present and name in NEEDS_PRESENT:
+            assert present in shown, f"{name} does not show the present text"
+        if not present:
+            assert "meeting.txt" not in shown or name == "mcp", f"{name} has a removed file"
+
+
+@pytest.mark.parametrize("form", LIBRARY_FORMS)
+def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
+    def update() -> None:
+        for command in LIBRARY_FORMS[form]:
+            assert run(*command).code == 0
+
+    update()
+    assert FORMER in FACES["ask"](run)
+    write("meeting.txt", dinner(PRESENT))
+    check(run, PRESENT)  # before the next `sync`, too: the file is read again
+    update()
+    check(run, PRESENT)
+    write("meeting.txt", dinner(FORMER))
+    assert FORMER in FACES["ask"](run), "its former text is its text again"
+    update()
+    Path("town/meeting.txt").unlink()
+    update()
+    check(run, "")
+    pruned = run("library", "prune") if form == "ingested" else run("sync", "town", "--prune")
+    assert pruned.code == 0
+    assert Library().divided_entries().former == []
+    check(run, "")
+
+
+def test_a_copy_keeps_a_text_present(run: Esa) -> None:
+    run("ingest", "town", *TINY, "--set", "answer.from=rows")
+    shutil.copy("town/meeting.txt", "copy.txt")
+    run("ingest", "copy.txt", *TINY, "--set", "answer.from=rows")
+    write("meeting.txt", dinner(PRESENT))
+    asked = json.loads(run("ask", "--library", QUESTION, "--json", *BY_TEXT).out)
+    shown = {(one["document"], FORMER in one["text"]) for one in asked["evidence"]}
+    assert ("copy.txt", True) in shown, "under the name of the file that says so"
+    assert ("meeting.txt", True) not in shown
+
+
+def test_what_has_no_file_here_stays(run: Esa, tmp_path: Path) -> None:
+    """Documents of another machine, of a disk that is away, and one whose file went after it was
+    read by its name."""
+    run("sync", "town")
+    os.rename("town", "elsewhere")
+    assert FACES["find"](run).count("left out: 4 files that cannot be read") == 1
+    os.rename("elsewhere", "town")
+    run("ingest", "town/meeting.txt", *TINY, "--set", "answer.from=rows")
+    os.rename("town", "elsewhere")
+    assert FORMER in FACES["ask"](run), "its disk is away"
+    os.rename("elsewhere", "town")
+    run("library", "export", "meeting.txt", "--out", "all.tar")
+    shutil.rmtree(tmp_path / "library")
+    shutil.rmtree("town")
+    assert run("library", "import", "all.tar").code == 0
+    assert FORMER in FACES["ask"](run), "its file was on another machine"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no SIGKILL")
+@pytest.mark.parametrize("form", ["words", "read"])
+def test_kills_bring_no_former_text_back(run: Esa, form: str) -> None:
+    """Also between the parts of a prune: what was read of a file goes before its record."""
+    (command,) = LIBRARY_FORMS[form]
+    assert run(*command).code == 0
+    draw, kills, needs = random.Random(3), 0, taken(lambda: main([*command, "-q"]))
+    for turn in range(8):
+        write("meeting.txt", dinner(f"{PRESENT} {turn}"))
+        if turn % 2:
+            Path("town/meeting.txt").unlink()
+        more = ("--prune",) if turn % 4 > 1 else ()
+        kills += killed(partial(main, [*command, *more, "-q"]), draw.uniform(0, needs))
+        shown = FACES["ask"](run) + by_mcp(run) + by_server(run, 2) + by_python(run)
+        assert FORMER not in shown
+        last = [number for number in range(8) if f"{PRESENT} {number}" in shown]
+        assert last == ([] if turn % 2 else [turn])
+    assert kills >= 2
+
+
+def test_a_server_whose_documents_change(run: Esa) -> None:
+    """A real `esa serve` asked over HTTP: the list and the texts follow the folder."""
+    run("sync", "town")
+    words = [sys.executable, "-m", "esa_cli", "serve", "--library", "--port", "0", "-q", *BY_TEXT]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            assert FORMER in said_by(url)
+            write("meeting.txt", dinner(PRESENT))
+            said = said_by(url)
+            assert PRESENT in said
+            assert FORMER not in said
+            Path("town/meeting.txt").unlink()
+            said = said_by(url)
+            assert "meeting.txt" not in said
+            assert PRESENT not in said
+        finally:
+            server.terminate()
+
+
+def said_by(url: str) -> str:
+    """The list of documents and an answer about all of them, of which no name is given."""
+    with urllib.request.urlopen(f"{url}/documents") as found:
+        listed = found.read().decode()
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "evidence": 8}
+    asked = urllib.request.Request(
+        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(asked) as found:
+            return str(listed + found.read().decode())
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read().decode()) from error
+
+
+def test_rows_of_a_former_text_are_not_taken_for_answers(run: Esa) -> None:
+    by_batch(run)
+    words = ("batch", "questions.jsonl", "town", "--out", "answers.jsonl", *BY_TEXT)
+    assert run(*words).code == 0, "all is answered"
+    write("meeting.txt", dinner(PRESENT))
+    refused = run(*words)
+    assert refused.code == 2
+    assert "documents before a change" in refused.err
