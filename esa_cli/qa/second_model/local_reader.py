@@ -17,6 +17,9 @@ from esa_cli.qa.presets.preset import Prompt
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 from esa_cli.qa.second_model.reader_prompt import QUESTION, SYSTEM, numbered
 
+LONGEST = 1024
+"""Tokens of an answer for which none are asked; at most a quarter of the model's window."""
+
 
 class LocalReader:
     """Words answers with a causal model of transformers, which ESA need not support.
@@ -45,17 +48,19 @@ class LocalReader:
         on_text: Callable[[str], None] | None = None,
     ) -> WrittenAnswer:
         """See `AnswerReader.write`. It is shown as many of the passages as its window takes."""
-        ids = self._ids(question, passages, history, sampling.max_new_tokens)
-        if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
+        most = sampling.max_new_tokens or min(LONGEST, self._context // 4)
+        ids = self._ids(question, passages, history, most)
         streamer = Streamer(self._prompt.tokenizer, on_text)
         generate(
-            self.model, ids, None, max_new_tokens=sampling.max_new_tokens, streamer=streamer,
-            temperature=sampling.temperature, top_p=sampling.top_p,
+            self.model, ids, None, max_new_tokens=most, temperature=sampling.temperature,
+            top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
         )  # fmt: skip
         ended = streamer.last in end_ids(self.model)
-        cut = streamer.count >= sampling.max_new_tokens and not ended
+        cut = streamer.count >= most and not ended
         return WrittenAnswer(streamer.text.strip(), streamer.count, cut)
+
+    def close(self) -> None:
+        """See `AnswerReader.close`."""
 
     def _ids(
         self, question: str, passages: Sequence[Evidence], history: Sequence[Turn], most: int
