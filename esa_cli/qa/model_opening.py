@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from esa_cli import models
-from esa_cli.errors import ModelError
-from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.models.files.resolve import peek
-from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
+from esa_cli.models.loading.load import choose_device, choose_dtype, runs_methods
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import index_sizes
@@ -44,7 +42,8 @@ def open_model(
     """Arguments and errors: as `api.Esa.load`."""
     given = overrides if choice is None else [*overrides, "answer.from=text"]
     resolved, place = resolve(name, given, method, length), choose_device(device)
-    if method is None and not (resolved.preset.answer.says_source or _runs(resolved)):
+    says = method is not None or resolved.preset.answer.says_source
+    if not says and not runs_methods(peek(resolved.preset.model)):
         resolved = resolve(name, [*given, "answer.from=text"])
     check_passages_for(choice, resolved.preset)
     check_adapter(resolved.preset.answer)
@@ -59,17 +58,6 @@ def open_model(
         packing=packing_of(dtype),
     )  # fmt: skip
     return OpenModel(loaded, resolved, planner, other)
-
-
-def _runs(resolved: ResolvedPreset) -> bool:
-    """Whether ESA's methods can run in the preset's model."""
-    folder = peek(resolved.preset.model)
-    try:
-        check_type(language_settings(folder).get("model_type"))
-        check_loadable(folder)
-    except ModelError:
-        return False
-    return True
 
 
 def _check_kernels(resolved: ResolvedPreset, device: str, dtype: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -276,7 +277,9 @@ def test_samples_follow_their_seed(asker: Esa) -> None:
     def sample(seed: int) -> str:
         return asker.ask(question, books, max_new_tokens=12, temperature=2.0, seed=seed).text
 
+    before = torch.random.get_rng_state()
     assert sample(1) == sample(1)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert len({sample(seed) for seed in range(4)}) > 1
 
 
