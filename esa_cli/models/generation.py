@@ -61,6 +61,7 @@ def generate(
     max_new_tokens: int,
     temperature: float = 0.0,
     top_p: float = 1.0,
+    seed: int | None = None,
     streamer: Streamer | None = None,
 ) -> list[int]:
     """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
@@ -68,6 +69,7 @@ def generate(
     Args:
         ids: the whole prompt; the model reads those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
+        seed: of the sampling; torch's global generators are afterwards as before.
     """
     from transformers import GenerationConfig
 
@@ -76,7 +78,7 @@ def generate(
     if temperature > 0:
         sampling |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
-    with quiet_transformers(), special_ids_only(model) as special:
+    with quiet_transformers(), special_ids_only(model) as special, seeded(seed, model.device):
         output = model.generate(
             prompt,
             generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
@@ -88,6 +90,19 @@ def generate(
         )
     new: list[int] = output[0, len(ids) :].tolist()
     return new
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seeds torch's global generators, which are all that `generate` samples with, and restores
+    them. None: they stay as they are."""
+    if seed is None:
+        yield
+        return
+    kind = "cuda" if device.type == "cpu" else device.type
+    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=kind):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -76,12 +76,19 @@ class Esa:
         check_passages_for(reader, resolved.preset)
         self.preset, self.loaded = resolved.preset, loaded
         self._lazy = LazySession.of(loaded, resolved)
-        self._cached = CachedBooks(self._lazy)
-        encoder = index_encoder(self._lazy)
-        self._search = passage_search(self._lazy, encoder)
-        self.reader, self._text = reader, text_replies(self._lazy, reader, self._search)
-        self.documents = DocumentIngest(self._lazy, library, keep, rows, events, planner, encoder)
+        self.reader = reader
         self._last: WeighedBooks | None = None
+        try:
+            self._cached = CachedBooks(self._lazy)
+            encoder = index_encoder(self._lazy)
+            self._search = passage_search(self._lazy, encoder)
+            self._text = text_replies(self._lazy, reader, self._search)
+            self.documents = DocumentIngest(
+                self._lazy, library, keep, rows, events, planner, encoder
+            )
+        except BaseException:
+            self._lazy.close()
+            raise
 
     @classmethod
     def load(
@@ -119,8 +126,10 @@ class Esa:
         self.close()
 
     def close(self) -> None:
-        """Restores the model."""
+        """Restores the model, and ends the connections of the reader."""
         self._lazy.close()
+        if self.reader is not None:
+            self.reader.close()
 
     @property
     def session(self) -> Session:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from esa_cli import models
 from esa_cli.models.files.resolve import peek
-from esa_cli.models.loading.load import choose_device, choose_dtype
+from esa_cli.models.loading.load import choose_device, choose_dtype, runs_methods
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import index_sizes
@@ -42,6 +42,9 @@ def open_model(
     """Arguments and errors: as `api.Esa.load`."""
     given = overrides if choice is None else [*overrides, "answer.from=text"]
     resolved, place = resolve(name, given, method, length), choose_device(device)
+    says = method is not None or resolved.preset.answer.says_source
+    if not says and not runs_methods(peek(resolved.preset.model)):
+        resolved = resolve(name, [*given, "answer.from=text"])
     check_passages_for(choice, resolved.preset)
     check_adapter(resolved.preset.answer)
     _check_kernels(resolved, place, dtype)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import HistoryError, ResourceError, UsageError
+from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
@@ -457,3 +457,13 @@ def test_the_head_is_the_books_own(loaded: Any, library: Library, tmp_path: Path
         one.session.prompt.head = lambda: [1, 2, 3]  # type: ignore[method-assign]
         rows = one.placed([book])[0].rows
     assert len(rows) == len(book.spans)
+
+
+@pytest.mark.parametrize("missing", ["answer.finder=missing", "answer.adapter=missing"])
+def test_what_cannot_be_made_leaves_the_model_as_it_was(
+    loaded: Any, missing: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EsaError):
+        esa(loaded, None, "answer.from=text", missing)
+    with esa(loaded, None) as made:  # nothing is attached already
+        assert made.ask(QUESTION, [made.ingest(files(tmp_path)[0])]).text

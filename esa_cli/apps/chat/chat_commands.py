@@ -133,10 +133,11 @@ class ChatLines:
             )
         if not self.talk.record:
             raise UsageError("there is no answer yet", "ask a question first")
-        passages = self.talk.record[-1].evidence
+        last = self.talk.record[-1]
+        passages = last.evidence
         if not passages:
             raise UsageError("the last answer has no passages", "it was stopped, or rests on none")
-        print(in_full(passages[: int(rest)] if rest else passages))
+        print(in_full(passages[: int(rest)] if rest else passages, last.found))
         if rest and int(rest) > len(passages):
             self.reporter.warn(f"  {len(passages)} are kept of an answer")
 

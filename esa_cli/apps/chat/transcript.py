@@ -18,6 +18,11 @@ def place(passage: Evidence) -> str:
     return f"{passage.document}{page}, line {passage.line}"
 
 
+def weighed_place(passage: Evidence, found: bool, chapter: str = "") -> str:
+    """The location of a passage with how much it counts for the answer that was found, if any."""
+    return f"{place(passage)}{chapter}" + (f" ({passage.weight:.0%})" if found else "")
+
+
 def transcript(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
     """JSON where `path` ends with .json, else Markdown; names that are not UTF-8 are escaped."""
     form = _as_json if path.suffix.lower() == ".json" else _as_markdown
@@ -45,8 +50,9 @@ def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange
         if not one.found and not says_not_told(one.answer):
             lines += ["", "*(the documents may not contain the answer)*"]
         if one.evidence:
-            lines += ["", "Passages, with how much each counts for the answer:", ""]
+            counts = "Passages, with how much each counts for the answer:"
+            lines += ["", counts if one.found else "The nearest passages:", ""]
         for rank, passage in enumerate(one.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {place(passage)} ({passage.weight:.0%}): {words}")
+            lines.append(f"{rank}. {weighed_place(passage, one.found)}: {words}")
     return "\n".join(lines) + "\n"

@@ -113,7 +113,7 @@ class DemoRun:
         terminal = self.screen.is_terminal
         width = shutil.get_terminal_size().columns if terminal else PIPE_WIDTH
         for passage in reply.evidence:
-            self._say(passage_line(passage, max(width, 40), reply.quotation), "cyan")
+            self._say(passage_line(passage, max(width, 40), reply.quotation, reply.found), "cyan")
         self._say("")
 
     def _say(self, text: str, style: str | None = None) -> None:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from esa_cli.qa.answering.reply import says_not_told
+
 ABSENT = "The documents may not contain the answer."
 
 
@@ -32,16 +34,17 @@ class PassageResult(BaseModel):
     )
     text: str
 
-    def as_text(self, number: int) -> str:
+    def as_text(self, number: int, scored: bool = True) -> str:
         page = "" if self.page is None else f", page {self.page}"
         chapter = f", {' '.join(self.chapter.split())}" if self.chapter else ""
         place = f"{self.document}{page}, line {self.line}{chapter}"
-        where = f"id {self.id}, characters {self.start}-{self.end}, score {self.score:g}"
+        score = f", score {self.score:g}" if scored else ""
+        where = f"id {self.id}, characters {self.start}-{self.end}{score}"
         return f"[{number}] {place} ({where})\n{self.text.strip()}"
 
 
-def passages_text(passages: list[PassageResult]) -> str:
-    return "\n\n".join(one.as_text(number) for number, one in enumerate(passages, 1))
+def passages_text(passages: list[PassageResult], scored: bool = True) -> str:
+    return "\n\n".join(one.as_text(number, scored) for number, one in enumerate(passages, 1))
 
 
 class FindResult(ToolResult):
@@ -56,7 +59,7 @@ class FindResult(ToolResult):
 
 class AskResult(ToolResult):
     answer: str
-    found: bool = Field(description="false: the documents may not contain the answer.")
+    found: bool = Field(description="false: nothing was found that answers.")
     passages: list[PassageResult] = Field(
         description="What the answer rests on; if not found, the nearest."
     )
@@ -64,9 +67,9 @@ class AskResult(ToolResult):
     note: str | None = None
 
     def as_text(self) -> str:
-        absent = None if self.found else ABSENT
+        absent = None if self.found or says_not_told(self.answer) else ABSENT
         title = "Passages it rests on:" if self.found else "The nearest passages:"
-        rests = f"{title}\n\n{passages_text(self.passages)}"
+        rests = f"{title}\n\n{passages_text(self.passages, self.found)}"
         return _joined(
             f"Answer of {self.model}: {self.answer}", absent, self.passages and rests, self.note
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
+from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.models.files.checkpoint_files import check_tokenizer, stored_weights
 from esa_cli.models.files.config_cache import cache_config
 from esa_cli.models.files.model_reference import ModelRef, as_reference
@@ -133,6 +134,22 @@ def hindrance(config: Any) -> str:
     except ModelError as error:
         return error.message
     return ""
+
+
+def runs_methods(folder: Path, whole: bool = True) -> bool:
+    """Whether ESA's methods can run in the model of a folder.
+
+    Args:
+        whole: transformers reads the whole configuration; else its type decides, as the import
+            takes seconds.
+    """
+    try:
+        check_type(language_settings(folder).get("model_type"))
+        if whole:
+            check_loadable(folder)
+    except ModelError:
+        return False
+    return True
 
 
 def check_loadable(folder: Path) -> None:

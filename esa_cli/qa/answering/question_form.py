@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import Turn, says_not_told
 
 FREE = re.compile(
-    r"\s*(?:please\s+|can you\s+|could you\s+)?(?:summari[sz]e|explain|describe|compare|contrast|"
-    r"discuss|outline|write|list|enumerate|tell me (?:more )?about|give (?:me )?an? "
-    r"(?:summary|overview|account|description)|what (?:is|are) (?:all|the main|the differences?))"
-    r"\b",
+    r"\s*(?:"
+    r"(?:please\s+|(?:can|could) you\s+(?:please\s+)?)(?:contrast|outline|write|list)|"
+    r"(?:please\s+|(?:can|could) you\s+(?:please\s+)?)?(?:"
+    r"summari[sz]e|explain|describe|compare|discuss|enumerate|tell me (?:more )?about|"
+    r"give (?:me )?an? (?:summary|overview|account|description)|"
+    r"what are (?:all|the main|the differences?)|what is the difference|"
+    # nouns as well: `List price of`, `Contrast ratio of`; with an object they are requests
+    r"(?:contrast|outline|write|list)\s+(?:(?:down|out|up|about|me|us)\s+)?(?:"
+    r"(?:the|an?|all|both|each|every|some|any|what|which|who|how|why|where|it|them|everything|"
+    r"everyone|this|that|these|those|his|her|its|their|my|your|our|two|three|four|five|\d+)\b|"
+    r"(?-i:[A-Z])\w*(?:['’]s?\b|\s+(?:and|with|to|from|against)\b))))"
+    r"(?![-\w'’])",
     re.IGNORECASE,
 )
+"""Requests: a verb in the imperative, with its object where the verb is a noun, too."""
 REFERS = re.compile(
     r"\b(?:he|she|it|they|him|her|his|hers|its|them|their|theirs|this|that|these|those|there)\b",
     re.IGNORECASE,
@@ -64,18 +73,27 @@ def wants_free_text(question: str) -> bool:
     return bool(FREE.match(question))
 
 
+def _last(history: Sequence[Turn]) -> Turn | None:
+    """The last turn with a question and an answer: instructions of a client and greetings of a
+    model are none."""
+    whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
+    return next(whole, None)
+
+
 def completed(question: str, history: Sequence[Turn]) -> str:
-    """The question, behind the one before it where it is elliptic: `Did the wolf die? When?`"""
-    if not history or not ELLIPTIC.fullmatch(question.strip()):
+    """The question, after the one before it where it is elliptic: `Did the wolf die? When?`"""
+    before = _last(history)
+    if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
-    last = history[-1].question.strip()
+    last = before.question.strip()
     return f"{last} {question}" if len(last) <= LONGEST else question
 
 
 def referred_to(question: str, history: Sequence[Turn]) -> str:
-    """Words of the turn before that a question refers to (`And where did he live?`), or none."""
+    """Words of the turn before that a question refers to (`And where did he live?`), or none. An
+    answer that nothing was found is no word of it."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
-    if not history or not refers:
+    last = _last(history)
+    if last is None or not refers:
         return ""
-    last = history[-1]
-    return f"{last.question} {last.answer}"
+    return last.question if says_not_told(last.answer) else f"{last.question} {last.answer}"

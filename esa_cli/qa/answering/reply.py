@@ -75,18 +75,20 @@ class HeatMap(NamedTuple):
     spans: tuple[ShadedSpan, ...]
 
 
-NOT_TOLD = "The documents do not say."
-"""The answer where no passage tells it."""
+NOT_TOLD = "Nothing found that answers."
+"""The answer where no passage tells it: about the search, not about the documents."""
 _NOT_TOLD = re.compile(
-    r"\W*(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
-    r"(?:say|tell|state|mention|specify|contain|provide)\b",
+    r"\W*(?:nothing (?:was )?found that answers\b|"
+    r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
+    r"(?:say|tell|state|mention|specify|contain|provide)\b)",
     re.IGNORECASE,
 )
 AnsweredFrom = Literal["rows", "text"]
 
 
 def says_not_told(text: str) -> bool:
-    """Whether an answer begins with the words that the documents do not say."""
+    """Whether an answer begins with `NOT_TOLD`, or with the words that the documents do not say:
+    those of another model, or of a conversation with an older version."""
     return bool(_NOT_TOLD.match(text))
 
 

@@ -116,8 +116,6 @@ class Session(Prefill):
         )
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
         asked.check(self.method.window, self.preset.context, tokens)
-        if seed is not None:
-            torch.manual_seed(seed)
         length, started = len(self._ids), time.perf_counter()
         streamer = Streamer(self.tokenizer, on_text)
         text = self.text.turn(self._ids, question)
@@ -130,7 +128,8 @@ class Session(Prefill):
             self._survey(asked, query)
             generate(
                 self.model, self._ids + asked.before + asked.ids, self.cache,
-                max_new_tokens=tokens, temperature=heat, top_p=nucleus, streamer=streamer,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed,
+                streamer=streamer,
             )  # fmt: skip
         finally:
             self.cache.truncate(length)

@@ -93,12 +93,10 @@ class TextReplies:
         )
         answers = self._answers
         asked = answers.check(question, tokens)
-        if seed is not None:
-            torch.manual_seed(seed)
         told = TimedText(on_text)
         write = None
         if self._reader is not None:
-            sampling = Sampling(tokens, heat, nucleus, seed)
+            sampling = Sampling(max_new_tokens, heat, nucleus, seed)
             write = partial(self._write, question, books, history, sampling, told)
         whole = completed(question, history)
         votes = answers.search.votes(whole, books)
@@ -106,7 +104,8 @@ class TextReplies:
         with lazy.suspended():
             found = answers.answer(
                 whole, books, earlier=referred_to(question, history), votes=votes,
-                max_new_tokens=tokens, temperature=heat, top_p=nucleus, on_text=told, write=write,
+                max_new_tokens=tokens, temperature=heat, top_p=nucleus, seed=seed, on_text=told,
+                write=write,
             )  # fmt: skip
         first, spent = (told.first or started) - started, time.perf_counter() - started
         reply = Reply(
@@ -138,7 +137,8 @@ class TextReplies:
     def _write_from(self, question: str, passage: Evidence) -> WrittenAnswer:
         """The reader's answer from one passage."""
         assert self._reader is not None
-        sampling = Sampling(*chosen_generation(self._lazy.preset.generation, None, None, None))
+        _, heat, nucleus = chosen_generation(self._lazy.preset.generation, None, None, None)
+        sampling = Sampling(None, heat, nucleus)
         return self._reader.write(question, [passage], (), sampling)
 
     def _write(
@@ -175,18 +175,8 @@ class TimedText:
 def text_replies(
     lazy: LazySession, reader: AnswerReader | None = None, search: PassageSearch | None = None
 ) -> TextReplies | None:
-    """Replies from text, where the preset answers so.
-
-    Raises:
-        PresetError, ModelError: as `TextReplies`; a session is closed.
-    """
-    if lazy.preset.answer.source != "text":
-        return None
-    try:
-        return TextReplies(lazy, reader, search)
-    except BaseException:
-        lazy.close()
-        raise
+    """Replies from text, where the preset answers so. Raises: as `TextReplies`."""
+    return TextReplies(lazy, reader, search) if lazy.preset.answer.source == "text" else None
 
 
 def token_weights(found: TextAnswer, books: Sequence[PlacedBook]) -> Tensor:

@@ -9,7 +9,7 @@ is of those that the words alone rank first: an unusual name or number is found 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords
-from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_names
+from esa_cli.qa.finding.unmentioned_names import capitals_mean_names, unmentioned_share
 
 AROUND = (4, 32, 128)
 """Windows before and after each one that late interaction looks at as well: about a page, some
@@ -108,9 +108,10 @@ class PassageFinder:
             for one, own in zip(self._spans, self._own, strict=False)
         ]
 
-    def unmentioned(self, question: str) -> list[str]:
-        """Names in the question that no document mentions."""
-        return unmentioned_names(question, self.index.knows) if self._names else []
+    def unmentioned(self, question: str, small: Callable[[str], bool]) -> float:
+        """Share of the words of a name in the question that no document mentions; see
+        `unmentioned_share`."""
+        return unmentioned_share(question, self.index.knows, small) if self._names else 0.0
 
     def find(
         self,

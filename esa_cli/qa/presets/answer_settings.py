@@ -59,7 +59,7 @@ class AnswerSettings(BaseModel):
         votes: weight of the votes of the heads `score.heads` beside the words (BM25) in finding, in
             standard deviations, in documents that have been read for them; 0: they do not vote.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
-        threshold: log-odds of the answer's passage below which the documents do not say; None:
+        threshold: log-odds of the answer's passage below which nothing is found that answers; None:
             never.
     """
 

@@ -1,7 +1,8 @@
 """Reads passages again as plain text, each alone with the question, to quote the answer.
 
-Every passage gets the log-odds that it tells the answer: of any answer against `unanswered`, as
-the model's next token. The passages with the highest ones are asked for their most probable span.
+Every passage gets the log-odds that it tells the answer: of any answer against `unanswered`, by the
+first tokens of this, as many as tell it from words of the passage. The passages with the highest
+ones are asked for their most probable span.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esa_cli.models.text_passes.checked_forward import plain_forward
 from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
@@ -23,7 +26,7 @@ from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
 from esa_cli.models.text_passes.text_forward import TextForward
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
-from esa_cli.qa.reading.span_search import LONGEST, most_probable_span
+from esa_cli.qa.reading.span_search import LONGEST, PATIENCE, most_probable_span
 from esa_cli.qa.reading.token_bytes import token_bytes
 
 
@@ -53,8 +56,23 @@ class PassageReading:
         if not passages:
             self.log_odds: list[float] = []
             return
-        none = self._batch.logits.log_softmax(-1)[:, prompt.unanswered_ids[0]]
+        none = torch.stack([self._unanswered(number) for number in range(len(passages))])
         self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
+
+    def _unanswered(self, number: int) -> Tensor:
+        """Log-probability () that a passage is answered by `unanswered`: of its first token, and of
+        the next ones while a quotation of the passage may begin so, as one of `(1867)` does."""
+        prompt, passage = self._reader.prompt, self._lines[number].text.encode()
+        ids = prompt.unanswered_ids
+        out = self._batch.logits[number].log_softmax(-1)[ids[0]]
+        said, behind = self._reader.piece(ids[0]), None
+        for before, token in pairwise(ids):
+            if said.strip() not in passage:
+                break
+            behind = behind or self._batch.continuation(number)
+            out = out + behind.append([0], [before])[0].log_softmax(-1)[token]
+            said += self._reader.piece(token)
+        return out
 
     def span(self, number: int, above: float = -math.inf) -> QuotedSpan | None:
         """The most probable span of a passage, in its own characters; None: the model has none that
@@ -90,7 +108,7 @@ class PassageReader:
         fixed: bool = False,
     ) -> None:
         self.model, self.prompt = model, prompt
-        self.longest = None if context is None else context - LONGEST
+        self.longest = None if context is None else context - LONGEST * PATIENCE
         self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
         self.piece = token_bytes(prompt.tokenizer)
 

@@ -3,28 +3,29 @@
 A language model's free answer to a question is often no quotation at all; among the spans of the
 passage its probabilities are good (exact-extract, arXiv 2108.05857). Each hypothesis is the text of
 the passage from some word on, and ends with a line end where a word ends. Texts are compared as
-UTF-8: a token may end within a character.
+UTF-8: a token may end within a character. What belongs to the first or last word of a span is part
+of it: `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from esa_cli.system.content_words import SPACELESS_CHARACTER
+from esa_cli.qa.reading.whole_words import WholeWords
 
 BEAMS = 3
 LONGEST = 32
 """Tokens of a span."""
 CANDIDATES = 256
 """Most probable tokens of a step that are looked at."""
-WORD_START = re.compile(rf"(?<![\w'’-])[\w$£€]|{SPACELESS_CHARACTER}")
-SPACELESS_END = re.compile(SPACELESS_CHARACTER)
+PATIENCE = 3
+"""So many times `LONGEST` in passages with a script without spaces, whose characters take several
+tokens each."""
 
 
 class NextTokens(Protocol):
@@ -59,25 +60,27 @@ class _EncodedPassage:
     """A passage as UTF-8, with the places where a span may start and end."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.raw = text, text.encode()
+        self.raw, self._words = text.encode(), WholeWords(text)
         self._at = {0: 0}
         """Place in `raw` -> place in `text`, of whole characters."""
         place = 0
         for number, character in enumerate(text, 1):
             place += len(character.encode())
             self._at[place] = number
-        words = {found.start() for found in WORD_START.finditer(text)}
-        self.starts = tuple(raw for raw, own in self._at.items() if own in words)
+        self.starts = tuple(raw for raw, own in self._at.items() if self._words.starts(own))
+        self.longest = LONGEST * (PATIENCE if self._words.spaceless else 1)
 
-    def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Characters of the bytes [start, end); None where they end within a word."""
-        first, last = self._at[start], self._at.get(end)
-        if last is None:
+    def span(self, start: int, end: int, wanted: bool) -> tuple[int, int] | None:
+        """Characters of the bytes [start, end) with what belongs to their words; None where they
+        end within a word.
+
+        Args:
+            wanted: whether the model wants to end here more than to go on.
+        """
+        last = self._at.get(end)
+        if last is None or not self._words.ends(last, wanted):
             return None
-        before, after = self.text[last - 1], self.text[last : last + 1]
-        if before.isalnum() and after.isalnum() and not SPACELESS_END.match(before):
-            return None
-        return first, last
+        return self._words.whole(self._at[start], last)
 
 
 def most_probable_span(
@@ -99,13 +102,15 @@ def most_probable_span(
     text = _EncodedPassage(passage)
     live = [_Hypothesis(0.0, b"", text.starts)]
     logits, best = first[None], None
-    for _ in range(LONGEST):
+    for _ in range(text.longest):
         grown: list[tuple[float, int, int, _Hypothesis]] = []
         for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            ended = _ended(text, hypothesis, float(line[line_end]))
+            longer = _extensions(text.raw, hypothesis, line, piece, row)
+            goes_on = longer[0][0] - hypothesis.log_probability if longer else -math.inf
+            ended = _ended(text, hypothesis, float(line[line_end]), goes_on)
             if ended and ended.log_probability > above:
                 best, above = ended, ended.log_probability
-            grown += _extensions(text.raw, hypothesis, line, piece, row)
+            grown += longer
         grown.sort(key=lambda entry: -entry[0])
         grown = [entry for entry in grown[:BEAMS] if entry[0] > above]
         if not grown:
@@ -139,9 +144,17 @@ def _extensions(
     return out
 
 
-def _ended(passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float) -> FoundSpan | None:
+def _ended(
+    passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float, goes_on: float
+) -> FoundSpan | None:
+    """The span that ends with a hypothesis, if a word does.
+
+    Args:
+        line_end, goes_on: log-probabilities of the line end, and of the likeliest token that goes
+            on in the passage.
+    """
     text = hypothesis.text.rstrip()
     for start in hypothesis.starts if text else ():
-        if found := passage.span(start, start + len(text)):
+        if found := passage.span(start, start + len(text), line_end >= goes_on):
             return FoundSpan(*found, hypothesis.log_probability + line_end)
     return None

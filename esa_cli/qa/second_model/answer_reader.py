@@ -14,9 +14,10 @@ MOST_PASSAGES = 8
 
 @dataclass(frozen=True)
 class Sampling:
-    """Longest answer in tokens, temperature (0: greedy), top_p; seed: None for any."""
+    """Longest answer in tokens (None: the reader's own choice), temperature (0: greedy), top_p;
+    seed: None for any."""
 
-    max_new_tokens: int
+    max_new_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
@@ -61,4 +62,8 @@ class AnswerReader(Protocol):
         Raises:
             ReaderError: no answer came. HistoryError, LengthError: it does not fit its window.
         """
+        ...
+
+    def close(self) -> None:
+        """Ends its connections, if there are any; it may be used again."""
         ...

@@ -6,16 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 
 from esa_cli import models
-from esa_cli.errors import HistoryError, LengthError
+from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.presets.preset import Prompt
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 from esa_cli.qa.second_model.reader_prompt import QUESTION, SYSTEM, numbered
+
+LONGEST = 1024
+"""Tokens of an answer for which none are asked; at most a quarter of the model's window."""
 
 
 class LocalReader:
@@ -45,17 +47,19 @@ class LocalReader:
         on_text: Callable[[str], None] | None = None,
     ) -> WrittenAnswer:
         """See `AnswerReader.write`. It is shown as many of the passages as its window takes."""
-        ids = self._ids(question, passages, history, sampling.max_new_tokens)
-        if sampling.seed is not None:
-            torch.manual_seed(sampling.seed)
+        most = sampling.max_new_tokens or min(LONGEST, self._context // 4)
+        ids = self._ids(question, passages, history, most)
         streamer = Streamer(self._prompt.tokenizer, on_text)
         generate(
-            self.model, ids, None, max_new_tokens=sampling.max_new_tokens, streamer=streamer,
-            temperature=sampling.temperature, top_p=sampling.top_p,
+            self.model, ids, None, max_new_tokens=most, temperature=sampling.temperature,
+            top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
         )  # fmt: skip
         ended = streamer.last in end_ids(self.model)
-        cut = streamer.count >= sampling.max_new_tokens and not ended
+        cut = streamer.count >= most and not ended
         return WrittenAnswer(streamer.text.strip(), streamer.count, cut)
+
+    def close(self) -> None:
+        """See `AnswerReader.close`."""
 
     def _ids(
         self, question: str, passages: Sequence[Evidence], history: Sequence[Turn], most: int
@@ -80,7 +84,7 @@ def _prompt(tokenizer: Any) -> PromptTokens:
     before, after = "Passages:\n\n", f"\n\n{QUESTION}"
     try:
         return PromptTokens(tokenizer, Prompt(system=SYSTEM, before=before, after=after))
-    except TemplateError:
+    except ModelError:  # such a template may refuse a system message
         return PromptTokens(tokenizer, Prompt(before=f"{SYSTEM}\n\n{before}", after=after))
 
 

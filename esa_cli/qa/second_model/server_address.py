@@ -31,7 +31,8 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """Raises UsageError: it is no plain web address, or the key has odd characters."""
+        """Raises UsageError: it is no plain web address, the key has odd characters, or would go
+        unencrypted to another machine."""
         url = text.strip().rstrip("/")
         try:
             parts = urlsplit(url)
@@ -51,7 +52,13 @@ class ServerAddress:
                 EXAMPLE,
             )
         own = parts.scheme == "https" and named == OPENAI_HOST
-        return cls(url, _key((KEY, OPENAI_KEY) if own else (KEY,)))
+        address = cls(url, _key((KEY, OPENAI_KEY) if own else (KEY,)))
+        if address.key is not None and parts.scheme == "http" and not address.here:
+            raise UsageError(
+                f"the key in {KEY} would go to {url} unencrypted",
+                f"use an https:// address or a tunnel to this machine, or unset {KEY}",
+            )
+        return address
 
     @property
     def here(self) -> bool:

@@ -79,6 +79,10 @@ class ServerConnection:
         """The response, whose body is read as it comes. Raises requests.RequestException."""
         return self._send("POST", path, json=body, stream=True)
 
+    def close(self) -> None:
+        """Ends open connections."""
+        self._session.close()
+
     def _send(self, method: str, path: str, **more: Any) -> requests.Response:
         return self._session.request(
             method, self.address.url + path, allow_redirects=False,

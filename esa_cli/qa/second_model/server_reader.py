@@ -70,11 +70,12 @@ class ServerReader:
         body: dict[str, Any] = {
             "model": self.name,
             "messages": messages(question, passages, history),
-            "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "stream": True,
         }
+        if sampling.max_new_tokens is not None:
+            body["max_tokens"] = sampling.max_new_tokens
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         until, got = time.monotonic() + self.whole_s, CompletionText(on_text)
@@ -89,6 +90,10 @@ class ServerReader:
         if not answer.text:
             raise no_words(self.address.url, self.name, answer.cut)
         return answer
+
+    def close(self) -> None:
+        """See `AnswerReader.close`."""
+        self._connection.close()
 
     def _accepted(self, body: dict[str, Any]) -> requests.Response:
         """The response with status 200; a parameter that the model refuses is left out.

@@ -14,10 +14,10 @@ from esa_cli.apps.chat.conversation import Exchange
 from esa_cli.apps.chat.transcript import transcript
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, show_under
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import NOT_TOLD, Reply, says_not_told
+from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Reply, says_not_told
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -94,22 +94,28 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
     assert result.out == f"{NOT_TOLD}\n"
     assert NOT_FOUND not in result.err
     assert "  note.md, line 1" in result.err, "the nearest passages"
+    assert "%" not in result.err
     result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
     assert (result.data["found"], result.data["quotation"]) == (False, None)
 
 
 def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
     for text, warned in (("At nine.", True), (NOT_TOLD, False)):
-        show_under(Reply(text, (), False, 1, 1, 0.1, 0.1), 3, Reporter())
-        assert (NOT_FOUND in capsys.readouterr().err) is warned
-        record = [Exchange("When?", text, found=False)]
-        assert (NOT_FOUND in transcript(Path("a.md"), "model", [], record)) is warned
+        evidence = (Evidence("a.md", None, 1, None, 0, 5, "Words", 1.0),)
+        show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
+        record = [Exchange("When?", text, evidence, found=False)]
+        below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)
+        for shown in (below, kept, in_full(evidence, False)):
+            assert "a.md, line 1" in shown
+            assert "%" not in shown, "a passage that answers nothing counts nothing"
+        assert (NOT_FOUND in below, NOT_FOUND in kept) == (warned, warned)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         (NOT_TOLD, True),
+        ("The documents do not say.", True),
         ("the passages don't mention a horse.", True),
         ("The documents do not say what the horse's name was.", True),
         ("The documents were burnt.", False),

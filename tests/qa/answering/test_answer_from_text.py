@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -191,13 +192,18 @@ def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) ->
         assert (reply.text, reply.answer_tokens) == (NOT_TOLD, 0)
 
 
-def test_what_no_document_mentions_is_not_told(loaded: Any) -> None:
+def test_a_name_that_no_document_mentions_costs_log_odds_and_vetoes_nothing(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = "What did Elizabeth Bennet keep?"
     with esa(loaded, "answer.threshold=-99.0") as asker:
-        assert asker.ask(asked, [book(asker, STORY)]).text == NOT_TOLD
-        assert asker.ask(QUESTION, [book(asker, STORY)]).text != NOT_TOLD
+        assert asker.ask(asked, [book(asker, STORY)]).found
+        monkeypatch.setattr(answer_from_text, "UNMENTIONED", 1e6)
+        assert not asker.ask(asked, [book(asker, STORY)]).found
+        assert asker.ask(QUESTION, [book(asker, STORY)]).found
+        assert asker.ask("What did the CEO of the USA keep?", [book(asker, STORY)]).found
     with esa(loaded) as asker:
-        assert asker.ask(asked, [book(asker, STORY)]).text != NOT_TOLD
+        assert asker.ask(asked, [book(asker, STORY)]).found
 
 
 @pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
@@ -271,7 +277,9 @@ def test_samples_follow_their_seed(asker: Esa) -> None:
     def sample(seed: int) -> str:
         return asker.ask(question, books, max_new_tokens=12, temperature=2.0, seed=seed).text
 
+    before = torch.random.get_rng_state()
     assert sample(1) == sample(1)
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert len({sample(seed) for seed in range(4)}) > 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from esa_cli.qa.answering.question_form import LONGEST, completed, referred_to, wants_free_text
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 
 BEFORE = [Turn("Who is Pip?", "A boy."), Turn("Who is Ahab?", "The captain.")]
 
@@ -86,3 +86,43 @@ def test_an_elliptic_question_is_completed_by_the_one_before(question: str) -> N
 )  # fmt: skip
 def test_a_whole_question_is_left_alone(question: str) -> None:
     assert completed(question, BEFORE) == question
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "List price of the Model T?", "Outline colour of the logo?",
+        "Contrast ratio of the display?", "Write-offs in 2019", "List Price, 2019", "List: ships",
+        "What is the main street called?", "Listing of ships?", "Contrast of the panel?",
+        "Explained by whom?", "Outline", "Write speed of the disk",
+    ],
+)  # fmt: skip
+def test_a_noun_at_the_beginning_is_no_request(question: str) -> None:
+    assert not wants_free_text(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "List all ships", "List Ahab's ships", "Contrast Ahab with Starbuck", "Write a letter",
+        "Please list ships", "Could you please outline chapter 3?", "Outline the plot",
+        "write down what he said", "List 3 ships", "Contrast the two captains",
+    ],
+)  # fmt: skip
+def test_a_verb_with_its_object_is_a_request(question: str) -> None:
+    assert wants_free_text(question)
+
+
+@pytest.mark.parametrize("question", ["When?", "Where did he live?", "And the mate?", "Who is it?"])
+def test_only_whole_turns_are_searched(question: str) -> None:
+    noise = [Turn("You are a helpful assistant. Answer them.", ""), Turn("", "How can I help?")]
+    assert completed(question, noise) == question
+    assert referred_to(question, noise) == ""
+    for history in ([*noise, *BEFORE], [*BEFORE, *noise]):
+        assert completed(question, history) == completed(question, BEFORE)
+        assert referred_to(question, history) == referred_to(question, BEFORE)
+
+
+@pytest.mark.parametrize("answer", [NOT_TOLD, "The documents do not say.", "The text doesn't say."])
+def test_what_was_not_found_is_not_searched(answer: str) -> None:
+    assert referred_to("Where did he live?", [Turn("Who is Bob?", answer)]) == "Who is Bob?"

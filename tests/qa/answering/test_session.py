@@ -137,6 +137,13 @@ def test_sampling_is_repeatable(session: Session) -> None:
     assert asked[0] == asked[1] != asked[2]
 
 
+def test_a_seed_leaves_the_global_generator_as_it_was(session: Session) -> None:
+    session.read(TEXT)
+    before = torch.random.get_rng_state()
+    session.ask(QUESTION, temperature=1.0, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text

@@ -192,6 +192,8 @@ class KeyReader:
         found = re.search(r"key \d+", one.text)
         return WrittenAnswer(f"It is {found[0]}." if found else NOT_TOLD, 4, False)
 
+    def close(self) -> None: ...
+
 
 def test_another_model_decides(loaded: Any) -> None:
     reader = KeyReader()

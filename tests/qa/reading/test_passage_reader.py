@@ -18,7 +18,9 @@ from esa_cli.qa.reading.passage_reader import PassageReader
 __all__ = ["byte_level", "byte_model"]
 
 QUESTION = "Who is\nthe captain?"
-PASSAGES = ["Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x"]
+PASSAGES = [
+    "Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x", "x (y)", "(no) one",
+]  # fmt: skip
 
 
 def reader(model: Any, tokenizer: Any, adapter: Any = None, **options: Any) -> PassageReader:
@@ -36,8 +38,12 @@ def test_log_odds_are_of_any_answer_against_none(byte_model: Any, byte_level: An
         found = made.read(QUESTION, PASSAGES).log_odds
     assert len(found) == len(PASSAGES)
     for odds, passage in zip(found, PASSAGES, strict=True):
-        ids = made.prompt.ids(QUESTION, passage)
-        none = math.exp(log_probability(byte_model, ids, made.prompt.unanswered_ids[:1]))
+        ids, words = made.prompt.ids(QUESTION, passage), made.prompt.unanswered_ids
+        # A space begins every answer; ` (` no quotation but one in brackets.
+        said = [made.prompt.texts(words[:count]).strip() for count in range(1, len(words) + 1)]
+        first = next(count for count, one in enumerate(said, 1) if one not in passage)
+        assert first == {"(no) one": 5, "x (y)": 3}.get(passage, 2)
+        none = math.exp(log_probability(byte_model, ids, words[:first]))
         assert odds == pytest.approx(math.log((1 - none) / none), abs=1e-3)
 
 

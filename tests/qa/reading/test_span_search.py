@@ -183,6 +183,26 @@ def test_no_span_starts_or_ends_within_a_word(pieces: tuple[bytes, ...]) -> None
     assert found is None or (found.start, found.end) in set(spans(passage))
 
 
+class Doubting(RandomModel):
+    """Goes on with 鯨 after 雪 rather than end, and is then sure of nothing."""
+
+    def logits(self, tokens: tuple[int, ...]) -> Tensor:
+        out = torch.zeros(len(PIECES))
+        snow = (PIECES.index(b"\xe9"), PIECES.index(b"\x9b\xaa"))
+        if tokens == snow:
+            out[END], out[PIECES.index(b"\xe9\xaf\xa8")] = 5.0, 5.5
+        elif tokens == snow[: len(tokens)]:
+            out[snow[len(tokens)]] = 20.0
+        return out
+
+
+def test_a_run_without_spaces_is_not_cut_where_the_model_goes_on() -> None:
+    model = Doubting(0)
+    whole = [PIECES.index(one) for one in (b"\xe9", b"\x9b\xaa", b"\xe9\xaf\xa8")]
+    assert model.log_probability(whole[:2]) > model.log_probability(whole)
+    assert searched("雪鯨", model) == FoundSpan(0, 2, pytest.approx(model.log_probability(whole)))
+
+
 @pytest.mark.parametrize("passage", ["", "...", "?!", "- ' -"])
 def test_a_passage_without_words_has_none(passage: str) -> None:
     model = RandomModel(1)

@@ -61,6 +61,29 @@ def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
     return one.write("When does it open? ", PASSAGES, history, sampling, **more)
 
 
+def test_no_limit_is_sent_where_none_is_asked_for(start: Start) -> None:
+    server = start("stream")
+    one = reader(server)
+    ask(one, sampling=Sampling())
+    one.close()
+    ask(one)  # it may be used again
+    _, *asked = server.seen
+    assert [one["body"].get("max_tokens") for one in asked] == [None, 40]
+
+
+@pytest.mark.parametrize("url", ["http://a.example/v1", "http://192.168.1.5:8000/v1"])
+def test_a_key_goes_to_no_other_machine_unencrypted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ServerAddress.parse(url).key is None
+    monkeypatch.setenv("ESA_READER_KEY", KEY)
+    with pytest.raises(UsageError, match="unencrypted") as caught:
+        ServerAddress.parse(url)
+    assert KEY not in str(caught.value) + caught.value.hint
+    for safe in (url.replace("http:", "https:"), "http://127.0.0.1:9/v1", "http://[::1]:9/v1"):
+        assert ServerAddress.parse(safe).key == KEY
+
+
 @pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("whole", 41), ("plain", 3)])
 def test_an_answer_and_what_was_sent_for_it(start: Start, mode: str, tokens: int) -> None:
     server, pieces = start(mode), list[str]()

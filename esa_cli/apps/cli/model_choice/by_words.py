@@ -5,10 +5,7 @@ from __future__ import annotations
 from esa_cli import models
 from esa_cli.apps.cli.model_choice.known_model import small_files
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import ModelError
-from esa_cli.models.attachment.supported_families import check_type
-from esa_cli.models.loading.load import check_loadable
-from esa_cli.models.loading.text_part import language_settings
+from esa_cli.models.loading import load
 from esa_cli.qa.presets.preset import Preset
 
 
@@ -37,17 +34,9 @@ def runs_methods(chosen: Preset, reporter: Reporter, *, loads: bool = True) -> b
     """Whether ESA's methods can run in the preset's model.
 
     Args:
-        loads: transformers will be imported for the model, and reads the whole configuration; else
-            its type decides, as the import takes seconds.
+        loads: transformers will be imported for the model; see `load.runs_methods`.
 
     Raises: as `answerable`.
     """
     folder = small_files(models.parse_reference(chosen.model), reporter)
-    kind = language_settings(folder).get("model_type")
-    try:
-        check_type(kind)
-        if loads:
-            check_loadable(folder)
-    except ModelError:
-        return False
-    return True
+    return load.runs_methods(folder, loads)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.chat.transcript import place
+from esa_cli.apps.chat.transcript import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.apps.cli.output.word_wrap import WordWrap
 from esa_cli.documents.sentences import Sentences
@@ -24,6 +24,7 @@ SHOWN = 3
 """Passages under an answer unless --evidence says how many."""
 NOT_FOUND = "the documents may not contain the answer"
 WEIGHTS = "  passages, with how much each counts for the answer:"
+NEAREST = "  the nearest passages:"
 PIPE_WIDTH = 160
 
 
@@ -90,16 +91,18 @@ def passage_count(asked: int | None, quiet: bool) -> int:
     return (0 if quiet else SHOWN) if asked is None else asked
 
 
-def passage_line(passage: Evidence, width: int, quotation: Quotation | None = None) -> str:
+def passage_line(
+    passage: Evidence, width: int, quotation: Quotation | None = None, found: bool = True
+) -> str:
     """Place, weight and words of a passage, in `width` columns: its first ones, or those of the
-    sentence with the quotation."""
+    sentence with the quotation. Where no answer was found, the weight says nothing."""
     from rich.cells import cell_len, set_cell_size
 
     said = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
         said = said[Sentences(said).around(at - passage.start)[0] :]
-    text = f"  {place(passage)} ({passage.weight:.0%}): {' '.join(said.split())}"
+    text = f"  {weighed_place(passage, found)}: {' '.join(said.split())}"
     text = clean(text)
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
@@ -112,17 +115,17 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn("  the answer was cut off; --max-new-tokens allows a longer one")
     width = shutil.get_terminal_size().columns if reporter.live else PIPE_WIDTH
     if reply.evidence[:count]:
-        reporter.explain(WEIGHTS)
+        reporter.explain(WEIGHTS if reply.found else NEAREST)
     for passage in reply.evidence[:count]:
-        reporter.warn(passage_line(passage, max(width, 40), reply.quotation))
+        reporter.warn(passage_line(passage, max(width, 40), reply.quotation, reply.found))
 
 
-def in_full(evidence: tuple[Evidence, ...]) -> str:
+def in_full(evidence: Sequence[Evidence], found: bool) -> str:
     """Every passage with its number, its place and all its text."""
     parts = []
     for number, passage in enumerate(evidence, 1):
         chapter = f", {passage.chapter}" if passage.chapter else ""
-        head = f"{number}. {place(passage)}{chapter} ({passage.weight:.0%})"
+        head = f"{number}. {weighed_place(passage, found, chapter)}"
         body = "\n".join(f"   {line}" for line in passage.text.strip().splitlines())
         parts.append(clean(f"{head}\n{body}"))
     return "\n\n".join(parts)

@@ -1,6 +1,6 @@
 // The conversation: questions, answers as they come, and the passages they rest on.
 
-const NOT_TOLD = /^\W*(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) /i;
+const NOT_TOLD = /^\W*(?:nothing (?:was )?found that answers|(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) )/i;
 
 // Each with question, answer, evidence, quotation, heat, element; `whole` if it was not stopped.
 const turns = [];
@@ -108,10 +108,10 @@ function showEvidence(turn) {
   if (turn.found === false && !NOT_TOLD.test(turn.answer)) addNote(turn, "The documents may not contain the answer.", "note warning");
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, sentence(text));
-  const list = make("ol", { class: "passages", "aria-label": "Passages the answer rests on" });
+  const list = make("ol", { class: "passages", "aria-label": turn.found === false ? "The nearest passages" : "Passages the answer rests on" });
   turn.buttons = turn.evidence.map((passage, number) => passageButton(turn, passage, number));
   list.append(...turn.buttons.map((button) => make("li", {}, button)));
-  turn.below.append(make("p", { class: "meta soft" }, several(turn.evidence.length, "passage")), list);
+  turn.below.append(make("p", { class: "meta soft" }, several(turn.evidence.length, turn.found === false ? "nearest passage" : "passage")), list);
   announce(`Answered, with ${several(turn.evidence.length, "passage")}.`);
   keepInView();
 }
@@ -121,7 +121,8 @@ function passageButton(turn, passage, number) {
   const share = Math.round(passage.weight * 100);
   const head = make("span", { class: "head" },
     make("span", { class: "number" }, String(number + 1)), make("bdi", { class: "name" }, name),
-    make("span", { class: "soft" }, place.join(" · ")), make("span", { class: "share soft", title: "How much it counts for the answer" }, `${share} %`));
+    make("span", { class: "soft" }, place.join(" · ")));
+  if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${share} %`));
   const button = make("button", { type: "button", class: "passage" }, head, make("span", { class: "words", dir: "auto" }, ...quotedWords(turn, passage)));
   button.addEventListener("click", () => choosePassage(turn, number));
   return button;
