@@ -10,7 +10,9 @@ question with a fault, so that the others are still answered. Documents are not 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +39,7 @@ class BatchQuestion:
     Args:
         line: its number in the file. id: as given; by default the question's number.
         documents: as written. meant: the files they stand for.
-        key: a digest of the question and of the settings of its answer.
+        key: digests of the question with the settings of its answer, and of its files' contents.
         fault: why it cannot be asked; empty when it can.
     """
 
@@ -73,10 +75,11 @@ def read_questions(
     def files(own: tuple[str, ...] | None) -> SourceFiles:
         return default if own is None else source_files([str(path.parent / name) for name in own])
 
+    contents = cache(_contents)
     found: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, files, settings))
+            found.append(_question(raw, number, len(found) + 1, files, contents, settings))
     if not found:
         raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
     if all(one.fault for one in found):
@@ -92,16 +95,18 @@ def _question(
     line: int,
     number: int,
     files: Callable[[tuple[str, ...] | None], SourceFiles],
+    contents: Callable[[str], str],
     settings: Mapping[str, Any],
 ) -> BatchQuestion:
-    """The question of a line, `number` among the questions. `files` may raise DocumentError."""
+    """The question of a line, `number` among the questions. `files` may raise DocumentError;
+    `contents` gives the digest of a file."""
     row, fault = _object(raw)
     text, own = row.get("question"), row.get("documents")
     fault = fault or _fault(row, bool(files(None).sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
         return BatchQuestion(
-            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()]), fault
+            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()], []), fault
         )
     assert isinstance(text, str)
     named = files(None).paths if own is None else tuple(own)
@@ -110,7 +115,7 @@ def _question(
         found = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
-    key = _key([text, named, row.get("id"), settings])
+    key = _key([text, named, row.get("id"), settings], [contents(path) for path in found.paths])
     return BatchQuestion(line, row.get("id", number), text, named, found, key, fault)
 
 
@@ -144,6 +149,18 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     return ""
 
 
-def _key(parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return text_digest(text)[:16]
+def _key(asked: Any, contents: Sequence[str]) -> str:
+    """In two parts, as of `OrderedJsonLines`: answers from former contents are out of date."""
+    parts = [json.dumps(one, sort_keys=True, default=str) for one in (asked, contents)]
+    return ".".join(text_digest(part)[:16] for part in parts)
+
+
+def _contents(path: str) -> str:
+    """The SHA-256 of a file; empty where it is none or cannot be read."""
+    try:
+        if not os.path.isfile(path):
+            return ""
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
