@@ -23,8 +23,8 @@ one with 1.5 or more, where twice as many are read and wrong ones are added, so 
 NEAR = 0.8
 """Share of the best window's late interaction from which a passage is read again, too: where a
 fifth of a text fits equally well, none of it is two standard deviations above the mean."""
-FIT = (10.0, 0.3)
-"""Factor and mean of late interaction in `fits`: its scale is that of the reader's log-odds. Chosen
+FIT = (6.0, 0.05)
+"""How well a passage fits is its late interaction less 0.05, times 6, beside log-odds. Chosen
 on the development questions, about whole books and about pieces of them of 130 windows."""
 
 
@@ -64,8 +64,8 @@ def chosen_passages(
     found, index = finder.scores(question, reduced=reduced), finder.index
     scores = standardised(found.total)
     late = torch.full_like(scores, torch.nan) if reduced is None else finder.late(reduced)[0]
-    unread, (factor, mean) = late.isnan(), FIT
-    fits = torch.where(unread, found.words.clamp(min=0), factor * (late - mean))
+    unread, (factor, least) = late.isnan(), FIT
+    fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
     if minimum is not None:
         wanted = scores >= minimum
     else:
