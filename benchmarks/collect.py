@@ -12,7 +12,7 @@ every hit. `chronicle.jsonl` has facts of one kind (`facts`), and sentences that
 A row is right when it overlaps a place that no row before it does; a second row of one place is
 wrong, one of `either` does not count. Rows of `collect` are the quoted words. Those of the others
 are whole passages, for which it is easier to be right; `its passages` are those that the quoted
-words of `collect` stand in, for comparison. Compared are `esa find --all` with the words,
+words of `collect` stand in, for comparison. Compared are `esa find --all --min 2` with the words,
 before the text is read, and with the question, by the finder's score alone; and the 16 passages
 that `esa ask` would read again with `answer.passages=16`.
 """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.finding.sentence_words import sentence_words
+from esa_cli.system.content_words import question_words
 
 if TYPE_CHECKING:  # they import the model's library, which words alone do not need
     from esa_cli.qa.finding.index_votes import HeadVotes
@@ -86,7 +89,8 @@ class PassageSearch:
         """The best passages, best first, none overlapping a better one by half of it.
 
         A document that has not been read for finding has those with a word of the question in
-        them or around them.
+        them or around them. Where no document has any of its words, those of a document that has
+        been read fit from a score of the finder that nonsense does not reach (`FITS`).
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
@@ -112,6 +116,64 @@ class PassageSearch:
         kept = [one for one in found if one.score >= minimum and one.score > -torch.inf]
         kept.sort(key=lambda one: -one.score)
         return [_placed(books[one.document], one) for one in kept]
+
+
+@dataclass(frozen=True)
+class WordPassages:
+    """Passages with the words of a query: each has `most` of its `words` different content words,
+    and no passage of the documents has more."""
+
+    passages: list[Passage]
+    most: int
+    words: int
+
+
+def passages_with_words(query: str, books: Sequence[PlacedBook]) -> WordPassages:
+    """Every place with the content words of a query: all of them, or where no passage has all, as
+    many as any passage has. The passages, best first by BM25, have every such sentence; a passage
+    whose sentences better ones have is left out.
+
+    Raises:
+        UsageError: there is no book.
+    """
+    if not books:
+        raise UsageError("no document to search", "name one")
+    books = [
+        replace(book, words=book.words or sentence_words(book.document.text)) for book in books
+    ]
+    finder = PassageSearch().finder(books)
+    languages = {book.words.language for book in books if book.words}
+    wanted, index = list(dict.fromkeys(question_words(query, languages))), finder.index
+    having = [_sentences_with(wanted, book) for book in books]
+    left = [sentences.any(1) for sentences in having]
+    counts = [
+        int(having[document][window.first : window.last].any(0).sum())
+        for window, document in zip(index.windows, index.documents, strict=True)
+    ]
+    most = max(counts, default=0)
+    scores = standardised(finder.scores(query).words)
+    passages: list[Passage] = []
+    for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
+        window, document = index.windows[at], index.documents[at]
+        sentences = slice(window.first, window.last)
+        if counts[at] == most and left[document][sentences].any():
+            left[document][sentences] = False
+            one = FoundPassage(document, window.start, window.end, float(scores[at]))
+            passages.append(_placed(books[document], one))
+    return WordPassages(passages, most, len(wanted))
+
+
+def _sentences_with(words: Sequence[tuple[str, ...]], book: PlacedBook) -> Any:
+    """(sentences, words) bool, which sentence of a book has which word, given as its stems."""
+    known = book.words
+    assert known is not None
+    numbers = {word: number for number, word in enumerate(known.vocabulary)}
+    sentences = numpy.repeat(numpy.arange(len(known.counts)), numpy.diff(known.ends))
+    out = numpy.zeros((len(known.counts), len(words)), dtype=bool)
+    for column, stems in enumerate(words):
+        for stem in set(stems) & numbers.keys():
+            out[sentences[known.ids == numbers[stem]], column] = True
+    return out
 
 
 def _placed(book: PlacedBook, one: FoundPassage) -> Passage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
@@ -27,7 +27,9 @@ FIRST = "id"
 class OrderedJsonLines(JsonLines):
     """Rows in the order of `keys`, each with its key under "key".
 
-    A row that comes before its turn waits in PATH.part and in memory.
+    A row that comes before its turn waits in PATH.part and in memory. A key may have two parts,
+    what is asked and what of, with a point between: a row of the same with another second part is
+    out of date, and is removed, so that it is made again.
 
     Args:
         another: says what a row with another key than that of its place is. retry: remove the
@@ -53,18 +55,20 @@ class OrderedJsonLines(JsonLines):
         self.keys, self.retry, self._another = keys, retry, another
         self.written = 0
         self.failed: set[int] = set()
+        self._stale: set[int] = set()
         self._waiting: dict[int, dict[str, Any]] = {}
         self._side: FileIO | None = None
 
     def _load(self, path: Path) -> None:
         self._read()
-        if self.retry and self.failed:
-            self._remove_failed()
+        if self._stale or (self.retry and self.failed):
+            self._remove(self._stale | (self.failed if self.retry else set()))
             self._read()
 
     def _read(self) -> None:
         self.written = 0
         self.failed.clear()
+        self._stale.clear()
         self._waiting.clear()
         for row in self.rows_of(self.path, FIRST):
             self._note(self.written, row, f"{self.path}, row {self.written + 1}")
@@ -96,19 +100,21 @@ class OrderedJsonLines(JsonLines):
             raise UsageError(f"{where}: there is no such question any more", ANOTHER)
         failed = "error" in row
         if row["key"] != self.keys[index] and not (self.retry and failed):
-            raise UsageError(f"{where} {self._another(index, row)}", ANOTHER)
+            if str(row["key"]).partition(".")[0] != self.keys[index].partition(".")[0]:
+                raise UsageError(f"{where} {self._another(index, row)}", ANOTHER)
+            self._stale.add(index)
         if failed:
             self.failed.add(index)
 
-    def _remove_failed(self) -> None:
-        """Moves the rows behind the first with an error to the part, and removes those with one.
+    def _remove(self, places: Set[int]) -> None:
+        """Moves the rows after the first of these places to the part, without those of the places.
 
         A kill at any moment leaves two files that together have every other row.
         """
         rows = list(self.rows_of(self.path, FIRST))
-        end = min(min(self.failed), len(rows))
+        end = min(min(places), len(rows))
         every = {**dict(enumerate(rows)), **self._waiting}
-        good = {index: row for index, row in every.items() if "error" not in row}
+        good = {index: row for index, row in every.items() if index not in places}
         _rewrite(self.part, ({"index": index, "row": row} for index, row in good.items()))
         _rewrite(self.path, rows[:end])
 

@@ -313,6 +313,26 @@ def test_a_finished_file_is_left_as_it_is(write: Write, tmp_path: Path) -> None:
     assert not asker.ingested
 
 
+@pytest.mark.parametrize("changed", ["a.txt", "b.txt", "town/new.txt"])
+def test_what_is_about_a_changed_file_is_asked_again(
+    write: Write, tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "town").mkdir()
+    (tmp_path / "town/old.txt").write_text("old", "utf-8")
+    names = [["a.txt"], ["b.txt"], ["a.txt", "b.txt"], ["town"], ["c.txt"]]
+    path = write(*(q(str(at), *own) for at, own in enumerate(names)))
+    out, again = tmp_path / "out.jsonl", FakeAsker()
+    go(FakeAsker(), path, out)
+    before = rows(out)
+    (tmp_path / changed).write_text("changed", "utf-8")
+    go(again, path, out)
+    about = [str(at) for at, own in enumerate(names) if changed in own or changed[:4] in own]
+    assert sorted(call["question"] for call in again.calls) == about
+    assert [row["question"] for row in rows(out)] == [row["question"] for row in before]
+    go(FakeAsker(), path, out)
+    assert not Path(f"{out}.part").exists()
+
+
 def test_questions_may_be_added_at_the_end(write: Write, tmp_path: Path) -> None:
     out, asker = tmp_path / "out.jsonl", FakeAsker()
     go(FakeAsker(), write(*MIXED), out)

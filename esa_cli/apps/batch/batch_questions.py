@@ -39,7 +39,7 @@ class BatchQuestion:
     Args:
         line: its number in the file. id: as given; by default the question's number.
         documents: as written. meant: the files they stand for.
-        key: a digest of the question, of its documents' bytes and of the settings of its answer.
+        key: digests of the question with the settings of its answer, and of its files' contents.
         fault: why it cannot be asked; empty when it can.
     """
 
@@ -75,11 +75,11 @@ def read_questions(
     def files(own: tuple[str, ...] | None) -> SourceFiles:
         return default if own is None else source_files([str(path.parent / name) for name in own])
 
-    digest = cache(_digest)
+    contents = cache(_contents)
     found: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, files, settings, digest))
+            found.append(_question(raw, number, len(found) + 1, files, contents, settings))
     if not found:
         raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
     if all(one.fault for one in found):
@@ -95,17 +95,18 @@ def _question(
     line: int,
     number: int,
     files: Callable[[tuple[str, ...] | None], SourceFiles],
+    contents: Callable[[str], str],
     settings: Mapping[str, Any],
-    digest: Callable[[str], str],
 ) -> BatchQuestion:
-    """The question of a line, `number` among the questions. `files` may raise DocumentError."""
+    """The question of a line, `number` among the questions. `files` may raise DocumentError;
+    `contents` gives the digest of a file."""
     row, fault = _object(raw)
     text, own = row.get("question"), row.get("documents")
     fault = fault or _fault(row, bool(files(None).sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
         return BatchQuestion(
-            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()]), fault
+            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()], []), fault
         )
     assert isinstance(text, str)
     named = files(None).paths if own is None else tuple(own)
@@ -114,7 +115,7 @@ def _question(
         found = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
-    key = _key([text, named, row.get("id"), settings, [digest(path) for path in found.paths]])
+    key = _key([text, named, row.get("id"), settings], [contents(path) for path in found.paths])
     return BatchQuestion(line, row.get("id", number), text, named, found, key, fault)
 
 
@@ -148,17 +149,18 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     return ""
 
 
-def _digest(path: str) -> str:
-    """A digest of a file's bytes; empty where it cannot be read, which its reading will say."""
-    if not os.path.isfile(path):  # opening a pipe waits without end
-        return ""
+def _key(asked: Any, contents: Sequence[str]) -> str:
+    """In two parts, as of `OrderedJsonLines`: answers from former contents are out of date."""
+    parts = [json.dumps(one, sort_keys=True, default=str) for one in (asked, contents)]
+    return ".".join(text_digest(part)[:16] for part in parts)
+
+
+def _contents(path: str) -> str:
+    """The SHA-256 of a file; empty where it is none or cannot be read."""
     try:
+        if not os.path.isfile(path):
+            return ""
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "blake2b").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):
         return ""
-
-
-def _key(parts: Any) -> str:
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return text_digest(text)[:16]

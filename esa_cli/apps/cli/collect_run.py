@@ -27,7 +27,8 @@ EDGE = 0.5
 
 @dataclass(frozen=True)
 class CollectedPlaces:
-    """The places of one run: `every` one, and `places`, those that are shown."""
+    """The places of one run: `every` one, and `places`, those that are shown; by: which model's
+    they are."""
 
     request: CollectRequest
     every: Sequence[CollectedPlace]
@@ -35,8 +36,14 @@ class CollectedPlaces:
     books: Sequence[Book]
     left_out: Sequence[LeftOut]
     model: str
+    by: str
     preset: str
     seconds: float
+
+    @property
+    def caveat(self) -> str:
+        """What a reader of the places must know."""
+        return f"{self.by} misses places and adds wrong ones"
 
     @property
     def places(self) -> Sequence[CollectedPlace]:
@@ -49,8 +56,9 @@ class CollectedPlaces:
         print_json(
             {
                 "question": self.request.question,
-                "count": len(self.every),
-                "distinct": len(distinct_places(self.every)),
+                "count": len(self.every) if self.coverage.read else None,
+                "distinct": len(distinct_places(self.every)) if self.coverage.read else None,
+                "caveat": self.caveat,
                 **shown,
                 "coverage": {
                     "passages": self.coverage.passages,
@@ -124,8 +132,9 @@ def _collected(
     about = {"documents": [one.document.name for one in books], "preset": chosen.name}
     kept = CollectedFile(ways.out, request.question, request.key(chosen, books), about)
     every, coverage = _follow(esa, books, stack.enter_context(kept), request, add, end, reporter)
+    by = esa.reader.name if esa.reader else esa.name
     return CollectedPlaces(
-        request, every, coverage, books, given.left_out, chosen.model, chosen.name,
+        request, every, coverage, books, given.left_out, chosen.model, by, chosen.name,
         time.perf_counter() - started,
     )  # fmt: skip
 
@@ -171,7 +180,7 @@ def _follow(
         kept.reached(places.settled, places.coverage, stopped=True)
     reporter.settle()
     end()
-    _say(places.coverage, every, request, esa, reporter)
+    _say(places.coverage, every, request, reporter)
     return every, places.coverage
 
 
@@ -185,20 +194,21 @@ def _say(
     coverage: Coverage,
     every: Sequence[CollectedPlace],
     request: CollectRequest,
-    esa: Esa,
     reporter: Reporter,
 ) -> None:
     """How much was read, and where that ends."""
     from esa_cli.qa.collecting.passage_sieve import SIEVE
 
+    if not coverage.read:
+        reporter.warn("esa: no passage was read: none has so high a score; give a lower --min")
+        return
     text = coverage_text(coverage)
     if coverage.read < coverage.passages:
         least = SIEVE if request.options.minimum is None else request.options.minimum
-        text += f", those with a score of {least:g} or more"
+        best = " and those nearly as good as the best" * (request.options.minimum is None)
+        text += f", those with a score of {least:g} or more{best}"
         edge = sum(one.score < least + EDGE for one in every)
         some = f", as {edge} of the places scored below {least + EDGE:g}" if edge else ""
         reporter.note(f"esa: {text}")
         text = f"a lower --min may find more{some}"
     reporter.note(f"esa: {text}")
-    by = esa.reader.name if esa.reader else esa.name
-    reporter.note(f"esa: {by} misses places and adds wrong ones: see docs/collect.md")

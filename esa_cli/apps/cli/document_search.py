@@ -35,6 +35,11 @@ class DocumentSearch:
     def __len__(self) -> int:
         return len(self._candidates)
 
+    def open_all_with_words(self, question: str) -> None:
+        """Has every candidate with a word of the question opened, instead of the best."""
+        found = {one.digest for one in self._catalogue.texts.ranked(question)}
+        self.most = max(1, len(found & self._candidates.keys()))
+
     def ranked(self, question: str) -> list[LibraryText]:
         """The candidates, best first; those without a word of the question last, as they come."""
         found = self._catalogue.texts.ranked(question)

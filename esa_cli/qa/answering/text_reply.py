@@ -16,7 +16,7 @@ from esa_cli.qa.answering.question_form import completed, referred_to
 from esa_cli.qa.answering.reply import Evidence, Quotation, Reply, Turn
 from esa_cli.qa.books import PlacedBook
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.collecting.passage_sieve import chosen_passages
+from esa_cli.qa.collecting.passage_sieve import WHOLE, chosen_passages
 from esa_cli.qa.collecting.told_spans import LEAST, LogOddsDecision, WrittenDecision
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.finding.passages_apart import FoundPassage
@@ -125,7 +125,8 @@ class TextReplies:
             chosen = chosen_passages(search, question, books, minimum, every)
         decision: LogOddsDecision | WrittenDecision
         if self._reader is None:
-            decision = LogOddsDecision(self._answers.reader, question, how.get("least", LEAST))
+            least, few = how.get("least", LEAST), chosen.total <= WHOLE
+            decision = LogOddsDecision(self._answers.reader, question, least, few)
         else:
             decision = WrittenDecision(partial(self._write_from, question))
         return Collection(

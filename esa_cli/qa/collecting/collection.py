@@ -34,8 +34,8 @@ class HowToCollect(TypedDict, total=False):
     """Keyword arguments of `api.Esa.collect`.
 
     minimum: least score in finding of a passage that is read again; see `chosen_passages`. every:
-    all passages are. least: log-odds plus weighted score in finding from which a passage tells a
-    place; it does not count where another model decides. progress: called with (passages read,
+    all passages are. least: log-odds, with how well it fits, from which a passage tells a place;
+    it does not count where another model decides. progress: called with (passages read,
     passages chosen); what it raises passes through. after: an earlier run, which this continues.
     """
 
@@ -98,11 +98,11 @@ class Collection:
         if self._progress is not None:
             self._progress(self._read, len(passages))
         while self._read < len(passages):
-            batch = passages[self._read : self._read + size]
-            for number, (one, told) in enumerate(self._told(batch), self._read):
-                if told is not None:
-                    self._merged.add(self._placed(one, told, number))
-            self._read += len(batch)
+            batch = slice(self._read, self._read + size)
+            for number, spans in enumerate(self._told(batch), self._read):
+                for told in spans:
+                    self._merged.add(self._placed(passages[number], told, number))
+            self._read = min(batch.stop, len(passages))
             if self._progress is not None:
                 self._progress(self._read, len(passages))
             self._due.extend(self._merged.settled(*self._next_start()))
@@ -118,14 +118,14 @@ class Collection:
         return passages[self._read].document, passages[self._read].start
 
     @torch.inference_mode()
-    def _told(self, batch: Sequence[FoundPassage]) -> list[tuple[FoundPassage, ToldSpan | None]]:
+    def _told(self, batch: slice) -> list[list[ToldSpan]]:
         books = self._books
         shown = [
-            Evidence.of(books[one.document].document, one.start, one.end, 0.0) for one in batch
+            Evidence.of(books[one.document].document, one.start, one.end, 0.0)
+            for one in self._chosen.passages[batch]
         ]
         with self._alone():
-            told = self._decision.spans(shown, [one.score for one in batch])
-            return list(zip(batch, told, strict=True))
+            return self._decision.spans(shown, self._chosen.fits[batch])
 
     def _placed(self, found: FoundPassage, told: ToldSpan, number: int) -> WeighedPlace:
         known = self._books[found.document].document

@@ -4,18 +4,20 @@ log-odds of an answer, or another model by its words."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from esa_cli.qa.answering.reply import Evidence, says_not_told
+from esa_cli.qa.finding.sentence_windows import sentence_spans
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 from esa_cli.system.content_words import content_words
 
 PRIOR = 1.0
-"""Weight of a passage's score in finding beside the log-odds that it tells an answer."""
+"""Weight of how well a passage fits (`passage_sieve.FIT`) beside the log-odds that it tells an
+answer."""
 LEAST = 2.5
 """Their sum from which a passage tells an answer. Both were chosen on the development questions of
 benchmarks/collect_questions."""
@@ -44,11 +46,11 @@ class PassageDecision(Protocol):
     batch: int
     """Passages of one call."""
 
-    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
-        """The span of each passage; None: it does not tell an answer.
+    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
+        """The spans of each passage, none where it tells no answer.
 
         Args:
-            scores: of the passages in finding.
+            fits: of the passages; see `ChosenPassages`.
 
         Raises:
             ReaderError, LengthError: another model gives no answer.
@@ -60,28 +62,51 @@ class LogOddsDecision:
     """The preset's reader: the most probable span of a passage that seems to tell an answer.
 
     Args:
-        least: log-odds, with the weighted score in finding, from which a passage tells an answer.
+        least: log-odds, with how well it fits, from which a passage tells an answer. several: what
+            is left of a passage without that span's sentences is read, too, as long as it tells an
+            answer. Each line of a list is told so; in novels and chronicles it adds wrong places.
     """
 
     batch = 16
 
-    def __init__(self, reader: PassageReader, question: str, least: float) -> None:
+    def __init__(
+        self, reader: PassageReader, question: str, least: float, several: bool = False
+    ) -> None:
         self._reader, self._question, self._least = reader, question, least
+        self._several = several
 
-    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
+    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
         """See `PassageDecision.spans`."""
+        out: list[list[ToldSpan]] = [[] for _ in passages]
+        left = {number: one.text for number, one in enumerate(passages)}
         with self._reader.reading():
-            reading = self._reader.read(self._question, [one.text for one in passages])
-            out: list[ToldSpan | None] = []
-            for number, (odds, score) in enumerate(zip(reading.log_odds, scores, strict=True)):
-                told_at_all = odds + PRIOR * score >= self._least
-                span = reading.span(number) if told_at_all else None
-                told = None
-                if span is not None:
-                    weight = odds + span.log_probability
-                    told = ToldSpan(span.start, span.end, weight, log_odds=odds)
-                out.append(told)
+            while left:
+                told = self._told(left, fits)
+                for number, one in told.items():
+                    out[number].append(one)
+                rest = {n: _without(left[n], passages[n].text, one) for n, one in told.items()}
+                left = {n: text for n, text in rest.items() if self._several and text.strip()}
         return out
+
+    def _told(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, ToldSpan]:
+        """The most probable span of each text that tells an answer."""
+        reading = self._reader.read(self._question, list(texts.values()))
+        out = {}
+        for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
+            told_at_all = odds + PRIOR * fits[number] >= self._least
+            span = reading.span(at) if told_at_all else None
+            if span is not None:
+                weight = odds + span.log_probability
+                out[number] = ToldSpan(span.start, span.end, weight, log_odds=odds)
+        return out
+
+
+def _without(left: str, passage: str, span: ToldSpan) -> str:
+    """What is left of a passage, with spaces in place of the sentences of the span."""
+    for start, end in sentence_spans(passage):
+        if start < span.end and span.start < end:
+            left = left[:start] + " " * (end - start) + left[end:]
+    return left[: span.start] + " " * (span.end - span.start) + left[span.end :]
 
 
 class WrittenDecision:
@@ -96,10 +121,10 @@ class WrittenDecision:
     def __init__(self, write: Callable[[Evidence], WrittenAnswer]) -> None:
         self._write = write
 
-    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
+    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
         """See `PassageDecision.spans`. Where its words are not the passage's, the span is all of
         the passage."""
-        return [self._span(one) for one in passages]
+        return [[span] if (span := self._span(one)) else [] for one in passages]
 
     def _span(self, passage: Evidence) -> ToldSpan | None:
         answer = one_line(self._write(passage).text)

@@ -28,12 +28,13 @@ def without_adapter(preset: Preset) -> Preset:
     return preset.model_copy(update={"answer": answer})
 
 
-def for_finding(preset: Preset) -> Preset:
+def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     """The preset for passages without an answer: from text, without adapter; heads vote only where
-    the preset answers from text, too."""
+    the preset answers from text, too. For words alone it has no finder either, and none vote."""
     answer = preset.answer
-    votes = answer.votes if answer.has_votes else 0.0
-    update = {"source": "text", "adapter": None, "votes": votes}
+    votes = answer.votes if answer.has_votes and not words_alone else 0.0
+    finder = None if words_alone else answer.finder
+    update = {"source": "text", "adapter": None, "votes": votes, "finder": finder}
     return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 

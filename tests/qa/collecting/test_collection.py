@@ -30,20 +30,19 @@ QUESTION = "Which key does a keeper have?"
 
 
 class KeyDecision:
-    """Every `key N` of a passage tells it; of several the last."""
+    """Every `key N` of a passage is told."""
 
     def __init__(self, batch: int = 2) -> None:
         self.batch = batch
         self.passages: list[Evidence] = []
 
-    def spans(self, passages: Sequence[Evidence], scores: Sequence[float]) -> list[ToldSpan | None]:
-        assert len(passages) == len(scores)
+    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
+        assert len(passages) == len(fits)
         self.passages += passages
-        out: list[ToldSpan | None] = []
-        for one in passages:
-            found = list(re.finditer(r"key \d+", one.text))
-            out.append(ToldSpan(*found[-1].span(), 0.0, 1.5) if found else None)
-        return out
+        return [
+            [ToldSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
+            for one in passages
+        ]
 
 
 def book(text: str, name: str = "story.txt", **more: Any) -> Book:
@@ -136,7 +135,7 @@ def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
 
 def test_nothing_chosen() -> None:
     placed = place_books([book(STORY)])
-    places = Collection(ChosenPassages([], 9), placed, KeyDecision())
+    places = Collection(ChosenPassages([], [], 9), placed, KeyDecision())
     assert list(places) == []
     assert places.coverage == Coverage(9, 0, 0)
 
@@ -146,13 +145,24 @@ def test_the_sieve() -> None:
     search = PassageSearch()
     every = chosen_passages(search, QUESTION, placed)
     assert len(every.passages) == every.total, "documents without an index are read as a whole"
-    some = chosen_passages(search, QUESTION, placed, minimum=0.5)
+    least = sorted(one.score for one in every.passages)[-2]
+    some = chosen_passages(search, QUESTION, placed, minimum=least)
     assert 0 < len(some.passages) < some.total == every.total
-    assert all(one.score >= 0.5 for one in some.passages)
-    assert [one for one in every.passages if one.score >= 0.5] == list(some.passages)
-    assert chosen_passages(search, QUESTION, placed, minimum=0.5, every=True) == every
+    assert [one for one in every.passages if one.score >= least] == list(some.passages)
+    assert chosen_passages(search, QUESTION, placed, minimum=least, every=True) == every
     with pytest.raises(UsageError, match="no document"):
         chosen_passages(search, QUESTION, [])
+
+
+@pytest.mark.parametrize("fitting", [3, 100, 400])
+def test_as_many_are_chosen_as_fit_equally(asker: Esa, fitting: int) -> None:
+    """Whatever share of the text they are; of a few pages all are."""
+    about = [f"Keeper {at} of the old gate has key number {at}. " * 6 for at in range(fitting)]
+    text = "\n\n".join([*about, *[FILLER] * (400 - fitting)][: 400 if fitting > 3 else 5])
+    read = asker.ingest(Document("keys.txt", text, "keys.txt", "utf-8", len(text)))
+    places = asker.collect("Which key does keeper 7 of the old gate have?", [read])
+    assert places.coverage.passages > (200 if fitting > 3 else 0)
+    assert places.coverage.chosen >= fitting
 
 
 def test_esa_collects_with_its_reader(asker: Esa) -> None:
@@ -166,8 +176,7 @@ def test_esa_collects_with_its_reader(asker: Esa) -> None:
         assert one.log_odds is not None
     assert [one.start for one in whole] == sorted(one.start for one in whole)
     assert list(asker.collect(QUESTION, [read], every=True, least=100.0)) == []
-    sieved = asker.collect(QUESTION, [read], least=-100.0)
-    assert 0 < sieved.coverage.chosen < sieved.coverage.passages
+    assert asker.collect(QUESTION, [read]).coverage.chosen == places.coverage.passages
     half = asker.collect(QUESTION, [read], every=True, least=-100.0)
     first = [next(half)]
     reply = asker.ask(QUESTION, [read])

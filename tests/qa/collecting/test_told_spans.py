@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
-from esa_cli.qa.collecting.told_spans import WrittenDecision, quoted_place
+from esa_cli.qa.collecting.told_spans import LogOddsDecision, WrittenDecision, quoted_place
 from esa_cli.qa.second_model.answer_reader import WrittenAnswer
 
 TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
@@ -35,10 +41,40 @@ def test_another_model_decides_by_its_words() -> None:
     decision = WrittenDecision(lambda passage: WrittenAnswer(next(said), 1, False))
     passage = Evidence("a.txt", None, 1, None, 0, len(TEXT), TEXT, 0.0)
     spans = decision.spans([passage] * 4, [0.0] * 4)
-    assert [one is None for one in spans] == [True, False, True, False]
-    first, second = spans[1], spans[3]
-    assert first is not None
-    assert second is not None
+    assert [len(one) for one in spans] == [0, 1, 0, 1]
+    [first], [second] = spans[1], spans[3]
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
     assert (second.start, second.end, second.answer) == (0, len(TEXT), "Twelve, I think.")
     assert first.weight > second.weight, "the shorter place is the surer"
+
+
+class AgeReader:
+    """A reader that is sure where a text has an age, and quotes the first one."""
+
+    reading = nullcontext
+
+    def read(self, question: str, texts: Sequence[str]) -> Any:
+        found = [re.search(r"\d+", text) for text in texts]
+
+        def span(at: int) -> Any:
+            one = found[at]
+            assert one is not None
+            return SimpleNamespace(start=one.start(), end=one.end(), log_probability=-1.0)
+
+        return SimpleNamespace(log_odds=[3.0 if one else -3.0 for one in found], span=span)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
+    said = [f"Keeper {'abcdefg'[at]} is {30 + at} years old, not {at}." for at in range(count)]
+    text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
+    passage = Evidence("a.txt", None, 1, None, 0, len(text), text, 0.0)
+    reader: Any = AgeReader()
+    spans, _ = LogOddsDecision(reader, "How old?", 2.5, several=True).spans(
+        [passage] * 2, [0.0, -9.0]
+    )
+    assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
+    (first,) = LogOddsDecision(reader, "How old?", 2.5).spans([passage], [0.0])
+    assert first == spans[:1]
+    refused = LogOddsDecision(reader, "How old?", 3.5).spans([passage], [0.0])
+    assert refused == [[]]

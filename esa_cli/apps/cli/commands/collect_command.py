@@ -47,6 +47,7 @@ def collect(
     """
     from esa_cli.apps.cli.collect_run import run_collect
     from esa_cli.apps.cli.output.place_output import PlaceOutput
+    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import check_characters, split
 
     ways.check()
@@ -59,5 +60,7 @@ def collect(
     found = run_collect(request, output.add, output.end)
     if ways.as_json:
         found.print_json()
+    elif found.coverage.read:
+        Reporter(ways.quiet).note(f"esa: {found.caveat}: see docs/collect.md")
     if not found.places:
         raise typer.Exit(NOT_FOUND)

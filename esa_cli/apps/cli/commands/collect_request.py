@@ -26,7 +26,7 @@ Minimum = Annotated[
         "--min",
         metavar="SCORE",
         help="The least score in finding of a passage that is read again, in standard deviations "
-        "above the mean; 2.",
+        "above the mean; 2, and those nearly as good as the best. Of up to 200 passages all are.",
     ),
 ]
 Every = Annotated[bool, typer.Option("--all", help="Read all passages again.")]
@@ -35,8 +35,8 @@ Least = Annotated[
     typer.Option(
         "--least",
         metavar="NUMBER",
-        help="The log-odds plus the score from which a passage tells a place; higher gives fewer, "
-        "surer places.",
+        help="The log-odds, with how well it fits, from which a passage tells a place; 2.5. Higher "
+        "gives fewer, surer places.",
     ),
 ]
 Distinct = Annotated[
@@ -141,6 +141,7 @@ class CollectRequest:
 
     def key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
+        from esa_cli.qa.collecting.passage_sieve import FIT, NEAR, SIEVE, WHOLE
         from esa_cli.qa.presets.settings_hash import text_settings_hash
         from esa_cli.system.text import text_digest
 
@@ -148,6 +149,7 @@ class CollectRequest:
             "question": self.question,
             "documents": [(text_digest(b.document.text), b.index is not None) for b in books],
             "preset": text_settings_hash(chosen),
+            "sieve": (WHOLE, SIEVE, NEAR, FIT),
             **self.options.how,
             **self.options.answer.dependencies,
         }

@@ -43,7 +43,7 @@ def count(
     found = run_collect(request, output.add, output.end)
     if ways.as_json:
         found.print_json(places=listed)
-    else:
-        print(count_text(found.every))
+    elif found.coverage.read:
+        print(f"{count_text(found.every)} ({found.caveat})")
     if not found.places:
         raise typer.Exit(NOT_FOUND)

@@ -74,11 +74,13 @@ def _found(request: FindRequest, reporter: Reporter, stack: ExitStack) -> FoundI
     from esa_cli.apps.cli.output.passage_output import FoundInBooks
     from esa_cli.apps.cli.passage_books import PassageBooks
     from esa_cli.documents.sources import source_files
+    from esa_cli.qa.books import place_books
+    from esa_cli.qa.passage_search import passages_with_words
     from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
     from esa_cli.storage.library import Library
 
     ways, started = request.options, time.perf_counter()
-    chosen = for_finding(request.model.load_preset())
+    chosen = for_finding(request.model.load_preset(), ways.by_words)
     check_adapter(chosen.answer)
     files, library = source_files(request.documents), Library()
     opener = PassageBooks(
@@ -99,7 +101,14 @@ def _found(request: FindRequest, reporter: Reporter, stack: ExitStack) -> FoundI
     books, searched = _books(request, opener, library, search, given.documents, reporter)
     opened = time.perf_counter()
     reporter.waiting("searching")
-    passages = opener.passages(request.question, books, ways.count, ways.minimum)
+    if ways.by_words:
+        found = passages_with_words(request.question, place_books(books))
+        passages = found.passages
+        if 0 < found.most < found.words:
+            part = f"{found.most} of the {found.words} words"
+            reporter.note(f"esa: no passage has all of the words; these have {part}")
+    else:
+        passages = opener.passages(request.question, books, ways.count, ways.minimum)
     timing = {"open_s": opened - started, "find_s": time.perf_counter() - opened}
     return FoundInBooks(passages, books, given.left_out, searched, chosen, opener.loaded, timing)
 
@@ -120,6 +129,8 @@ def _books(
 
     books, searched = [opener.open(one) for one in documents], 0
     if search is not None:
+        if request.options.by_words:
+            search.open_all_with_words(request.question)
         best = BestBooks(search, opener.stored, library, opener.open, reporter)
         books += best.books(request.question)
         searched = best.searched

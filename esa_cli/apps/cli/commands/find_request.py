@@ -21,15 +21,15 @@ Minimum = Annotated[
     typer.Option(
         "--min",
         metavar="SCORE",
-        help="The least score, in standard deviations above the mean; 0, or 2 with --all and "
-        "--files.",
+        help="The least score, in standard deviations above the mean; 0. With --all and --files "
+        "passages are ranked, and those above it shown, in place of those with the words.",
     ),
 ]
 Every = Annotated[
-    bool, typer.Option("--all", help="Every passage above the least score, in document order.")
+    bool, typer.Option("--all", help="Every place with the words, in document order.")
 ]
 Files = Annotated[
-    bool, typer.Option("--files", help="Only the names of files with such passages, best first.")
+    bool, typer.Option("--files", help="Only the names of all files with the words, best first.")
 ]
 InLibrary = Annotated[
     bool, typer.Option("--library", help="Search all documents of the library, too.")
@@ -59,6 +59,11 @@ class FindOptions:
     quiet: options.Quiet = False
 
     @property
+    def by_words(self) -> bool:
+        """Whether every passage with the words is wanted, and none else."""
+        return (self.every or self.files) and self.minimum is None
+
+    @property
     def count(self) -> int | None:
         """The most passages to find; None: all."""
         return None if self.every or self.files else self.top or TOP
@@ -72,6 +77,12 @@ class FindOptions:
             raise UsageError("--min must be a number, got nan", "for example: --min 3")
         if self.keep and self.read == "never":
             raise UsageError("--keep needs --read first, or nothing is read", "add --read first")
+        if self.by_words and self.read == "first":
+            option = "--all" if self.every else "--files"
+            raise UsageError(
+                f"{option} goes by the words alone, for which nothing is read",
+                f"leave out --read first, or add --min 2: {option} then goes by the score",
+            )
 
 
 @dataclass(frozen=True)

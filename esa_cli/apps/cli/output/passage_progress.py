@@ -19,7 +19,7 @@ class PassageProgress:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._note = reporter.waiting if reporter.live else reporter.throttled()
-        self._started, self._first = time.monotonic(), -1
+        self._started, self._first = 0.0, -1
         self._passages = (0, 0)
         reporter.waiting("finding passages")
 
@@ -27,7 +27,7 @@ class PassageProgress:
         """Shows passages read, those to be read, and places found."""
         self._passages = (done, total)
         if self._first < 0:
-            self._first = done
+            self._started, self._first = time.monotonic(), done
         each = (time.monotonic() - self._started) / max(1, done - self._first)
         left = f", {time_text(each * (total - done))} left" if done > self._first else ""
         self._note(f"{done:,} of {total:,} passages, {places_text(places)}{left}")
