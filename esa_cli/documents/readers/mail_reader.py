@@ -204,8 +204,7 @@ class _MailWriter:
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
         root, out = parse_html(page or self._decoded(data, charset), self._name), TextBuilder()
-        if root is not None:
-            write_html(root, out, self._name, {})
+        write_html(root, out, self._name, {})
         return out.result().text
 
     def _decoded(self, data: bytes, charset: str | None) -> str:

@@ -194,7 +194,7 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
     if len(columns) == 1:
         lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
     else:
-        lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
+        lines = as_lines([[row.get(column, "") for column in columns] for row in rows], name)
     out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
 
