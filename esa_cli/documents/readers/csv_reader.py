@@ -152,6 +152,8 @@ def _cells(row: Sequence[str]) -> list[str]:
 
 def _width(row: Sequence[str]) -> int:
     """Cells up to the last that is not empty."""
+    if row and row[-1].strip():
+        return len(row)
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 

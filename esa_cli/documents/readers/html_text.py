@@ -53,6 +53,12 @@ _NAME = re.compile(r"[a-z][a-z0-9.-]*")
 _DTD = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?<!DOCTYPE[^<>\[]*\[[^\]]*\]\s*>")
 """The beginning of an XML file with declarations of its own, which HTML has not."""
 
+_EMPTY = re.compile(
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr)[\s/])"
+    r"([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>"
+)
+"""An XML tag that closes itself, as HTML has them for these names alone."""
+
 
 def parse_html(text: str, name: str) -> Any:
     """The root element of an HTML text, repaired as browsers do it.
@@ -109,7 +115,7 @@ def parse_xhtml(data: bytes, text: str, name: str) -> Any:
     etree = optional_import("lxml.etree", "lxml", name)
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     declared = _DTD.match(text)
-    page = text[declared.end() :] if declared else text
+    page = _EMPTY.sub(r"<\1\2></\1>", text[declared.end() :] if declared else text)
     try:
         root = etree.fromstring(_ENTITY.sub(_spelled, data), parser)
     except (etree.XMLSyntaxError, ValueError):
