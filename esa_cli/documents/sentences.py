@@ -16,7 +16,7 @@ LONGEST = 600
 PROSE = range(40, 121)
 """Characters of a line that may have been broken to a width."""
 
-END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”’]*|\n")
+END = re.compile(r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s|$)|[。！？]+[」』”’]*|\n")
 SHORT = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Capt|Col|Gen|Fig|vs|[A-Z])\.$")
 WORDS = 5
 

@@ -97,7 +97,8 @@ def _declared(head: bytes, name: str) -> Iterator[str]:
 
 def _of_browsers(charset: str) -> str:
     """The Python name of a declared encoding as browsers read it; empty if they know none."""
-    charset = re.sub(r"^(?:x-|windows-(?=\d+$))", "", charset.strip().lower())
+    charset = re.sub(r"^x-|-[ie]$", "", charset.strip().lower())
+    charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset).replace("windows-31j", "cp932")
     try:
         encoding = declared_codec(charset)
     except (LookupError, ValueError):
