@@ -64,14 +64,17 @@ def parse_html(text: str, name: str) -> Any:
     """The root element of an HTML text, repaired as browsers do it.
 
     Raises:
-        DocumentError: it exceeds a limit.
+        DocumentError: it exceeds a limit. MemoryError.
     """
     lexbor = optional_import("selectolax.lexbor", "selectolax", name)
     check_html(text, name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in options of a list
     data = text.encode("utf-8", "replace")
-    page = lexbor.LexborHTMLParser(data, options=without_events, scripting=True)
+    try:
+        page = lexbor.LexborHTMLParser(data, options=without_events, scripting=True)
+    except lexbor.SelectolaxError as error:  # it repairs whatever it is given
+        raise MemoryError from error
     builder = optional_import("lxml.etree", "lxml", name).TreeBuilder()
     _build(page.root, builder)
     return builder.close()
