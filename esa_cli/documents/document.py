@@ -117,7 +117,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     if not data:
         raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
     found = readers.read(data, path)
-    if not found.text.strip():
+    if not found.text or found.text.isspace():
         raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
     name = Path(path).name or path
     return Document(

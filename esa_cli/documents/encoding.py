@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import string
 
 from esa_cli.errors import DocumentError
 
@@ -56,7 +57,7 @@ _LETTERS = bytes(
 _LIGATURES = b"\x8c\x9c"
 # The question mark of Spanish stands before a capital; the same byte is a Polish letter.
 _QUESTION = re.compile(rb"(?:^|[\s\"(\xab])\xbf(?=[A-Z\xc0-\xdc])")
-_HIGH = re.compile(rb"[\x80-\xff]")
+_HIGH = bytes(range(0x80, 0x100))
 # A capital with an accent inside a word of small letters: another encoding's small letter.
 _MISPLACED = re.compile(rb"[a-z][\xc0-\xde][a-z]")
 # Two accented letters after each other are rare in Western words, and the rule in Cyrillic.
@@ -149,11 +150,11 @@ def guess_encoding(data: bytes) -> tuple[str | None, list[str]]:
 
 def looks_like_cp1252(data: bytes) -> bool:
     """True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
-    high = _HIGH.findall(data)
-    letters = sum(byte < 128 and chr(byte).isalpha() for byte in data)
-    if not high or len(high) > _MOST_FOREIGN * letters:
+    high = len(data) - len(data.translate(None, _HIGH))
+    letters = len(data) - len(data.translate(None, string.ascii_letters.encode()))
+    if not high or high > _MOST_FOREIGN * letters:
         return False
-    used = set(b"".join(high))
+    used = set(data).intersection(_HIGH)
     if len(_QUESTION.findall(data)) == data.count(b"\xbf"):
         used.discard(0xBF)
     if not used <= set(_SIGNS + _LETTERS + _LIGATURES):

@@ -134,11 +134,13 @@ class ReadingProcess:
 
     def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> tuple[Any, str]:
         """Its reply and the text; `ended` in the reply says why there is none."""
-        late = threading.Event()
+        late, lock, complete = threading.Event(), threading.Lock(), False
 
         def stop() -> None:
-            late.set()
-            self._process.kill()
+            with lock:
+                if not complete:
+                    late.set()
+                    self._process.kill()
 
         timer = threading.Timer(seconds, stop)
         timer.daemon = True
@@ -147,6 +149,8 @@ class ReadingProcess:
             send(self._in, json.dumps(request).encode())
             send(self._in, data)
             reply, text = json.loads(receive(self._out)), receive(self._out)
+            with lock:
+                complete = True  # from here on the timer ends it no more
         except (EOFError, BrokenPipeError):
             why = self._why()
             return {"ended": "time" if late.is_set() else why}, ""
@@ -155,7 +159,7 @@ class ReadingProcess:
             raise
         finally:
             timer.cancel()
-        if reply.get("last"):
+        if reply.get("last") or late.is_set():
             self.end()
         return reply, text.decode("utf-8", "surrogatepass")
 

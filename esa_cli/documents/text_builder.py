@@ -16,7 +16,7 @@ from esa_cli.errors import DocumentError
 
 STDIN = "standard input"
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0]")
-_RAISED = re.compile(r"[+−-]?\d+")
+_RAISED = re.compile(r"[+−-]?\d+(?:[,–-]\s?\d+)*")
 _SURROGATE = re.compile(r"[\ud800-\udfff\ufffe\uffff]")
 
 
@@ -75,7 +75,10 @@ class TextBuilder:
         self._lead = text
 
     def raised(self, text: str) -> None:
-        """Writes ^ if `text`, which comes next, is a raised number: 10^6 would else become 106."""
+        """Writes ^ if `text`, which comes next, is a raised number: 10^6 would else become 106.
+
+        Several numbers are marks of notes: 5^1,2.
+        """
         last = "" if self._gap or self._space or not self._parts else self._parts[-1][-1]
         if last.isalnum() and _RAISED.fullmatch(text.rstrip()):
             self._put("^")

@@ -20,7 +20,7 @@ from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import LayerSums
 from esa_cli.methods.part_registry import register
 
-END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
+END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
 """Where a sentence ends: at its mark, or before an empty line."""
 WITHOUT_TEXT = 32
 """Tokens that count as a sentence where the text is not known (stock `generate`)."""

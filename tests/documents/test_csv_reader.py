@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from reader_checks import refused
 
 from esa_cli.documents import readers
+from esa_cli.documents.readers import csv_reader
 
 
 def text_of(data: bytes | str, name: str) -> str:
@@ -38,6 +40,30 @@ def test_csv_with_lines_above_the_table() -> None:
         f"Statement\nOwner; Ann\n{rows}"
     )
     assert text_of(f"sep=,\n{table}", "a.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "last"),
+    [
+        ("Item,2019,2020\nRevenue,10,12", "Item: Revenue; 2019: 10; 2020: 12"),
+        (",2019,2020\nRevenue,10,12", "column 1: Revenue; 2019: 10; 2020: 12"),
+        ("Item,2020,2021,2022\nRevenue,2010,1999,2001",
+         "Item: Revenue; 2020: 2010; 2021: 1999; 2022: 2001"),
+        ("Name,1,2,3\nAnn,5,5,1", "Name: Ann; 1: 5; 2: 5; 3: 1"),
+        ("Ann,1985,2020\nBob,1990,2021", "column 1: Bob; column 2: 1990; column 3: 2021"),
+        ("1,2,3\n4,5,6", "column 1: 4; column 2: 5; column 3: 6"),
+        ("Ann,1,2,3\nBob,4,5,6", "column 1: Bob; column 2: 4; column 3: 5; column 4: 6"),
+        ("a,1.5\nb,2.5", "column 1: b; column 2: 2.5"),
+    ],
+)  # fmt: skip
+def test_csv_numbers_that_name_columns(rows: str, last: str) -> None:
+    assert readers.read(rows.encode(), "a.csv").text.splitlines()[-1] == last
+
+
+def test_csv_whose_text_would_be_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_reader, "LONGEST", 1 << 20)
+    data = f"{'name' * 15},{'x' * 50}\n".encode() + b"1,2\n" * 20_000
+    assert "must have at most 1,048,576 characters" in refused(data, "a.csv").message
 
 
 def test_csv_whose_heading_is_too_short_names_nothing() -> None:

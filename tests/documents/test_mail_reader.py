@@ -197,3 +197,13 @@ def test_mail_with_forms_that_nobody_shows() -> None:
     alone = of("Content-Type: text/enriched\r\n\r\nwords", kind="alternative")
     assert alone.text == f"{HEAD}words\n"
     assert of("\r\nwithout fields", kind="alternative").text == f"{HEAD}without fields\n"
+
+
+def test_one_part_of_a_mail_that_was_sent_in_several() -> None:
+    found = readers.read(
+        b"From: a@b.c\nSubject: x\nMessage-ID: <1@b>\nContent-Type: message/partial; number=1; "
+        b"total=2; id=1\n\nSubject: y\n\nThe first half",
+        "a.eml",
+    )
+    assert "The first half" in found.text
+    assert "in several" in found.missing[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pypdfium2
 import pytest
 import sample_files as make
@@ -123,3 +125,11 @@ def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
     parts = {"word/styles.xml": make.STYLES, "word/numbering.xml": make.NUMBERING}
     parts |= {f"word/{name}.xml": text for name, text in more.items()}
     return readers.read(make.docx("".join(body), parts, pages), "a.docx")
+
+
+def test_pages_that_the_file_does_not_count() -> None:
+    whole = make.pdf(["one", "two", "three"])
+    assert readers.read(whole, "a.pdf").missing == ()
+    lying = re.sub(rb"/Count 3\b", b"/Count 1", whole)
+    assert lying != whole
+    assert "does not count" in readers.read(lying, "a.pdf").missing[0]

@@ -3,13 +3,17 @@ are read gives what reading them here gives."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import json
 import os
 import signal
 import sys
 import threading
+import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from io import BytesIO
 
 import pytest
@@ -17,6 +21,8 @@ import sample_files as make
 from reader_checks import refused
 
 from esa_cli.documents import readers, reading_process
+from esa_cli.documents.readers import zip_parts
+from esa_cli.documents.readers.reader_registry import choose, read_by
 from esa_cli.documents.reading_limits import MOST, NAMES, reading_limits
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.strict_yaml import MOST_VALUES, load_yaml
@@ -262,3 +268,51 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nobody/python")
     with pytest.raises(DocumentError, match="no process can be started for it"):
         readers.read(_pdf((b"", WORDS)), "a.pdf")
+
+
+def test_a_zip_of_many_parts_is_refused_before_it_is_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zip_parts, "MOST_PARTS", 1000)
+    names = ("word/document.xml", *(f"{n}.xml" for n in range(1000)))
+    data = make.zipped(dict.fromkeys(names, "x"))
+    with pytest.raises(DocumentError, match="must have at most 1,000 parts"):
+        read_by(choose(data, "a"), data, "a.docx")
+
+
+@pytest.mark.parametrize(
+    "run", [" ", "\t", "\n", "\r", ".", "-", "#", "`", "<", "&", '"', ",", "1", "a "]
+)
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.html", "a.csv", "a.ipynb", "a.eml"])
+def test_a_long_run_takes_no_time(name: str, run: str) -> None:
+    """In this process, whose other threads would wait meanwhile: a run takes what words take."""
+    beside = {
+        "a.ipynb": '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", '
+        '"cell_type": "markdown", "metadata": {}, "source": %s}]}',
+        "a.eml": "From: a@b.c\nMessage-ID: <1>\nContent-Type: text/html\n\n%s",
+    }.get(name, "%s")  # fmt: skip
+    text = f"# a\n\n# a{run * 60_000}b\n\n<p>c"
+    data = beside % (json.dumps(text) if name == "a.ipynb" else text)
+    start = time.process_time()
+    with contextlib.suppress(DocumentError):
+        read_by(choose(data.encode(), name), data.encode(), name)
+    assert time.process_time() - start < 3
+
+
+def test_a_document_that_is_ready_when_its_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer does not end a child whose reply is there, or the next document is damaged."""
+    timers: list[threading.Timer] = []
+
+    class LateTimer(threading.Timer):
+        def __init__(self, seconds: float, stop: Callable[[], None]) -> None:
+            super().__init__(seconds, stop)
+            timers.append(self)
+
+        def cancel(self) -> None:
+            self.function()
+
+    monkeypatch.setattr(threading, "Timer", LateTimer)
+    for name in ("a.pdf", "b.pdf", "c.pdf"):
+        assert "Ada" in readers.read(_pdf((b"", WORDS)), name).text
+    for timer in timers:
+        super(LateTimer, timer).cancel()

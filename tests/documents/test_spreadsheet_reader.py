@@ -234,3 +234,33 @@ def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:
     start = found.text.index(words)
     mark = [mark for mark in found.marks if mark.start <= start][-1]
     return mark.page, mark.chapter
+
+
+def test_rows_and_cells_out_of_order_and_twice() -> None:
+    rows = (
+        '<row r="5"><c r="B5"><v>52</v></c><c r="A5"><v>51</v></c></row>'
+        '<row r="2"><c r="C2"><v>1</v></c><c r="A2"><v>2</v></c><c r="A2"><v>3</v></c></row>'
+        '<row r="5"><c r="C5"><v>53</v></c></row>'
+    )
+
+    def change(name: str, data: bytes) -> bytes:
+        if name != "xl/worksheets/sheet1.xml":
+            return data
+        before, _, rest = data.partition(b"<sheetData>")
+        return (
+            before
+            + b"<sheetData>"
+            + rows.encode()
+            + b"</sheetData>"
+            + rest.split(b"</sheetData>")[1]
+        )
+
+    text = readers.read(changed(make.xlsx([["x", "y"]]), change), "a.xlsx").text
+    assert text.splitlines()[1:] == [
+        "column 1: 3; column 3: 1", "column 1: 51; column 2: 52; column 3: 53",
+    ]  # fmt: skip
+
+
+def test_years_name_the_columns_of_a_sheet() -> None:
+    text = readers.read(make.xlsx([["Item", 2019, 2020], ["Revenue", 10, 12]]), "a.xlsx").text
+    assert text.splitlines()[1:] == ["Item: Revenue; 2019: 10; 2020: 12"]

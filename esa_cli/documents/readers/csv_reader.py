@@ -11,18 +11,25 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice, pairwise
 from typing import ClassVar
 
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText
+from esa_cli.documents.text_builder import ExtractedText, label
+from esa_cli.errors import DocumentError
 
+LONGEST = 1 << 29
+"""Characters of a table's text, which repeats the names of columns in every row."""
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
-_TOLD = re.compile(r"sep=(.)\n")
-"""A first line by which some programs are told the delimiter."""
+_NAMED = re.compile(r"sep=(.)\n")
+"""A first line in which some programs name the delimiter."""
 _SAMPLE = 1 << 16
+_LOOKED_AT = 100  # rows in which the kinds of columns are seen
+_JOINED = 1 << 12
 _LONGEST_NAME = 80
 
 
@@ -39,34 +46,45 @@ class CsvReader:
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
-        rows = parse(text)
-        return ExtractedText(as_lines(rows) if rows else text, encoding=encoding)
+        with suppress(csv.Error):  # an unclosed quotation mark, or a cell without end
+            text = as_lines(Table.of(text), name) or text
+        return ExtractedText(text, encoding=encoding)
 
 
-def parse(text: str) -> list[list[str]]:
-    """The rows of a table, blank lines among them; empty when the text is none."""
-    told = _TOLD.match(text)
-    if told:
-        text = text[told.end() :]
-    best = told[1] if told else max(_DELIMITERS, key=lambda sign: _consistency(text, sign))
-    if not _consistency(text, best):
-        return []
-    try:
-        rows = _rows(text, best)
-        return rows if any(cell.strip() for row in rows for cell in row) else []
-    except csv.Error:  # an unclosed quotation mark, or a cell without end
-        return []
+class Table:
+    """The rows of a text in CSV, parsed each time that they are gone through: lists of all cells
+    would take a hundred bytes for each of the text."""
+
+    def __init__(self, text: str, start: int, delimiter: str) -> None:
+        self._text, self._start, self._delimiter = text, start, delimiter
+
+    @classmethod
+    def of(cls, text: str) -> Table:
+        """The table of a text. Raises csv.Error: it is none."""
+        named = _NAMED.match(text)
+        start = named.end() if named else 0
+        sample = text[start : start + _SAMPLE]
+        if len(text) > start + _SAMPLE:
+            sample = sample[: sample.rfind("\n") + 1]
+        best = named[1] if named else max(_DELIMITERS, key=lambda sign: _consistency(sample, sign))
+        if not _consistency(sample, best):
+            raise csv.Error("no delimiter fits")
+        return cls(text, start, best)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """The rows, blank lines among them. Raises csv.Error."""
+        return csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
+
+    def _lines(self) -> Iterator[str]:
+        at, text = self._start, self._text
+        while at < len(text):
+            end = text.find("\n", at) + 1 or len(text)
+            yield text[at:end]
+            at = end
 
 
-def _rows(text: str, delimiter: str) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
-
-
-def _consistency(text: str, delimiter: str) -> float:
+def _consistency(sample: str, delimiter: str) -> float:
     """The share of the first rows that have the usual number of cells, from 0 to 1."""
-    sample = text[:_SAMPLE]
-    if len(text) > _SAMPLE:
-        sample = sample[: sample.rfind("\n") + 1]
     try:
         rows = list(csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter))
     except csv.Error:
@@ -76,28 +94,70 @@ def _consistency(text: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def as_lines(rows: Sequence[Sequence[str]]) -> str:
-    """`name: value; name: value`, a line for each row; empty cells are left out."""
-    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
-    usual = Counter(filter(None, map(_width, cells))).most_common(1)[0][0]
-    above = _above(cells, usual)
-    lines = ["; ".join(filter(None, row)) for row in cells[:above] if any(row)]
-    table = [row for row in cells[above:] if any(row)]
-    named = len(table) > 1 and len(table[0]) >= usual and _names_columns(table[0])
-    heads = table[0] if named else []
-    names = [*heads, *[""] * (max(map(len, table)) - len(heads))]
-    names = [name or f"column {number}" for number, name in enumerate(names, 1)]
-    for row in table[1:] if named else table:
-        lines.append("; ".join(f"{n}: {c}" for n, c in zip(names, row, strict=False) if c))
-    return "\n".join(lines) + "\n"
+def as_lines(rows: Iterable[Sequence[str]], name: str) -> str:
+    """`name: value; name: value`, a line for each row; empty cells are left out.
+
+    Args:
+        rows: of a table, gone through several times. name: of the document.
+
+    Raises:
+        DocumentError: the text would have more than `LONGEST` characters.
+    """
+    widths = Counter(map(_width, rows))
+    del widths[0]
+    if not widths:
+        return ""
+    usual = max(widths, key=lambda width: widths[width])
+    above = _above(rows, usual)
+    body = (cells for row in islice(rows, above, None) if any(cells := _cells(row)))
+    first = list(islice(body, _LOOKED_AT))
+    named = len(first) > 1 and len(first[0]) >= usual and _names_columns(first)
+    pieces, length = [], 0
+    lines = _lines(rows, above, first[0] if named else [])
+    while piece := "".join(islice(lines, _JOINED)):
+        pieces.append(piece)
+        length += len(piece)
+        if length > LONGEST:
+            raise DocumentError(
+                f"{label(name)} is a table whose text, with the names of columns, must have at "
+                f"most {LONGEST:,} characters, got more",
+                "split it; a copy whose name ends in .txt is read as plain text",
+            )
+    return "".join(pieces)
+
+
+def _lines(rows: Iterable[Sequence[str]], above: int, heads: list[str]) -> Iterator[str]:
+    """The lines of the rows `above` the table, then of the table without its row of `heads`."""
+    names: list[str] = []
+    heading = bool(heads)
+    for number, row in enumerate(rows):
+        cells = _cells(row)
+        if not any(cells):
+            continue
+        if number < above:
+            yield "; ".join(filter(None, cells)) + "\n"
+            continue
+        if heading:
+            heading = False
+            continue
+        for column in range(len(names), len(cells)):
+            head = heads[column] if column < len(heads) else ""
+            names.append(head or f"column {column + 1}")
+        yield "; ".join(f"{n}: {c}" for n, c in zip(names, cells, strict=False) if c) + "\n"
+
+
+def _cells(row: Sequence[str]) -> list[str]:
+    return [" ".join(cell.split()) for cell in row]
 
 
 def _width(row: Sequence[str]) -> int:
     """Cells up to the last that is not empty."""
-    return max((at for at, cell in enumerate(row, 1) if cell), default=0)
+    if row and row[-1].strip():
+        return len(row)
+    return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
-def _above(rows: Sequence[Sequence[str]], usual: int) -> int:
+def _above(rows: Iterable[Sequence[str]], usual: int) -> int:
     """The number of rows before the table begins, as on top of a bank statement: up to
     the last blank line, title or very short row before the first whole one."""
     above = 0
@@ -109,12 +169,44 @@ def _above(rows: Sequence[Sequence[str]], usual: int) -> int:
     return above
 
 
-def _names_columns(cells: Sequence[str]) -> bool:
-    """True if a first row is a heading: words, nearly all there and all different."""
+def _names_columns(rows: Sequence[Sequence[str]]) -> bool:
+    """True if the first of these rows is a heading: words, nearly all there and all different.
+
+    Numbers may be among them, as years are: where the columns below have other ones, or as a series
+    (1, 2, 3) that no other row is.
+    """
+    cells = rows[0]
     words = [cell for cell in cells if cell]
     if len(words) < len(cells) - 1 or len(set(words)) < len(words):
         return False  # one column may have no name, as the numbers of rows often have none
-    return not any(_is_number(cell) or len(cell) > _LONGEST_NAME for cell in words)
+    if any(len(cell) > _LONGEST_NAME for cell in words):
+        return False
+    numbers = [at for at, cell in enumerate(cells) if _is_number(cell)]
+    if not numbers:
+        return True
+    if len(numbers) > 2 and 0 not in numbers and _is_series(cells, numbers):
+        return not any(_is_series(row, numbers) for row in rows[1:])
+    return all(_is_year(cells[at]) and not _has_years(rows[1:], at) for at in numbers)
+
+
+def _is_series(cells: Sequence[str], columns: Sequence[int]) -> bool:
+    """Whether the cells of these columns are whole numbers with one step between them."""
+    try:
+        numbers = [int(cells[at]) for at in columns]
+    except (ValueError, IndexError):
+        return False
+    steps = {b - a for a, b in pairwise(numbers)}
+    return len(steps) == 1 and steps != {0}
+
+
+def _is_year(text: str) -> bool:
+    return text.isdecimal() and len(text) == 4 and "1800" <= text <= "2100"
+
+
+def _has_years(rows: Sequence[Sequence[str]], column: int) -> bool:
+    """Whether most cells of a column are years."""
+    below = [row[column] for row in rows if column < len(row) and row[column]]
+    return sum(map(_is_year, below)) * 2 > len(below)
 
 
 def _is_number(text: str) -> bool:

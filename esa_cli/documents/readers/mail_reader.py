@@ -129,6 +129,9 @@ class _MailWriter:
         elif kind == "message/delivery-status" and part.is_multipart():
             for block in part.get_payload():
                 self._words("\n".join(f"{field}: {value}" for field, value in block.raw_items()))
+        elif kind == "message/partial":
+            self._said["it is one part of a mail that was sent in several"] += 1
+            self._inner(part)
         elif kind == "message/rfc822" and part.is_multipart():
             self._inner(part)
         elif kind == "multipart/alternative" and part.is_multipart():
@@ -204,8 +207,7 @@ class _MailWriter:
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
         root, out = parse_html(page or self._decoded(data, charset), self._name), TextBuilder()
-        if root is not None:
-            write_html(root, out, self._name, {})
+        write_html(root, out, self._name, {})
         return out.result().text
 
     def _decoded(self, data: bytes, charset: str | None) -> str:

@@ -152,8 +152,7 @@ class _CellWriter:
         if forms[0] != "text/html":
             return _shown(data[forms[0]])
         root, page = parse_html(data[forms[0]], self._name), TextBuilder()
-        if root is not None:
-            write_html(root, page, self._name, {})
+        write_html(root, page, self._name, {})
         return page.result().text.strip("\n")
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.pdf_forms import typed_lines
-from esa_cli.documents.readers.pdf_streams import check_streams
+from esa_cli.documents.readers.pdf_streams import check_streams, has_more_pages
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
@@ -28,7 +28,7 @@ from esa_cli.errors import DocumentError
 _HEAD = 1024
 _END = b"%%EOF"
 _CUT = "\ufffe"  # PDFium's sign for a hyphen at a line's end
-_CUT_WORD = re.compile(rf"(\w*){_CUT}(\w*)")
+_CUT_WORD = re.compile(rf"(?:(?<!\w)(\w+))?{_CUT}(\w*)")
 _LEADERS = re.compile(r" ?(?:\. ?){6,}")
 _BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: "→"}
 _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
@@ -63,12 +63,14 @@ class PdfReader:
         finally:
             document.close()
         if not any(pages):
-            raise _no_text(name, len(pages), len(broken))
+            raise _no_text(name, len(pages), len(broken), pictures=bool(empty))
         missing = _missing(pages, empty, broken)
         if not form:
             missing.append("the fields of its form cannot be read")
         if comments:
             missing.append(f"comments in the margin are left out: {comments}")
+        if has_more_pages(data):
+            missing.append("pages that the file does not count")
         if _END not in data[-_HEAD:]:
             missing.append("the end of the file is missing, and perhaps pages with it")
         return _extracted(pages, bookmarks, missing)
@@ -92,11 +94,12 @@ def _unopened(error: Exception, name: str) -> DocumentError:
     return damage_error(name, PdfReader.what, str(error))
 
 
-def _no_text(name: str, pages: int, broken: int) -> DocumentError:
+def _no_text(name: str, pages: int, broken: int, *, pictures: bool) -> DocumentError:
     if broken or not pages:
         return damage_error(name, PdfReader.what, f"{broken} of its {pages} pages cannot be opened")
+    why = "are pictures, as from a scanner" if pictures else "are empty, or PDFium shows nothing"
     return DocumentError(
-        f"{label(name)} has no text: its pages ({pages}) are pictures, as from a scanner",
+        f"{label(name)} has no text: its pages ({pages}) {why}",
         f"recognise its characters first: ocrmypdf {path_in_hint(name)} text.pdf",
     )
 
@@ -133,7 +136,7 @@ def _tidied(pages: list[str]) -> list[str]:
     words = Counter(word for page in pages for word in re.findall(r"\w[\w-]*", page))
 
     def whole(found: re.Match[str]) -> str:
-        before, after = found[1], found[2]
+        before, after = found[1] or "", found[2]
         hyphened, joined = f"{before}-{after}", before + after
         if words[hyphened] or words[joined]:
             return hyphened if words[hyphened] >= words[joined] else joined

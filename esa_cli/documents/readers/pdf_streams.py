@@ -1,4 +1,4 @@
-"""Bounds what a PDF's streams unpack to, before PDFium, which has no limit, sees them.
+"""Checks a PDF's bytes before PDFium reads them: the size of its streams, and its count of pages.
 
 Streams that are packed with Flate alone are unpacked once, pictures and fonts excepted. What is
 encrypted or packed otherwise is bounded by the process that reads it (`reading_process`).
@@ -13,6 +13,8 @@ from esa_cli.documents.reading_limits import PART, limit_error, mebibytes, readi
 
 _STREAM = re.compile(rb"(?<!end)stream\r?\n")
 _APART = re.compile(rb"/Image\b|/FontFile|/Length1\b|/Type1C|/CIDFontType0C|/OpenType|/ICCBased")
+_KIDS = re.compile(rb"/Kids\s{0,9}\[([^\[\]]*)\]")
+_COUNT = re.compile(rb"/Count\s{1,9}(\d{1,9})")
 _DICTIONARY = 512
 """Bytes before a stream in which its dictionary is looked for."""
 _STEP = 1 << 14
@@ -30,6 +32,19 @@ def check_streams(data: bytes, name: str) -> None:
         if _unpacks_beyond(data, found.end(), most):
             what = f"its stream at byte {found.start():,}"
             raise limit_error(name, what, f"unpack to at most {mebibytes(most)}", PART)
+
+
+def has_more_pages(data: bytes) -> bool:
+    """Whether a node of the tree of pages has more kids than it counts pages: PDFium believes the
+    count. Nodes that are packed are not seen."""
+    for found in _KIDS.finditer(data):
+        before = data[max(0, found.start() - _DICTIONARY) : found.start()]
+        after = data[found.end() : found.end() + _DICTIONARY]
+        node = before[before.rfind(b" obj") + 1 :] + after.partition(b"endobj")[0]
+        count = _COUNT.search(node)
+        if count and b"/Pages" in node and int(count[1]) < found[1].count(b"R"):
+            return True
+    return False
 
 
 def _unpacks_beyond(data: bytes, at: int, most: int) -> bool:

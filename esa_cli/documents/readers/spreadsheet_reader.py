@@ -16,7 +16,13 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, has_part, old_office_error
+from esa_cli.documents.readers.zip_parts import (
+    OLD_OFFICE,
+    ZipParts,
+    has_part,
+    old_office_error,
+    parse_xml,
+)
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
@@ -39,8 +45,9 @@ _ROWS = 1 << 20
 _CELLS = 1 << 24
 _FORMULA = re.compile(
     rb"<(?:\w+:)?c\b([^<>]*)>\s*<(?:\w+:)?f\b(?:[^<>]*/>|[^<>]*>[^<]*</(?:\w+:)?f>)"
-    rb"\s*(?:<(?:\w+:)?v\s*/>|<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
+    rb"(?:\s*<(?:\w+:)?v\s*/>|\s*<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
 )
+_PLACE = re.compile(rb"""<(?:\w+:)?(row|c)\b[^<>]*?\sr=["']([A-Z]*)([0-9]+)""")
 _EMPTY_ON_PURPOSE = re.compile(rb"""\bt\s*=\s*["']str["']""")
 _EDGES = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)\b[^<>]*>[^<]")
 _BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
@@ -135,9 +142,46 @@ def _of_the_cells(parts: ZipParts, name: str, missing: _OtherParts) -> io.BytesI
             missing.look(part, data)
             for strict, usual in _STRICT.items():
                 data = data.replace(strict, usual)
+            if part.startswith("xl/worksheets/") and not _in_order(data):
+                data = _ordered(data, name, part)
             if not drawn:
                 archive.writestr(part, data)
     return out
+
+
+def _in_order(data: bytes) -> bool:
+    """Whether a sheet's rows and cells ascend; openpyxl loses those that do not."""
+    row, column = 0, (0, b"")
+    for found in _PLACE.finditer(data):
+        if found[1] == b"row":
+            before, row, column = row, int(found[3][:9]), (0, b"")
+            if row <= before:
+                return False
+        else:
+            last, column = column, (len(found[2]), found[2])
+            if column <= last:
+                return False
+    return True
+
+
+def _ordered(data: bytes, name: str, part: str) -> bytes:
+    """A sheet with its rows and cells in order. Of a cell that is given twice the last one counts,
+    as in LibreOffice."""
+    etree = optional_import("lxml.etree", "lxml", name)
+    sheet = parse_xml(data, name, SpreadsheetReader.what, part)
+    cells: dict[int, dict[tuple[int, str], Any]] = {}
+    for row in sheet.iterfind("{*}sheetData/{*}row"):
+        number = int(row.get("r") or max(cells, default=0) + 1)
+        for cell in row.iterfind("{*}c"):
+            letters = (cell.get("r") or "").rstrip("0123456789")
+            cells.setdefault(number, {})[len(letters), letters] = cell
+    for rows in sheet.iterfind("{*}sheetData"):
+        tag = f"{{{etree.QName(rows).namespace}}}row"
+        rows[:] = []
+        for number, row in sorted(cells.items()):
+            etree.SubElement(rows, tag, r=str(number)).extend(row[at] for at in sorted(row))
+        cells = {}
+    return bytes(etree.tostring(sheet))
 
 
 def _named(parts: ZipParts) -> list[str]:
@@ -194,7 +238,7 @@ def _write(sheet: Any, out: TextBuilder, name: str) -> None:
     if len(columns) == 1:
         lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
     else:
-        lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
+        lines = as_lines([[row.get(column, "") for column in columns] for row in rows], name)
     out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
 

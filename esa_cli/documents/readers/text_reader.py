@@ -10,10 +10,13 @@ from esa_cli.documents.encoding import decode
 from esa_cli.documents.readers.reader_registry import PLAIN, register
 from esa_cli.documents.text_builder import ExtractedText, Mark, label, path_in_hint
 
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*")
-_UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*")
-_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_TELLING = re.compile(
+    r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    re.MULTILINE,
+)
+"""A line that may be a heading, underline the one above it, or fence code."""
 _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
+_SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 
 
 def plain_text(data: bytes, name: str) -> tuple[str, str]:
@@ -63,21 +66,29 @@ class MarkdownReader:
 
 def headings(text: str) -> Iterator[tuple[int, str]]:
     """The start of every heading of a Markdown text, and its words."""
-    start, fence, before = 0, "", (0, "")
-    front = text.startswith("---\n")  # settings between two such lines are no headings
-    for number, line in enumerate(text.split("\n")):
-        opened = _FENCE.match(line)
-        if front:
-            front = number == 0 or line.rstrip() not in ("---", "...")
-        elif fence:
-            if line.strip().startswith(fence) and not line.strip().strip(fence[0]):
-                fence = ""
-        elif opened:
-            fence = opened[1]
-        elif (found := _HEADING.fullmatch(line)) and found[1]:
-            yield start, found[1]
-        elif before[1] and _UNDERLINE.fullmatch(line):
-            yield before[0], before[1].strip()
-        inside = front or fence or line.startswith("---") or _NO_TITLE.match(line)
-        before = (start, "" if inside else line)
-        start += len(line) + 1
+    settings = _SETTINGS_END.search(text, 4) if text.startswith("---\n") else None
+    fence, after = "", settings.end() + 1 if settings else 0
+    for found in _TELLING.finditer(text, after):
+        if fence:
+            line = found[0].strip()
+            if line.startswith(fence) and not line.strip(fence[0]):
+                fence, after = "", found.end() + 1
+        elif found["fence"]:
+            fence = found["fence"]
+        elif found["line"]:
+            # Of a line above it that is no text of its own, it is no underline.
+            start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = text[start : max(start, found.start() - 1)]
+            if not _NO_TITLE.match(above):
+                yield start, above.strip()
+            after = found.end() + 1
+        elif title := _without_closing(found["title"]):
+            yield found.start(), title
+            after = found.end() + 1
+
+
+def _without_closing(title: str) -> str:
+    """A heading's words without the signs # that may close it."""
+    title = title.strip(" \t")
+    words = title.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title

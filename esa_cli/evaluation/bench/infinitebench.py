@@ -129,10 +129,10 @@ def _fields(row: files.DataRow, task: str) -> dict[str, str]:
             raise row.wrong("'input' names no key")
         return {"input": question, "key": key[0]}
     if task == "math_find":
-        wanted = re.search("The (.+) of", question)
-        if wanted is None:
+        wanted = question.partition("The ")[2].rpartition(" of")[0]
+        if not wanted:
             raise row.wrong("'input' does not say which number is wanted")
-        prefix = f"What is the {wanted[1].lower()} in the following list?"
+        prefix = f"What is the {wanted.lower()} in the following list?"
         return {"input": question, "prefix": prefix}
     return {"input": question}
 

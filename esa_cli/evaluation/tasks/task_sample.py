@@ -264,7 +264,7 @@ ABBREVIATIONS = (
     *("mr", "mrs", "ms", "messrs", "dr", "st", "prof", "capt", "col", "gen", "rev", "hon", "jr"),
     *("sr", "no", "vol", "fig", "vs", "etc", "cf", "e.g", "i.e"),
 )
-LAST_WORD = re.compile(r"[\w.]*\Z")
+LAST_WORD = re.compile(r"(?<![\w.])[\w.]*\Z")
 
 Places = Callable[[str], list[int]]
 

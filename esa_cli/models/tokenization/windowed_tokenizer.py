@@ -23,7 +23,7 @@ WINDOW = 1 << 18
 """Characters that are tokenised by one call."""
 OVERLAP = 1 << 12
 """Characters that two windows share; a quarter at both ends need not agree."""
-LONGEST = 1 << 24
+LONGEST = 1 << 20
 """Characters of a window where shorter ones do not agree."""
 
 Rows = NDArray[numpy.int32]
