@@ -34,7 +34,7 @@ núm pág págs pag pagg стр рис гл табл
 """
 NUMBERED = frozenset(_NUMBERED.split())
 """Abbreviations, in lower case, that end no sentence before a number."""
-LETTERS = re.compile(r"(\w+)\.$")
+LETTERS = re.compile(r"(?<!\w)(\w+)\.$")
 """The word that a full stop follows."""
 OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
 """The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end

@@ -29,9 +29,10 @@ _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
 _OTHER = "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'"
-_SEPARATOR = f"[{re.escape(os.sep + (os.altsep or ''))}]+"
+_SEPARATORS = os.sep + (os.altsep or "")
 _ANY_FOLDERS = re.compile(
-    rf"(?:(?P<top>.*?){_SEPARATOR})??\*\*(?:{_SEPARATOR}(?P<rest>.*))?", re.DOTALL
+    rf"(?:(?P<top>.*?)[{re.escape(_SEPARATORS)}])??\*\*(?:[{re.escape(_SEPARATORS)}](?P<rest>.*))?",
+    re.DOTALL,
 )
 """A pattern with `**` as a whole name."""
 _IGNORED = "ignored by .gitignore"
@@ -187,7 +188,10 @@ def _matching(pattern: str) -> Iterator[str]:
     if not (divided := _ANY_FOLDERS.fullmatch(pattern)):
         yield from glob.iglob(pattern)
         return
-    top, rest = divided["top"], divided["rest"] or "*"
+    top = divided["top"]
+    if top is not None:
+        top = top.rstrip(_SEPARATORS) or os.sep
+    rest = (divided["rest"] or "").lstrip(_SEPARATORS) or "*"
     for start in glob.iglob(top) if top else [""]:
         for folder in _folders_below(start):
             yield from _matching(os.path.join(glob.escape(folder), rest))

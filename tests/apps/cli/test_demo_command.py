@@ -42,7 +42,7 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     length = r"^   1,3\d\d tokens, 2\.\d times the model's window of 512; read in \d+\.\d s\.$"
     assert re.search(length, done.out, re.M)
     assert "\n3. 2 questions are asked in other words" in done.out
-    assert done.out.count("\n  chronicle.md, line 1 (") == 2
+    assert done.out.count("\n  chronicle.md, line 1") == 2
     assert done.out.count(f"\n{ASKED}\n") == 1
     verdict = r"^[012] of 2 right, in .* \(loading .*, reading .*, answering .*\)\.$"
     assert re.search(verdict, done.out, re.M)

@@ -191,7 +191,7 @@ def prune(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Sweep former versions of files, and what interrupted readings left; keep to a size."""
+    """Remove former versions and leftovers; keep to a size."""
     from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.storage.library import Library
     from esa_cli.system.machine import parse_size
