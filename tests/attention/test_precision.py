@@ -15,7 +15,7 @@ ON_THE_PROCESSOR = {
     "attention/precision.py": "the place itself",
     "evaluation/passages.py": "weights that the witness keeps in main memory",
     "qa/evidence/evidence_page.py": "the same weights",
-    "evaluation/calibration/calibration_pipeline.py": "fitted on the processor where there is no CUDA",
+    "evaluation/calibration/calibration_pipeline.py": "on the CPU where there is no CUDA",
     "evaluation/calibration/head_ranking.py": "goes to main memory first",
     "evaluation/calibration/vote_journal.py": "goes to main memory first",
 }

@@ -13,7 +13,7 @@ import unicodedata
 from esa_cli.system.content_words import SPACELESS_CHARACTER
 
 MONEY = r"[$¢£¤¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼＄￡￥￦]"
-_FREE = r"(?<![^\s(\[{<\"'“”‘’«»„;,=|—])"
+_FREE = r"(?<![^\s(\[{<\"'“”‘’«»„;,=|—`*_])"
 """Nothing, white space or an opening mark comes before a sign: `3-5` and `and/or` have none."""
 SIGN = re.compile(
     rf"{_FREE}(?:"
