@@ -21,11 +21,10 @@ from esa_cli.documents.readers.docx_styles import (
     whole,
 )
 from esa_cli.documents.readers.reader_registry import register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, has_part, old_office_error
+from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
-    no_text_error,
     optional_import,
 )
 
@@ -56,16 +55,11 @@ class WordReader:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        if data.startswith(OLD_OFFICE):
-            raise old_office_error(data, name, "docx", "doc")
-        parts = ZipParts(data, name, self.what, _STRICT)
+        parts = ZipParts(data, name, self, _STRICT)
         root = parts.xml(_MAIN)
         writer = _WordWriter(parts, Pages(root, _counted(parts)))
         walk(root, writer, name)
-        extracted = writer.out.result(_missing(parts, root))
-        if not extracted.text.strip():
-            raise no_text_error(name, self.what)
-        return extracted
+        return writer.out.text_of(name, self.what, _missing(parts, root))
 
 
 def walk(root: Any, writer: _WordWriter, name: str) -> None:

@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import (
-    OLD_OFFICE,
     ZipParts,
     has_part,
-    old_office_error,
     parse_xml,
 )
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
@@ -67,9 +65,7 @@ class SpreadsheetReader:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        if data.startswith(OLD_OFFICE):
-            raise old_office_error(data, name, "xlsx", "xls")
-        parts, missing, out = ZipParts(data, name, self.what, _STRICT), _OtherParts(), TextBuilder()
+        parts, missing, out = ZipParts(data, name, self, _STRICT), _OtherParts(), TextBuilder()
         cells = _of_the_cells(parts, name, missing)
         titles = _write_sheets(cells, out, name)
         missing.sheets = [title for title in _named(parts) if title not in titles]
