@@ -86,6 +86,10 @@ class DocumentAsker(Asker, Protocol):
         """The document's book, if it was read before. Raises LibraryError."""
         ...
 
+    def open(self, source: str | Document) -> Any:
+        """A `Book` that no model has read. Raises EsaError."""
+        ...
+
     def ingest(self, source: str | Document, progress: Progress | None = None) -> Any:
         """A `Book`. Raises EsaError."""
         ...

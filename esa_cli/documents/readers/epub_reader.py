@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from esa_cli.documents.readers.html_reader import decode_markup
-from esa_cli.documents.readers.html_text import parse_xhtml, write_html
+from esa_cli.documents.readers.html_reader import decode_markup, parse_xhtml, write_html
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label

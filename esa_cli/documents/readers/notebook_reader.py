@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.html_text import parse_html, write_html
+from esa_cli.documents.readers.html_reader import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import headings, plain_text
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import

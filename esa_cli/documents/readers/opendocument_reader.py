@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.html_text import formula_text
+from esa_cli.documents.readers.html_reader import formula_text
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import (

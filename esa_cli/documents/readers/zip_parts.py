@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from esa_cli.documents.readers.reader_registry import Reader, damage_error
-from esa_cli.documents.reading_limits import (
+from esa_cli.documents.reading_process import (
     PART,
     UNPACKED,
     check_elements,
