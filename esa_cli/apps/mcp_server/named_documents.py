@@ -11,9 +11,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_listing import allowed_files
-from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, allowed_files
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.ingestion.library_texts import LibraryTexts, library_texts

@@ -11,7 +11,7 @@ from fake_asker import FakeAsker, fake_book
 from live_server import LiveServer, Start, user
 
 from esa_cli.apps.server import wire
-from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Turn
 

@@ -191,9 +191,8 @@ def run(
         UsageError: the address is taken. ResourceError, LibraryError.
     """
     from esa_cli.apps.server import server_run as server
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments
     from esa_cli.apps.server.server_app import ServerLimits, make_app
-    from esa_cli.apps.server.stored_documents import StoredDocuments
     from esa_cli.storage.library import Library
 
     with server.bind(wanted.host, wanted.port) as sock:
