@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.batch.batch_questions import BatchQuestion
+from esa_cli.apps.batch.batch_questions import BatchQuestion, Group, groups
 from esa_cli.apps.batch.result_row import answer_row, error_row
-from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError, UsageError

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.batch.batch_questions import BatchQuestion
+from esa_cli.apps.batch.batch_questions import BatchQuestion, Group, groups
 from esa_cli.apps.batch.batch_run import answer_groups
-from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.engine import Engine
