@@ -32,7 +32,7 @@ from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
 from esa_cli.system import files
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 Write = Callable[..., Path]
 

@@ -22,8 +22,7 @@ from typing import Any
 
 from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
-from esa_cli.system.strict_json import load_json
-from esa_cli.system.text import has_lone_surrogate, text_digest
+from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
 from esa_cli.system.work_shard import WorkShard
 
 _LIKELY = ("documents", "docs")

@@ -16,7 +16,7 @@ from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Asker
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 Opened = tuple[GatheredDocuments, list[Any]] | EsaError
 """The documents of a group and their books, or why they cannot be read."""

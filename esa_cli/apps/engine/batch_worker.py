@@ -16,7 +16,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.engine import Engine
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 MOST_TASKS = 64
 """Tasks that the questions about one set of documents are divided into at most."""

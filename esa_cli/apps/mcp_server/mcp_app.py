@@ -56,7 +56,7 @@ from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck, WholeBody
 from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.system.system_errors import as_esa_error
+from esa_cli.system.files import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
 from esa_cli.version import __version__
 

@@ -25,7 +25,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.system.ordered_jsonl import OrderedJsonLines
+    from esa_cli.system.jsonl import OrderedJsonLines
     from esa_cli.system.work_shard import WorkShard
 
 File = Annotated[

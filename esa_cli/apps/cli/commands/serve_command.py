@@ -153,7 +153,7 @@ def check(wanted: ServeRequest) -> None:
 
 def check_token(token: str | None, host: str) -> None:
     """Raises UsageError: it cannot be one, or lacks where other machines can connect."""
-    from esa_cli.system.loopback import is_loopback
+    from esa_cli.system.machine import is_loopback
 
     if token is not None and not (token.isascii() and token.isprintable()):
         raise UsageError("the token must be printable ASCII", "a header has no other characters")
