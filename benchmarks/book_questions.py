@@ -18,30 +18,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
-import string
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import append_line, load_lines
 
+from esa_cli.evaluation.metrics import bag_f1, bare_words
+
 QUESTIONS = Path(__file__).with_suffix("")
 DEPTHS = (1, 3, 8)
-
-
-def normal(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles."""
-    bare = text.lower().translate(str.maketrans(string.punctuation + "“”‘’—–", " " * 38))
-    return [word for word in bare.split() if word not in ("a", "an", "the")]
-
-
-def f1(answer: str, accepted: str) -> float:
-    """Harmonic mean of the shares of words that two texts have in common."""
-    one, other = normal(answer), normal(accepted)
-    common = sum((Counter(one) & Counter(other)).values())
-    return 2 * common / (len(one) + len(other)) if common else 0.0
 
 
 def overlaps(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -84,13 +71,14 @@ def row(esa: Any, book: Any, question: dict[str, Any], most: int) -> dict[str, A
     accepted = list(question["also"])
     if question["answer"]:
         accepted.append(text[slice(*question["answer"])])
+    words, right = bare_words(reply.text), [bare_words(answer) for answer in accepted]
     return {
         "id": question["id"],
         "kind": question["kind"],
         "answer": reply.text,
-        "exact": any(normal(reply.text) == normal(one) for one in accepted),
-        "contains": any(" ".join(normal(one)) in " ".join(normal(reply.text)) for one in accepted),
-        "f1": round(max((f1(reply.text, one) for one in accepted), default=0.0), 4),
+        "exact": any(words == one for one in right),
+        "contains": any(" ".join(one) in " ".join(words) for one in right),
+        "f1": round(max((bag_f1(words, one) for one in right), default=0.0), 4),
         "rank": rank(passages, question["passage"]),
         "said_absent": not reply.found,
         "s": round(spent, 2),

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from esa_cli.evaluation.selftest.run_plan import tokens
 from esa_cli.evaluation.tasks.chronicle_task import is_answered
+
+__all__ = ["tokens"]
 
 answered = is_answered
 ROOT = Path(__file__).parent.parent
@@ -35,12 +38,6 @@ def chronicle() -> str:
 def chronicle_questions() -> list[dict[str, Any]]:
     """Questions with the fact that answers each, and the accepted answers."""
     return load_lines(ROOT / "examples" / "questions.jsonl")
-
-
-def tokens(text: str) -> int:
-    """ "24k" -> 24000, "1M" -> 1000000."""
-    factor = {"k": 1000, "m": 1_000_000}.get(text[-1:].lower())
-    return int(text) if factor is None else round(float(text[:-1]) * factor)
 
 
 def named_device(name: str) -> tuple[Any, str]:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common import append_line, load_lines
+from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.folder_sync import sync_folder
 from esa_cli.storage.library import Entry, Library
@@ -49,12 +49,6 @@ DEPTHS = (1, 4, OPENED, 16)
 PART = 40_000
 """Characters of a part of a real text."""
 SYLLABLES = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "or", "ist")]
-
-
-def count(text: str) -> int:
-    """ "50M" -> 50,000,000."""
-    factor = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
-    return int(float(text.rstrip("kKmM")) * factor)
 
 
 def vocabulary(draw: random.Random) -> list[str]:
@@ -198,7 +192,7 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--documents", type=int, default=200)
-    parser.add_argument("--tokens", type=count, default=count("400k"), help="of all, as 50M")
+    parser.add_argument("--tokens", type=tokens, default=tokens("400k"), help="of all, as 50M")
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where files are written; default: the system's")

@@ -15,12 +15,7 @@ import time
 from typing import Any
 
 import torch
-from common import append_line
-
-
-def tokens(text: str) -> int:
-    """ "16k" -> 16384."""
-    return int(float(text[:-1]) * 1024) if text.lower().endswith("k") else int(text)
+from common import append_line, tokens
 
 
 def dense(model: Any, ids: torch.Tensor, feed: int) -> float:

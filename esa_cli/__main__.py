@@ -23,7 +23,7 @@ from esa_cli.errors import (
     PIPE_CLOSED,
     USAGE,
 )
-from esa_cli.system.system_errors import as_esa_error
+from esa_cli.system.files import as_esa_error
 
 
 def main(arguments: list[str] | None = None) -> int:

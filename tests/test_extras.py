@@ -26,7 +26,7 @@ from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
 from esa_cli.storage.library.transfer.remote_folder import RemoteFolder
-from esa_cli.system import folder_changes
+from esa_cli.system import files
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -87,10 +87,10 @@ def test_without_watchfiles_folders_are_looked_at_now_and_then(
 ) -> None:
     hide("watchfiles")
     slept: list[float] = []
-    monkeypatch.setattr(folder_changes.time, "sleep", slept.append)
-    changes: Iterator[None] = folder_changes.folder_changes(".")
+    monkeypatch.setattr(files.time, "sleep", slept.append)
+    changes: Iterator[None] = files.folder_changes(".")
     assert next(changes) is None
-    assert slept == [folder_changes.POLL_S]
+    assert slept == [files.POLL_S]
 
 
 def test_without_flash_attn_torchs_kernels_are_taken(hide: Callable[[str], None]) -> None:

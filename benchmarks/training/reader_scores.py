@@ -8,8 +8,6 @@ passages above BM25's best wrong windows: the area under the ROC curve.
 
 from __future__ import annotations
 
-import string
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,15 +15,13 @@ import torch
 from reader_examples import ExampleText
 
 from esa_cli.evaluation.calibration.question_pairs import AnswerPair
+from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.passage_reader import PassageReader
 
 MOST = 200
 """Pairs of a text that are scored; of more, so many are drawn, always the same."""
 SEED = "held out"
-_MARKS = string.punctuation + "“”‘’—–"
-_SPACES = str.maketrans(_MARKS, " " * len(_MARKS))
-ARTICLES = ("a", "an", "the")
 
 
 @dataclass(frozen=True)
@@ -40,18 +36,6 @@ class ReaderScores:
     auc: float | None
     absent: int
     noticed: float | None
-
-
-def words(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles."""
-    return [word for word in text.lower().translate(_SPACES).split() if word not in ARTICLES]
-
-
-def word_f1(answer: str, right: str) -> float:
-    """Harmonic mean of the shares of words that two answers have in common."""
-    one, other = words(answer), words(right)
-    common = sum((Counter(one) & Counter(other)).values())
-    return 2 * common / (len(one) + len(other)) if common else 0.0
 
 
 def area_under_curve(right: Sequence[float], wrong: Sequence[float]) -> float:
@@ -116,8 +100,8 @@ def _add(tally: _Tally, pair: AnswerPair, text: ExampleText, reader: PassageRead
     tally.wrong += reading.log_odds[1:]
     span = reading.span(0)
     said = example.passage[span.start : span.end] if span else ""
-    tally.exact.append(words(said) == words(example.answer))
-    tally.f1.append(word_f1(said, example.answer))
+    tally.exact.append(bare_words(said) == bare_words(example.answer))
+    tally.f1.append(bag_f1(bare_words(said), bare_words(example.answer)))
 
 
 def _mean(values: Sequence[float]) -> float | None:

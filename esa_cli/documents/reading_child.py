@@ -1,6 +1,6 @@
 """The child process of `reading_process`: reads one document after another, until its input ends.
 
-It keeps the limits of memory and of processor time where the system has them (not on Windows; macOS
+It keeps the limits of memory and of CPU time where the system has them (not on Windows; macOS
 ignores that of memory).
 """
 
@@ -15,8 +15,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from esa_cli.documents.reading_limits import NAMES, reading_limits
-from esa_cli.documents.reading_process import receive, send
+from esa_cli.documents.reading_process import NAMES, reading_limits, receive, send
 from esa_cli.errors import EsaError
 
 _KEPT = 256 << 20

@@ -1,4 +1,8 @@
-"""Reads documents in a child process, with limits of time and memory, where a library has none.
+"""Limits that all readers keep, and a child process for documents whose library has none.
+
+A stranger's small file must not take hours or gigabytes. Each limit can be raised by an environment
+variable, which the message of a refusal names. Bytes, elements and attributes are counted before a
+library sees them; seconds and memory bound the child process.
 
 PDFium ends the process on a stream that is too large; trees of elements, mail fields and tags can
 take minutes. What is small, and text, is read where it is asked for. The child is started for the
@@ -9,22 +13,103 @@ paid once. Requests and replies are JSON and bytes, each with its length before 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import suppress
 from io import BytesIO
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from esa_cli import errors
-from esa_cli.documents import reading_limits
 from esa_cli.documents.text_builder import ExtractedText, Mark, label
-from esa_cli.errors import DocumentError, EsaError
+from esa_cli.errors import DocumentError, EsaError, UsageError
+from esa_cli.system.machine import parse_size
+
+UNPACKED, PART, MEMORY = "ESA_READ_BYTES", "ESA_READ_PART", "ESA_READ_MEMORY"
+ELEMENTS, ATTRIBUTES, SECONDS = "ESA_READ_ELEMENTS", "ESA_READ_ATTRIBUTES", "ESA_READ_SECONDS"
+NAMES = (UNPACKED, PART, ELEMENTS, ATTRIBUTES, SECONDS, MEMORY)
+MOST = 1 << 53
+"""The highest that a limit can be."""
+_TAG = re.compile(r"<[A-Za-z][^<>]*+")
+
+
+class ReadingLimits(NamedTuple):
+    """Limits of reading one document.
+
+    Args:
+        unpacked: bytes that a packed document may unpack to.
+        part: bytes of one XML or HTML part of it, or of a PDF's content stream; the tree of a part
+            takes 8 to 40 times its size.
+        elements: XML or HTML elements of a part. attributes: those of one HTML tag, for which the
+            parser takes time quadratic in them.
+        seconds, memory: of the process that reads it; seconds of CPU time.
+    """
+
+    unpacked: int = 1 << 30
+    part: int = 1 << 26
+    elements: int = 5_000_000
+    attributes: int = 10_000
+    seconds: int = 120
+    memory: int = 1 << 32
+
+
+def reading_limits() -> ReadingLimits:
+    """The limits now. Raises UsageError: an environment variable is no size or number."""
+    return ReadingLimits(*map(_number, NAMES, ReadingLimits()))
+
+
+def _number(name: str, usual: int) -> int:
+    text = os.environ.get(name, "").strip()
+    number = parse_size(text, name) if text else usual
+    if not 1 <= number <= MOST:
+        raise UsageError(
+            f"{name} must be from 1 to {MOST:,}, got {text}", "leave it out for the default"
+        )
+    return number
+
+
+def limit_error(document: str, what: str, limit: str, variable: str) -> DocumentError:
+    """The error for a document that exceeds a limit.
+
+    Args:
+        what: what is limited, as "its part a.xml". limit: as "unpack to at most 64 MiB".
+        variable: the environment variable that raises it.
+    """
+    subject = f"{label(document)}: {what}" if what else label(document)
+    return DocumentError(
+        f"{subject} must {limit}, got more",
+        f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
+    )
+
+
+def mebibytes(count: int) -> str:
+    return f"{count / (1 << 20):.4g} MiB"
+
+
+def check_elements(found: int, document: str, part: str = "") -> None:
+    """Raises DocumentError when a part has more elements than it may."""
+    most = reading_limits().elements
+    if found > most:
+        what = f"its part {part}" if part else ""
+        raise limit_error(document, what, f"have at most {most:,} elements", ELEMENTS)
+
+
+def check_html(text: str, document: str) -> None:
+    """Raises DocumentError when a page has more elements than it may, or a tag more attributes;
+    where `<` and `>` in their values hide these, the child process bounds the time."""
+    check_elements(text.count("<") - text.count("</"), document)
+    most = reading_limits().attributes
+    for found in _TAG.finditer(text):
+        if found.end() - found.start() > 2 * most and len(found[0].split(None, most + 1)) > most:
+            limit = f"have at most {most:,} attributes"
+            raise limit_error(document, "a tag", limit, ATTRIBUTES)
+
 
 SMALL = {
     "pdf": 0, "docx": 1 << 16, "sheets": 1 << 16, "presentation": 1 << 16, "odt": 1 << 16,
@@ -32,9 +117,9 @@ SMALL = {
 }  # fmt: skip
 """Built-in reader -> bytes, unpacked, up to which a document is read in this process."""
 CLOCK = 5
-"""Seconds by the clock for each of processor time: the machine may be busy with other things."""
+"""Seconds by the clock for each of CPU time: the machine may be busy with other things."""
 _LATE = getattr(signal, "SIGXCPU", None)
-"""The signal that ends it after its processor time; Windows has none."""
+"""The signal that ends it after its CPU time; Windows has none."""
 _ARCHIVES = frozenset(("docx", "sheets", "presentation", "odt", "epub"))
 _LENGTH = struct.Struct("<Q")
 _START = (
@@ -63,9 +148,9 @@ def read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
         DocumentError: as the reader, or it takes too long or too much memory. UsageError: a limit
             is no number.
     """
-    limits = reading_limits.reading_limits()
-    request: dict[str, Any] = {"reader": reader, "name": name}
-    request["limits"] = {one: os.environ.get(one, "") for one in reading_limits.NAMES}
+    limits = reading_limits()
+    values = {variable: os.environ.get(variable, "") for variable in NAMES}
+    request = {"reader": reader, "name": name, "limits": values}
     try:
         with _LOCK:
             reply, text = _current().ask(request, data, _clock_seconds(limits.seconds))
@@ -84,7 +169,7 @@ def read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
 
 
 def _clock_seconds(seconds: int) -> float:
-    """Seconds by the clock, at most; those of the processor are counted where the system can."""
+    """Seconds by the clock, at most; CPU seconds are counted where the system can."""
     return min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
 
 
@@ -93,21 +178,20 @@ def _error_class(name: str) -> type[EsaError]:
     return found if isinstance(found, type) and issubclass(found, EsaError) else DocumentError
 
 
-def _ended(why: str, name: str, limits: reading_limits.ReadingLimits) -> DocumentError:
-    if why in ("time", "processor time"):
+def _ended(why: str, name: str, limits: ReadingLimits) -> DocumentError:
+    if why in ("time", "CPU time"):
         limit = f"be read in {_clock_seconds(limits.seconds):,} s"
-        if why == "processor time":
+        if why == "CPU time":
             limit = f"be read in {limits.seconds:,} s of {why}"
-        return reading_limits.limit_error(name, "", limit, reading_limits.SECONDS)
-    size = reading_limits.mebibytes(limits.memory)
+        return limit_error(name, "", limit, SECONDS)
+    size = mebibytes(limits.memory)
     if why == "memory":
         limit = f"be read with at most {size} of memory"
-        return reading_limits.limit_error(name, "", limit, reading_limits.MEMORY)
+        return limit_error(name, "", limit, MEMORY)
     return DocumentError(
         f"{label(name)} cannot be read: it is damaged, or needs more than {size} of memory; the "
         f"library that reads it ended ({why})",
-        "save a new copy with another program, or, if you trust it, raise the limit: set "
-        f"{reading_limits.MEMORY}",
+        f"save a new copy with another program, or, if you trust it, raise the limit: set {MEMORY}",
     )
 
 
@@ -167,14 +251,14 @@ class ReadingProcess:
         code = self._process.wait()
         self.end()
         if _LATE and code == -_LATE:
-            return "processor time"
+            return "CPU time"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def end(self) -> None:
         """Ends it."""
         self._process.kill()
         self._process.wait()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._in.close()
         self._out.close()
 

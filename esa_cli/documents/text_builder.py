@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -56,6 +57,8 @@ class TextBuilder:
         self._marks: list[Mark] = []
         self._page: int | None = None
         self._chapter: str | None = None
+        self.left_out = Counter[str]()
+        """Kinds of contents that the text lacks, in the plural, and how many there are."""
 
     def flow(self, text: str) -> None:
         """Appends words of a paragraph; any white space becomes one space."""
@@ -114,8 +117,25 @@ class TextBuilder:
         self._chapter = title
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
+        """The text.
+
+        Args:
+            missing: what it lacks besides `left_out`.
+        """
         text = "".join(self._parts)
-        return ExtractedText(text + "\n" if text else "", tuple(self._marks), tuple(missing))
+        counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
+        return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
+
+    def text_of(self, name: str, what: str, missing: Iterable[str] = ()) -> ExtractedText:
+        """As `result`, for the document `name`, a kind of `what`. Raises DocumentError: there is no
+        text, since its pages may be pictures."""
+        extracted = self.result(missing)
+        if not extracted.text.strip():
+            raise DocumentError(
+                f"{label(name)} is {what} without text; it may have pictures only",
+                "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
+            )
+        return extracted
 
     def _put(self, text: str) -> None:
         text, self._lead = printable(self._lead + text), ""
@@ -149,14 +169,6 @@ def first_names(names: Sequence[str], most: int = 3) -> str:
     """The first names, and how many more there are: "a.png, b.png and 3 more"."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def no_text_error(name: str, what: str) -> DocumentError:
-    """The error for a document whose pages may be pictures, a kind of `what`."""
-    return DocumentError(
-        f"{label(name)} is {what} without text; it may have pictures only",
-        "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
-    )
 
 
 def path_in_hint(name: str) -> str:

@@ -22,6 +22,8 @@ from esa_cli.errors import UsageError
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SIGNS = str.maketrans(dict.fromkeys(string.punctuation + "“”‘’—–", " "))
+_ARTICLES = ("a", "an", "the")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
@@ -42,12 +44,19 @@ def library(name: str) -> Any:
 def qa_f1(output: str, gold: str) -> float:
     """F1 of the bags of lower-case words without punctuation and articles."""
     plain = (text.lower().translate(_PUNCTUATION) for text in (output, gold))
-    said, right = (_ARTICLE.sub(" ", text).split() for text in plain)
-    same = sum((Counter(said) & Counter(right)).values())
-    if not same:
-        return 0.0
-    precision, recall = same / len(said), same / len(right)
-    return 2 * precision * recall / (precision + recall)
+    return bag_f1(*(_ARTICLE.sub(" ", text).split() for text in plain))
+
+
+def bag_f1(words: Sequence[str], gold: Sequence[str]) -> float:
+    """Harmonic mean of the shares of words that two texts have in common."""
+    common = sum((Counter(words) & Counter(gold)).values())
+    return 2 * common / (len(words) + len(gold)) if common else 0.0
+
+
+def bare_words(text: str) -> list[str]:
+    """Words in lower case, without punctuation and articles, as esa's own benchmarks compare
+    answers: signs end a word, where the official code joins what is around them."""
+    return [word for word in text.lower().translate(_SIGNS).split() if word not in _ARTICLES]
 
 
 def number_share(output: str, gold: str) -> float:

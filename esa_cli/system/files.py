@@ -1,4 +1,5 @@
-"""Atomic file writing, a lock for one writer, and the system's errors as messages with a hint."""
+"""Atomic file writing, a lock for one writer, notices of changes, and errors of the system as
+messages with a hint."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from esa_cli.errors import DocumentError, EsaError, ResourceError, UsageError
+from esa_cli.system.machine import memory_ran_out
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
@@ -150,3 +152,64 @@ def only_writer(path: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
+
+
+POLL_S = 5.0
+"""Seconds between looks where watchfiles is not installed, or the system gives no more notices."""
+RESCAN_S = 60.0
+"""Seconds after which one looks again without a notice: network disks send none."""
+
+
+def folder_changes(*folders: str, poll: bool = False) -> Iterator[None]:
+    """Yields whenever something below the folders may have changed, without an end.
+
+    Args:
+        poll: looks every `POLL_S`, whatever the system's notices say.
+    """
+    try:
+        from watchfiles import watch
+    except ImportError:
+        folders = ()
+    wait_ms = int((POLL_S if poll else RESCAN_S) * 1000)
+    if folders:
+        # RuntimeError is the library's. The system gives notices of so many folders, and no more.
+        with suppress(OSError, RuntimeError):
+            for _ in watch(
+                *folders, watch_filter=None, yield_on_timeout=True, rust_timeout=wait_ms
+            ):
+                yield
+    while True:
+        time.sleep(POLL_S)
+        yield
+
+
+UNWRITABLE = (*NO_ROOM, errno.EIO, errno.EBADF)
+"""errno of an output that takes no more: besides a full disk, a stream opened for reading."""
+
+
+def as_esa_error(error: Exception) -> EsaError | None:
+    """The error that a person can act on; None for any other."""
+    if isinstance(error, EsaError):
+        return error
+    if memory_ran_out(error):
+        return ResourceError(
+            "the memory ran out",
+            "`esa plan` shows what takes it; try --dtype bfloat16, a smaller model or fewer "
+            "documents",
+        )
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        return ResourceError(
+            f"{error.filename or 'the output'} cannot be written: {error.strerror}",
+            "send it to another place, or free some space",
+        )
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return ResourceError(
+            "no folder for temporary files can be written",
+            "free some space, or set TMPDIR to a folder with some",
+        )
+    if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
+        return DocumentError(
+            f"{error.filename} may not be used: {error.strerror}",
+            "check who may read there, and the folders above",
+        )
+    return None

@@ -1,4 +1,4 @@
-"""Memory of the machine and of this process, home folders, and sizes and times as text.
+"""Memory of the machine and of this process, its addresses, home folders, sizes and times as text.
 
 Limits on memory that count are $ESA_MEMORY_LIMIT and a container's (cgroup v2), not a systemd
 slice's or `ulimit`.
@@ -50,7 +50,7 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Free bytes of a torch device ("balanced": of all GPUs and the processor) within the
+    """Free bytes of a torch device ("balanced": of all GPUs and the CPU) within the
     container's limit."""
     if device == "balanced":
         import torch
@@ -132,3 +132,14 @@ def time_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def is_loopback(host: str) -> bool:
+    """True if a name or address, without a port, means this machine alone."""
+    import ipaddress
+
+    name = host.strip("[]").rstrip(".").lower()
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

@@ -22,9 +22,8 @@ import sample_files
 import typer.testing
 from fake_asker import FakeAsker, fake_book
 
-from esa_cli.apps.batch.batch_questions import read_questions
+from esa_cli.apps.batch.batch_questions import order, read_questions
 from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
-from esa_cli.apps.batch.schedule import order
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_lines import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
@@ -33,7 +32,7 @@ from esa_cli.apps.open_books import MOST_SCHEDULED
 from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
 from esa_cli.system import files
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 Write = Callable[..., Path]
 

@@ -23,9 +23,7 @@ from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_listing import list_documents
-from esa_cli.apps.server.stored_documents import StoredDocuments
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments, list_documents
 from esa_cli.qa.ingestion.library_texts import library_texts
 from esa_cli.storage.library import Library
 

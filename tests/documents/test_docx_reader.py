@@ -10,7 +10,7 @@ from reader_checks import at, refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.docx_styles import WordLists
+from esa_cli.documents.readers.docx_reader import WordLists
 
 
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:

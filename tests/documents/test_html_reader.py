@@ -7,7 +7,7 @@ from reader_checks import refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
-from esa_cli.documents.readers.html_text import formula_text, parse_html, write_html
+from esa_cli.documents.readers.html_reader import formula_text, parse_html, write_html
 
 
 def text_of(data: bytes | str, name: str) -> str:

@@ -23,7 +23,7 @@ from reader_checks import refused
 from esa_cli.documents import readers, reading_process
 from esa_cli.documents.readers import zip_parts
 from esa_cli.documents.readers.reader_registry import choose, read_by
-from esa_cli.documents.reading_limits import MOST, NAMES, reading_limits
+from esa_cli.documents.reading_process import MOST, NAMES, reading_limits
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.strict_yaml import MOST_VALUES, load_yaml
 
@@ -139,7 +139,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_ATTRIBUTES", "1000000")
     tag = "<p " + " ".join(f"a{n}=''" for n in range(300_000)) + ">words</p>"
     error = refused(tag.encode(), "a.html")
-    assert "must be read in 1 s of processor time, got more" in error.message
+    assert "must be read in 1 s of CPU time, got more" in error.message
     assert "ESA_READ_SECONDS" in error.hint
 
 

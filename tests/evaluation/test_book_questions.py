@@ -41,6 +41,7 @@ def test_the_sets() -> None:
 @pytest.mark.parametrize("number", range(len(FILES)))
 def test_answers_stand_in_their_passages(number: int) -> None:
     head, rows = questions()[number]
+    assert rows
     for row in rows:
         start, stop = row["passage"]
         assert 0 <= start < stop <= head["characters"]
@@ -52,9 +53,11 @@ def test_answers_stand_in_their_passages(number: int) -> None:
 
 
 def test_answers_are_counted_after_normalising(benchmark: ModuleType) -> None:
-    assert benchmark.normal("The \u201cGolden\u201d Krone, Hotel.") == ["golden", "krone", "hotel"]
-    assert benchmark.f1("a glass of rum", "rum") == pytest.approx(0.5)
-    assert benchmark.f1("nothing", "rum") == 0.0
+    golden = benchmark.bare_words("The \u201cGolden\u201d Krone, Hotel.")
+    assert golden == ["golden", "krone", "hotel"]
+    words = benchmark.bare_words("a glass of rum")
+    assert benchmark.bag_f1(words, ["rum"]) == pytest.approx(0.5)
+    assert benchmark.bag_f1(["nothing"], ["rum"]) == 0.0
 
 
 def test_a_passage_is_right_when_it_shares_half_of_the_shorter(benchmark: ModuleType) -> None:

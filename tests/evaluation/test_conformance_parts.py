@@ -18,6 +18,7 @@ from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import check
+from esa_cli.evaluation.conformance.checks import MAPS, PLACED, SCORES, UNTOUCHED
 from esa_cli.methods import part_registry as registry
 
 
@@ -103,17 +104,17 @@ class Scores:
 
 
 WRONG_SCORES = {
-    "NotANumber": ("never NaN", "100 of 100"),
-    "Infinite": ("never +inf", "100 of 100"),
-    "FirstBlockOnly": ("a tensor of M scores", "more than one block of keys: has 1020 scores"),
-    "Whole": ("floating point", "torch.int64"),
-    "Undecided": ("declares features", "'perhaps'"),
+    "NotANumber": (SCORES, "100 of 100"),
+    "Infinite": (SCORES, "100 of 100"),
+    "FirstBlockOnly": (SCORES, "more than one block of keys: has 1020 scores"),
+    "Whole": (SCORES, "torch.int64"),
+    "Undecided": ("declares its members", "'perhaps'"),
     "Dice": ("deterministic", "numbers differ on the same step again"),
-    "LastOfAll": ("declares last_layer", "last_layer is 'the last'"),
+    "LastOfAll": ("declares its members", "last_layer is 'the last'"),
     "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
     "ScribblesOnReducedKeys": (
-        "leaves the store alone",
-        "reduced keys: 500 of 520 numbers in the reduced keys changed",
+        UNTOUCHED,
+        "reduced keys: 500 of 520 numbers of the reduced keys changed",
     ),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
     "NeedsOne": ("runs: empty M", "raised"),
@@ -154,12 +155,12 @@ class Maps(Projection):
 @pytest.mark.parametrize(
     ("projection", "wanted", "detail"),
     [
-        (Maps(apart=1), "shapes (C, R) and (n, R)", "R is 3 for queries and 4 for keys"),
-        (Maps(mix=True), "each key on its own", "apart"),
+        (Maps(apart=1), MAPS, "R is 3 for queries and 4 for keys"),
+        (Maps(mix=True), MAPS, "apart"),
         (Maps(noise=True), "deterministic", "two fits map the same queries"),
-        (Maps(running=True), "each key on its own", "key 50 of 100 is mapped"),
-        (Maps(double=True), "one floating point dtype", "torch.float32 queries became"),
-        (Maps(write=True), "leaves queries and keys alone", "32 numbers were written over"),
+        (Maps(running=True), MAPS, "key 50 of 100 is mapped"),
+        (Maps(double=True), MAPS, "torch.float32 queries became"),
+        (Maps(write=True), MAPS, "32 numbers were written over"),
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
@@ -191,7 +192,7 @@ def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
         def fit(self, layer: int, moments: Moments) -> Maps:
             return Maps(apart=moments.count // 9)
 
-    assert set(examine("compressor", Broken)) == {"shapes (C, R) and (n, R)"}
+    assert set(examine("compressor", Broken)) == {MAPS}
 
 
 @pytest.mark.parametrize("name", ["queries", "keys", "count", "seen"])
@@ -229,15 +230,19 @@ class Bent(FixedDistance):
 @pytest.mark.parametrize(
     ("bend", "wanted", "detail"),
     [
-        (lambda p: Positions(p.query[:-1], p.key), "shapes (C,), (L + C,) and (n,)", "(7,)"),
-        (lambda p: p.query, "shapes (C,), (L + C,) and (n,)", "far gives a Tensor, not Positions"),
-        (lambda p: (*p,), "shapes (C,), (L + C,) and (n,)", "far gives a tuple, not Positions"),
-        (lambda p: Positions(p.query, p.key.tolist()), "shapes (C,), (L + C,) and (n,)", "a list"),
-        (lambda p: Positions(p.query, p.key - 5), "not negative", "far keys go down to -5"),
-        (lambda p: Positions(p.query * torch.nan, p.key), "finite", "8 far queries"),
-        (lambda p: Positions(p.query, p.key + 5000), "no far query before a far key", "5000"),
-        (lambda p: Positions(p.query > 0, p.key), "integers or floats", "torch.bool"),
-        (lambda p: Positions(p.query + torch.rand(1), p.key), "deterministic", "8 far queries"),
+        (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
+        (lambda p: p.query, PLACED, "far gives a Tensor, not Positions"),
+        (lambda p: (*p,), PLACED, "far gives a tuple, not Positions"),
+        (lambda p: Positions(p.query, p.key.tolist()), PLACED, "a list"),
+        (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys go down to -5"),
+        (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries are not finite: 8"),
+        (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
+        (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
+        (
+            lambda p: Positions(p.query + torch.rand(1), p.key),
+            PLACED,
+            "the second time: 8",
+        ),
     ],
 )
 def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
@@ -255,8 +260,8 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
             return Positions(torch.full((chunk,), self.distance), at.zero_())
 
     found = examine("position", Broken)
-    assert set(found) == {"leaves the positions it is given alone"}
-    assert "usual: 39 of the positions" in found["leaves the positions it is given alone"]
+    assert set(found) == {PLACED}
+    assert "usual: 39 of the positions" in found[PLACED]
 
 
 def test_encodings_repeat_themselves_in_every_place() -> None:
@@ -266,8 +271,8 @@ def test_encodings_repeat_themselves_in_every_place() -> None:
             return Positions(place.query, place.key + (torch.rand(1) if start > 1000 else 0))
 
     found = examine("position", Broken)
-    assert set(found) == {"deterministic"}
-    assert "a long document: 1536 near keys differ the second time" in found["deterministic"]
+    assert set(found) == {PLACED}
+    assert "a long document: near keys differ the second time: 1536" in found[PLACED]
 
 
 class Encodings:
@@ -317,8 +322,8 @@ class Encodings:
 
 
 WRONG_MEMBERS = {
-    "NoLimit": ("declares max_distance", "max_distance is 0"),
-    "SpokenLimit": ("declares max_distance", "max_distance is 'far'"),
+    "NoLimit": ("declares its members", "max_distance is 0"),
+    "SpokenLimit": ("declares its members", "max_distance is 'far'"),
     "OneScale": ("query_scale (C,)", "the first tokens: not one factor a query: shape (1,)"),
     "WholeScale": ("query_scale (C,)", "torch.int64"),
     "LostScale": ("query_scale (C,)", "2 factors are not finite and above 0"),
@@ -350,5 +355,5 @@ def test_optional_members_are_looked_at_where_there_are_any() -> None:
             return inverse / 2, factor
 
     registry.register("position", "whole")(dataclass(frozen=True)(Whole))
-    members = {"declares max_distance", "query_scale (C,)", "frequencies (D / 2,)"}
+    members = {"declares its members", "query_scale (C,)", "frequencies (D / 2,)"}
     assert members <= {finding.check for finding in check("position", "whole") if finding.passed}

@@ -80,14 +80,14 @@ def many(methods: int = 4, lengths: int = 4, layers: int = 24, name: str = "meth
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"score": 1.5}, "'score' must be a number from 0 to 1, got 1.5"),
-        ({"score": float("nan")}, "from 0 to 1, got nan"),
-        ({"score": True}, "from 0 to 1, got True"),
-        ({"depth": 45}, "'depth' must be null or a number from 0 to 1, got 45"),
-        ({"length": "8k"}, "'length' must be a whole number, got '8k'"),
-        ({"why": ["x"]}, "'why' must be"),
-        ({"time": {"read_s": "1"}}, "'time'"),
-        ({"recall": {"mean": 0.5, "layers": [2]}}, "'recall'"),
+        ({"score": 1.5}, "'score'"),
+        ({"score": float("nan")}, "'score'"),
+        ({"score": True}, "'score'"),
+        ({"depth": 45}, "'depth'"),
+        ({"length": "8k"}, "'length'"),
+        ({"why": ["x"]}, "'why'"),
+        ({"time": {"read_s": "1"}}, "'time.read_s"),
+        ({"recall": {"mean": 0.5, "layers": [2]}}, "'recall.layers.0'"),
         ({}, ""),
     ],
 )
@@ -97,7 +97,7 @@ def test_an_invalid_row_is_described(changes: dict[str, Any], says: str) -> None
 
 
 def test_a_row_without_a_method_is_invalid() -> None:
-    assert wrong({"test": "needle"}) == "'method' is missing"
+    assert wrong({"test": "needle"}).startswith("'method'")
 
 
 # figures
@@ -399,7 +399,7 @@ def test_the_page_can_be_used_without_seeing_it(whole: Page) -> None:
     assert len(page.texts["caption"]) == len(list(page.all("table")))
     assert all(attributes.get("scope") in ("row", "col") for attributes in page.all("th"))
     charts = list(page.all("svg"))
-    assert len(charts) == 3 * 3
+    assert len(charts) == 2 * 3
     assert all(a.get("role") == "img" and a.get("aria-label") for a in charts)
     assert all(title in page.texts["text"] for title in ("needle: score by length", "score, %"))
     assert "needle: recall by layer, all lengths" in page.texts["text"]
@@ -451,16 +451,6 @@ def test_a_chart_follows_the_theme_of_the_page() -> None:
         assert f": var(--{name})" in svg
     assert not {*chart_module.VARIABLES} & {*re.findall("#[0-9a-f]{6}", svg)}
     assert svg == figures.score_chart(summarise([row("a"), row("b"), dense()]), "needle").svg()
-
-
-def test_reasons_are_parts_of_a_bar() -> None:
-    rows = [row(why=why, question=str(i)) for i, why in enumerate(["answered", "answered", "odd"])]
-    chart = figures.reasons_chart(summarise(rows), "needle")
-    assert chart is not None
-    assert "esa, 8k: 2 answered, 0 not selected, 0 selected, not used, 1 odd" in chart.description
-    widths = [float(patch.get_width()) for patch in chart.figure.axes[0].patches]
-    assert widths == pytest.approx([200 / 3, 0, 0, 100 / 3])
-    assert figures.reasons_chart(summarise([row()]), "needle") is None, "no reasons recorded"
 
 
 def test_recall_of_named_series_in_html() -> None:

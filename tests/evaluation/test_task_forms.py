@@ -20,8 +20,9 @@ from esa_cli.evaluation.tasks import (
     TaskQuestion,
 )
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
+from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.key_value_task import places
-from esa_cli.evaluation.tasks.needle_task import answer_score, load_needles
+from esa_cli.evaluation.tasks.needle_task import load_needles
 from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
 from esa_cli.evaluation.tasks.stars_task import sprinkle
 from esa_cli.evaluation.tasks.task_sample import StableRandom, even
@@ -38,11 +39,11 @@ def test_needles_are_distinct() -> None:
     names: Counter[str] = Counter()
     for needle in needles:
         others = " ".join(f"{one.text} {one.question}" for one in needles if one is not needle)
-        assert answer_score(needle.text, needle.answers[:1])
-        assert not answer_score(f"{needle.question} {others}", needle.answers)
+        assert is_answered(needle.text, needle.answers[:1])
+        assert not is_answered(f"{needle.question} {others}", needle.answers)
         names.update(set(re.findall(r"(?<=[a-z] )[A-Z]\w+", needle.text)))
         if needle.number > 16:
-            assert not answer_score(material, needle.answers), needle.text
+            assert not is_answered(material, needle.answers), needle.text
     assert set(names.values()) == {1}
 
 

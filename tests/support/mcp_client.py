@@ -14,9 +14,8 @@ from mcp import Client, MCPError
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.mcp_server.mcp_run import served
+from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
+from esa_cli.apps.mcp_server.mcp_app import served
 from esa_cli.apps.mcp_server.named_documents import DocumentNames
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.document import Document, read_document
@@ -75,7 +74,7 @@ def tools_of(
     asker: Any, library: Library, allowed: Sequence[Path] = (), settings: Sequence[str] = ()
 ) -> DocumentTools:
     """The tools of a server; `asker` may be a function that loads one."""
-    on_demand = AskerOnDemand(asker if callable(asker) else lambda: asker)
+    on_demand = asker_on_demand(asker if callable(asker) else lambda: asker)
     names = DocumentNames(library, AllowedDocuments(on_demand, [], allowed))
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
     preset = load("tiny-random", ["answer.from=text", *settings])

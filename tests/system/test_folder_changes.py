@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.system import folder_changes
+from esa_cli.system import files
 
 watchfiles = pytest.importorskip("watchfiles")
 
@@ -24,6 +24,6 @@ def test_without_notices_it_looks_again(
 
     slept: list[float] = []
     monkeypatch.setattr(watchfiles, "watch", watch)
-    monkeypatch.setattr(folder_changes.time, "sleep", slept.append)  # type: ignore[attr-defined]
-    assert len(list(islice(folder_changes.folder_changes("."), before + 3))) == before + 3
-    assert slept == [folder_changes.POLL_S] * 3
+    monkeypatch.setattr(files.time, "sleep", slept.append)  # type: ignore[attr-defined]
+    assert len(list(islice(files.folder_changes("."), before + 3))) == before + 3
+    assert slept == [files.POLL_S] * 3

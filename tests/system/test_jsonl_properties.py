@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from properties import expect_one_line
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.jsonl import Journal, read_lines
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import Journal, OrderedJsonLines, read_lines
 
 HEADER = {"command": "selftest", "settings": {"seed": 0}}
 ROWS = [{"question": f"{word} ★", "score": 0.5, "answer": 'a\n"b"'} for word in "abcd"]

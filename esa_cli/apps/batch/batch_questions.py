@@ -13,16 +13,17 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
 from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
-from esa_cli.system.strict_json import load_json
-from esa_cli.system.text import has_lone_surrogate, text_digest
+from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
+from esa_cli.system.work_shard import WorkShard
 
 _LIKELY = ("documents", "docs")
 """Unknown keys are ignored, but one that resembles these is refused: the question would be asked
@@ -164,3 +165,55 @@ def _contents(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except (OSError, ValueError):
         return ""
+
+
+Group = list[tuple[int, BatchQuestion]]
+"""Questions about the same documents, with their indices."""
+
+
+def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) -> list[Group]:
+    """The wanted questions by their documents, in the order to ask them."""
+    found: dict[SourceFiles, Group] = {}
+    for index, one in enumerate(questions):
+        if wanted(index):
+            found.setdefault(one.meant, []).append((index, one))
+    every = list(found.values())
+    return [every[at] for at in order([set(means.paths) for means in found])]
+
+
+def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
+    """The questions of a shard, in the order of the file: a stretch of the order in which they are
+    asked, so that few documents are in two shards."""
+    if shard.whole:
+        return list(questions)
+    asked = [index for group in groups(questions, lambda index: True) for index, _ in group]
+    return [questions[index] for index in sorted(shard.block(asked))]
+
+
+def order(sets: Sequence[set[str]]) -> Iterator[int]:
+    """The indices of the sets, each once."""
+    users: dict[str, list[int]] = {}
+    for at, paths in enumerate(sets):
+        for path in paths:
+            users.setdefault(path, []).append(at)
+    unread = [len(paths) for paths in sets]
+    done = [False] * len(sets)
+    # (1, 0, index): shares nothing yet; (0, documents not ingested yet, index): shares some.
+    waiting = [(1, 0, at) for at in range(len(sets))]
+    heapify(waiting)
+    read: set[str] = set()
+    while waiting:
+        at = heappop(waiting)[-1]
+        if done[at]:  # yielded already, from an entry with more documents
+            continue
+        done[at] = True
+        yield at
+        touched = set[int]()
+        for path in sets[at] - read:
+            for user in users[path]:
+                unread[user] -= 1
+                touched.add(user)
+        read |= sets[at]
+        for user in touched:
+            if not done[user]:
+                heappush(waiting, (0, unread[user], user))

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.batch.batch_questions import BatchQuestion
+from esa_cli.apps.batch.batch_questions import BatchQuestion, Group, groups
 from esa_cli.apps.batch.result_row import answer_row, error_row
-from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Asker
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 Opened = tuple[GatheredDocuments, list[Any]] | EsaError
 """The documents of a group and their books, or why they cannot be read."""

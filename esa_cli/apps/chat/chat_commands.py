@@ -16,8 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.chat.conversation import Conversation
-from esa_cli.apps.chat.transcript import transcript
+from esa_cli.apps.chat.conversation import Conversation, transcript
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
 from esa_cli.apps.cli.output.answer_output import AnswerStream, complain, in_full, show_under

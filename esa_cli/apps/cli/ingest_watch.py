@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import find_any, is_several
 from esa_cli.errors import DiskError, DocumentError, ResourceError, UsageError
-from esa_cli.system import folder_changes
+from esa_cli.system import files
 
 SETTLE_S = 1.0
 """A file is read when its size and time are the same after so many seconds: it may be growing."""
@@ -56,7 +56,7 @@ class WatchedFiles:
         files may have been removed alone. No end."""
         folders = [name for name in self._names if os.path.isdir(name)]
         few = len(folders) < len(self._names)  # files and patterns send no notices
-        for _ in folder_changes.folder_changes(*folders, poll=few):
+        for _ in files.folder_changes(*folders, poll=few):
             while paths := self._changed():
                 yield paths
             yield []

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.batch.batch_questions import BatchQuestion
+from esa_cli.apps.batch.batch_questions import BatchQuestion, Group, groups
 from esa_cli.apps.batch.batch_run import answer_groups
-from esa_cli.apps.batch.schedule import Group, groups
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.engine import Engine
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.system.ordered_jsonl import OrderedJsonLines
+from esa_cli.system.jsonl import OrderedJsonLines
 
 MOST_TASKS = 64
 """Tasks that the questions about one set of documents are divided into at most."""

@@ -37,14 +37,10 @@ class PassageResult(BaseModel):
     def as_text(self, number: int, scored: bool = True) -> str:
         page = "" if self.page is None else f", page {self.page}"
         chapter = f", {' '.join(self.chapter.split())}" if self.chapter else ""
-        place = f"{self.document}{page}, line {self.line}{chapter}"
         score = f", score {self.score:g}" if scored else ""
         where = f"id {self.id}, characters {self.start}-{self.end}{score}"
+        place = f"{self.document}{page}, line {self.line}{chapter}"
         return f"[{number}] {place} ({where})\n{self.text.strip()}"
-
-
-def passages_text(passages: list[PassageResult], scored: bool = True) -> str:
-    return "\n\n".join(one.as_text(number, scored) for number, one in enumerate(passages, 1))
 
 
 class FindResult(ToolResult):
@@ -52,9 +48,8 @@ class FindResult(ToolResult):
     note: str | None = None
 
     def as_text(self) -> str:
-        if not self.passages:
-            return _joined("No passage fits; try other words.", self.note)
-        return _joined(passages_text(self.passages), self.note)
+        passages = _listed(self.passages) or "No passage fits; try other words."
+        return _joined(passages, self.note)
 
 
 class AskResult(ToolResult):
@@ -69,10 +64,8 @@ class AskResult(ToolResult):
     def as_text(self) -> str:
         absent = None if self.found or says_not_told(self.answer) else ABSENT
         title = "Passages it rests on:" if self.found else "The nearest passages:"
-        rests = f"{title}\n\n{passages_text(self.passages, self.found)}"
-        return _joined(
-            f"Answer of {self.model}: {self.answer}", absent, self.passages and rests, self.note
-        )
+        passages = self.passages and f"{title}\n\n{_listed(self.passages, self.found)}"
+        return _joined(f"Answer of {self.model}: {self.answer}", absent, passages, self.note)
 
 
 class IngestedFacts(BaseModel):
@@ -86,20 +79,18 @@ class IngestedFacts(BaseModel):
     stored: bool
     missing: list[str] = Field(description="What its text lacks.")
 
+    def as_text(self) -> str:
+        how = f"read in {self.seconds:.0f} s" if self.seconds else "had been read before"
+        text = f"{self.document}: {self.tokens:,} tokens, {how} (id {self.id})"
+        unstored = [] if self.stored else ["not stored, since the library cannot be written"]
+        return "; ".join([text, *unstored, *self.missing])
+
 
 class IngestResult(ToolResult):
     documents: list[IngestedFacts]
 
     def as_text(self) -> str:
-        return "\n".join(_ingested(one) for one in self.documents)
-
-
-def _ingested(one: IngestedFacts) -> str:
-    how = f"read in {one.seconds:.0f} s" if one.seconds else "had been read before"
-    text = f"{one.document}: {one.tokens:,} tokens, {how} (id {one.id})"
-    if not one.stored:
-        text += "; not stored, since the library cannot be written"
-    return "; ".join([text, *one.missing])
+        return "\n".join(document.as_text() for document in self.documents)
 
 
 class DocumentFacts(BaseModel):
@@ -134,7 +125,7 @@ class ListResult(ToolResult):
         shown = len(self.documents)
         head = f"{self.total:,} document{'' if self.total == 1 else 's'}"
         head += f", {shown:,} shown" if shown < self.total else ""
-        lines = "\n".join(one.as_text() for one in self.documents)
+        lines = "\n".join(document.as_text() for document in self.documents)
         folders = "Files may be named in: " + ", ".join(self.folders) if self.folders else None
         return _joined(f"{head}:\n{lines}" if shown else head, folders, self.note)
 
@@ -157,6 +148,10 @@ class ShowResult(ToolResult):
         span = f"characters {self.start}-{self.end} of {self.characters}"
         more = f"[next: offset {self.end}, before 0]" if self.end < self.characters else None
         return _joined(f"{self.document}, {span}, {place}:", self.text, more)
+
+
+def _listed(passages: list[PassageResult], scored: bool = True) -> str:
+    return "\n\n".join(passage.as_text(n, scored) for n, passage in enumerate(passages, 1))
 
 
 def _joined(*parts: object) -> str:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.system.loopback import is_loopback
+from esa_cli.apps.server.wire import ApiError
+from esa_cli.system.machine import is_loopback
 
 SEND_WITHIN_S = 30
 PAGE = "/"

@@ -7,23 +7,110 @@ say whether a file outside exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from esa_cli.apps.open_books import OpenBooks, file_stamp
-from esa_cli.apps.server.document_texts import DocumentTexts
-from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.apps.server.stored_documents import STORED, StoredDocuments, StoredText
+from esa_cli.apps.open_books import FileStamp, OpenBooks, file_stamp
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.sources import find_any
 from esa_cli.documents.text_builder import first_names
-from esa_cli.errors import DocumentError, LibraryError
+from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.answering.reply import Asker
+from esa_cli.qa.ingestion.archive import restored
 from esa_cli.qa.ingestion.file_indexing import FileIndexing
+from esa_cli.qa.ingestion.library_texts import LibraryText, library_texts
 from esa_cli.storage.library import Library
 from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress
+from esa_cli.system.text import has_lone_surrogate, text_bytes
+
+STORED = "library:"
+"""Begins their ids; the entry's id follows, or 12 digits of a file that no model has read."""
+
+
+class StoredText(NamedTuple):
+    """A text of the library, and the id by which requests may name it."""
+
+    id: str
+    text: LibraryText
+
+    def __str__(self) -> str:
+        """Another for another text of the same file."""
+        return f"{self.id} {self.text.digest}"
+
+
+class StoredDocuments:
+    """Finds texts of a library by the ids of their documents."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def texts(self) -> dict[str, StoredText]:
+        """Texts by id, stored documents first, in the order in which they were stored. Raises
+        LibraryError, DiskError."""
+        found = (StoredText(_id(one), one) for one in library_texts(self._library).texts)
+        return {one.id: one for one in found}
+
+    def document(self, one: StoredText) -> Document:
+        """Its text. Raises LibraryError: it is damaged. DocumentError: its file cannot be read."""
+        if not one.text.entries:
+            return read_document(one.text.path)
+        entry = one.text.entries[0]
+        return restored(self._library.text(entry), entry.marks, entry.provenance)
+
+
+def _id(text: LibraryText) -> str:
+    if text.entries:
+        return STORED + text.entries[0].id
+    return STORED + hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
+
+
+MOST_CHARACTERS = 50_000_000
+"""Characters that are kept, unless one document alone has more."""
+
+
+class _KeptText(NamedTuple):
+    stamp: FileStamp
+    document: Document
+
+
+class DocumentTexts:
+    """The documents used last, by path. Several threads may use it; they read each path once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _KeptText] = {}
+        self._lock = threading.Lock()
+        self._reading = defaultdict[str, threading.Lock](threading.Lock)
+
+    def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
+        """Keeps a document of the file; `stamp` is from before it was read."""
+        with self._lock:
+            self._kept.pop(path, None)
+            self._kept[path] = _KeptText(stamp, document)
+            while self._characters() > MOST_CHARACTERS and len(self._kept) > 1:
+                del self._kept[next(iter(self._kept))]
+
+    def read(self, path: str, load: Callable[[str], Document]) -> Document:
+        """The document; it is loaded if the file has changed. Raises: as `load`."""
+        with self._lock:
+            reading = self._reading[path]
+        with reading:
+            stamp = file_stamp(path)
+            with self._lock:
+                kept = self._kept.get(path)
+            document = kept.document if kept and kept.stamp == stamp else load(path)
+            self.keep(path, document, stamp)
+            return document
+
+    def _characters(self) -> int:
+        return sum(len(one.document.text) for one in self._kept.values())
+
 
 FIXED = "esa:"
 """Begins the ids of the documents of the command line; their numbers follow, from 1."""
@@ -256,3 +343,82 @@ class AllowedDocuments:
             short = min(inside, key=lambda one: len(one.parts), default=path)
             text = text.replace(str(path), str(short))
         return text
+
+
+MOST_LISTED = 2000
+"""Files of the allowed folders that are listed."""
+
+
+def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
+    """The body of the list: `data`, the documents of the command line first; `left_out`, in words.
+
+    Reads the beginning of every file in the allowed folders. A file is listed once, however it may
+    be named.
+    """
+    left_out: list[str] = []
+    data = [
+        _listed(documents.id(number), book.document.name, book.document.bytes, "given")
+        for number, book in enumerate(documents.fixed)
+    ]
+    listed = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
+    refused = Counter[str]()
+    for path in allowed_files(documents, left_out):
+        if (why := _refuse(documents, path, listed)) is not None:
+            refused[why] += 1
+            continue
+        listed.add(path)
+        data.append(_listed(documents.id(path), path.name, path.stat().st_size, "file"))
+    data += _stored(documents, listed, left_out)
+    left_out += [f"{why}: {count:,}" for why, count in refused.items() if why]
+    return {"object": "list", "data": data, "left_out": left_out}
+
+
+def _listed(id: str, name: str, nbytes: int, kind: str) -> dict[str, Any]:
+    return {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
+
+
+def _stored(
+    documents: AllowedDocuments, listed: Container[Path], left_out: list[str]
+) -> list[dict[str, Any]]:
+    """Those of the library, if requests may name them: `stored`, or `synced` where only their words
+    are."""
+    if documents.stored is None:
+        return []
+    try:
+        texts = documents.stored.texts()
+    except (LibraryError, DiskError):
+        left_out.append("the library cannot be used")
+        return []
+    return [
+        _listed(id, one.text.name, one.text.bytes, "stored" if one.text.entries else "synced")
+        for id, one in texts.items()
+        if not one.text.path or Path(one.text.path).resolve() not in listed
+    ]
+
+
+def allowed_files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:
+    """The readable files below the allowed folders, each where its links lead to."""
+    for folder in documents.allowed:
+        try:
+            found = find_any(str(folder))
+        except DocumentError as error:
+            left_out.append(f"{error.message}; {error.hint}".replace(str(folder), folder.name))
+            continue
+        left_out += [one.line.replace(str(folder), folder.name) for one in found.rest(str(folder))]
+        yield from (Path(path).resolve() for path in found.files)
+
+
+_COPY = ""
+_NOT_UTF8 = "files whose names are not UTF-8"
+_SAME_NAME = "files of a name that another allowed folder has"
+
+
+def _refuse(documents: AllowedDocuments, path: Path, listed: set[Path]) -> str | None:
+    """Why a file is not listed, in words; None: it is. A copy needs none."""
+    if path in listed or not path.is_file():
+        return _COPY
+    if has_lone_surrogate(str(path)):
+        return _NOT_UTF8
+    if len(listed) >= MOST_LISTED:
+        return f"files beyond the first {MOST_LISTED:,}, which can be named all the same"
+    return None if not Path(documents.id(path)).is_absolute() else _SAME_NAME

@@ -1,10 +1,17 @@
-"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page."""
+"""The routes: /v1/chat/completions, /v1/models, /v1/documents, /health and the page.
+
+Streams and whole answers need the queue, the time limit and the end at a disconnect alike: both go
+through `follow`. sse-starlette would replace only the comment in times of silence, and patches
+uvicorn's signal handler on import, so that streams are cut off half a second after a signal.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +22,181 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive
 
 from esa_cli.apps.server.access import AccessCheck, read_body
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.completion_json import Completion, heat_of, json_bytes, model_card
-from esa_cli.apps.server.document_routes import DocumentRoutes
-from esa_cli.apps.server.http_errors import ApiError, as_api_error, is_of_server, with_hint
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.question_page import question_page
-from esa_cli.apps.server.streaming import ClientGoneError, Events, follow
-from esa_cli.apps.server.wire import ChatRequest, parse
-from esa_cli.apps.server.worker import Answer, Event, Job, Worker
+from esa_cli.apps.server.wire import (
+    ApiError,
+    ChatRequest,
+    Completion,
+    as_api_error,
+    heat_of,
+    is_of_server,
+    json_bytes,
+    model_card,
+    parse,
+    with_hint,
+)
+from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
+from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, LengthError
 from esa_cli.qa.answering.reply import Asker, Reply, lacking
+
+TICK_S = 5.0
+"""The longest a stream is silent."""
+Events = AsyncGenerator[Event, None]
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection."""
+
+
+async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: float) -> Events:
+    """("reading", (tokens, of)), ("text", piece), then ("done", Reply); ("alive", None) after every
+    few seconds of silence.
+
+    The job is cancelled when this ends, however it ends.
+
+    Args:
+        timeout_s: the longest the answer may take, without its time in the queue.
+
+    Raises:
+        ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError.
+    """
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Event] = asyncio.Queue()
+
+    def tell(event: Event) -> None:
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+    job = Job(answer, tell)
+    _submit(worker, job)
+    gone = asyncio.ensure_future(_until_gone(receive))
+    gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
+    deadline = math.inf
+    try:
+        while True:
+            kind, value = await _next(inbox, deadline - loop.time())
+            if kind == "error":
+                raise as_api_error(value)
+            if kind == "done":
+                yield kind, value
+                return
+            if kind == "begun":
+                deadline = loop.time() + timeout_s
+                continue
+            if gone.done():
+                raise ClientGoneError
+            if loop.time() >= deadline:
+                raise _late(job, timeout_s)
+            yield kind, value
+    except asyncio.CancelledError:
+        if gone.done():
+            raise
+        raise ApiError(503, "the server ends", code="shutdown") from None
+    finally:
+        worker.cancel(job)
+        gone.cancel()
+
+
+def _submit(worker: Worker, job: Job) -> None:
+    try:
+        worker.submit(job)
+    except QueueFullError:
+        raise ApiError(
+            429, "too many questions wait already", code="queue_full", retry=worker.retry_after()
+        ) from None
+
+
+def _late(job: Job, timeout_s: float) -> ApiError:
+    text = f"no answer within {timeout_s:g} s"
+    if job.ingesting is not None:
+        done, total = job.ingesting
+        text += (
+            f": the document was still being read ({done:,} of {total:,} tokens); `esa serve` "
+            "needs a longer --timeout, or --keep: then asking again goes on where this stopped"
+        )
+    return ApiError(504, text, code="timeout")
+
+
+async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, min(TICK_S, left_s))):
+            return await inbox.get()
+    return "alive", None
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+MOST_CHARACTERS = 100_000
+DEFAULT_CHARACTERS = 20_000
+PRIVATE = {
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+"""Headers of whatever has a document's text or name: no other page's element may load it."""
+
+
+class DocumentRoutes:
+    """`GET /v1/documents` and `GET /v1/documents/text`, which need no model."""
+
+    def __init__(self, documents: AllowedDocuments) -> None:
+        self.documents = documents
+
+    async def list(self, request: Request) -> Response:
+        return _private(await run_in_threadpool(list_documents, self.documents))
+
+    async def text(self, request: Request) -> Response:
+        name = request.query_params.get("document", "")
+        if not name:
+            raise ApiError(400, "document must be an id of /v1/documents, got none", "document")
+        start = _number(request, "start", 0, 0, None)
+        length = _number(request, "length", DEFAULT_CHARACTERS, 1, MOST_CHARACTERS)
+        try:
+            document = await run_in_threadpool(self.documents.document, name)
+        except EsaError as error:
+            raise as_api_error(error) from error
+        return _private(await run_in_threadpool(_piece, name, document, start, length))
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int | None) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    number = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else -1
+    if number < least or (most is not None and number > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ApiError(400, f"{name} must be a whole number {limits}, got {given[:40]!r}", name)
+    return number
+
+
+def _piece(id: str, document: Document, start: int, length: int) -> dict[str, Any]:
+    """A piece of the text, and the pages and chapters that begin in it; the first of these is that
+    of the piece's first character."""
+    text = document.text
+    start = min(start, len(text))
+    end = min(start + length, len(text))
+    place = document.place(start)
+    inside = [one for one in document.marks if start < one.start < end]
+    marks = [{"start": start, "page": place.page, "chapter": place.chapter}]
+    marks += [{"start": m.start, "page": m.page, "chapter": m.chapter} for m in inside]
+    return {
+        "id": id, "object": "document.text", "name": document.name, "characters": len(text),
+        "start": start, "end": end, "line": place.line, "text": text[start:end],
+        "marks": marks, "missing": list(document.missing),
+    }  # fmt: skip
+
+
+def _private(data: dict[str, Any]) -> Response:
+    return Response(json_bytes(data), media_type="application/json", headers=PRIVATE)
+
 
 CLIENT_GONE = 499
 END_WITHIN_S = 30.0

@@ -1,19 +1,110 @@
-"""The JSON of requests for OpenAI's chat completions, checked.
+"""The JSON of OpenAI's chat completions: requests, checked; answers with their evidence; errors.
 
-Unknown parameters are ignored, as by other servers of this protocol. Known ones that would change
-the answer and are not supported are refused.
+Unknown parameters of a request are ignored, as by other servers of this protocol. Known ones that
+would change the answer and are not supported are refused. A broken library or a full disk is for
+whoever runs the server: the client gets neither paths nor hints of it.
 """
 
 from __future__ import annotations
 
+import json
 import reprlib
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
-from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.apps.server.worker import RefusedError
+from esa_cli.errors import (
+    DiskError,
+    DocumentError,
+    EsaError,
+    LengthError,
+    LibraryError,
+    ReaderError,
+    ResourceError,
+    UsageError,
+)
+from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
+from esa_cli.system.machine import memory_ran_out
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(eq=False)
+class ApiError(RefusedError):
+    """An error that the client gets for an answer.
+
+    Args:
+        param: the parameter of the request that is at fault. retry: seconds after which to try
+            again; None where that does not help.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry: int | None = None
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": _KINDS.get(self.status, kind)}
+        return {"error": {**error, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """OpenAI's client tries again unless a header forbids it."""
+        headers = {"x-should-retry": "false"} if self.retry is None else {}
+        if self.retry is not None:
+            headers["retry-after"] = str(self.retry)
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def is_of_server(error: Exception) -> bool:
+    """True if whoever runs the server must act: its library is broken, its disk full, or the reader
+    that words answers gone."""
+    return isinstance(error, LibraryError | DiskError | ReaderError)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return ApiError(404, "there is no such path; questions go to POST /v1/chat/completions")
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    if memory_ran_out(error):
+        return ApiError(503, "the server's memory ran out; its log has more", code="no_room")
+    if not isinstance(error, EsaError):
+        return ApiError(500, "a bug in esa; its log has more")
+    if isinstance(error, DiskError):
+        return ApiError(507, "the server's disk is full; its log has more", code="no_room")
+    if isinstance(error, LibraryError):
+        return ApiError(500, "the server's library cannot be used; its log has more")
+    if isinstance(error, ReaderError):
+        return ApiError(502, "the server's reader cannot be used; its log has more")
+    message = with_hint(error)
+    if isinstance(error, DocumentError):
+        return ApiError(400, message, "documents", "document")
+    if isinstance(error, LengthError):
+        return ApiError(400, message, "messages", "context_length_exceeded")
+    if isinstance(error, UsageError):
+        return ApiError(400, message, "messages")
+    if isinstance(error, ResourceError):
+        return ApiError(413, message, code="no_room")
+    return ApiError(500, message)
+
+
+def with_hint(error: EsaError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
 
 MAX_DOCUMENTS = 10_000
 MAX_EVIDENCE = 50
@@ -176,3 +267,80 @@ def _refusal(place: tuple[int | str, ...], value: Any) -> ApiError:
     if not allowed:
         return ApiError(400, f"{where} is not supported", where, code)
     return ApiError(400, f"{where} must be {allowed}, got {got}", where, code)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The bodies of one answer: whole, or as chunks of a stream.
+
+    Args:
+        missing: what the documents' texts lack; filled when they are open, before the answer ends.
+        heat: the heat maps of the documents, if they were asked for; filled with the answer.
+    """
+
+    model: str
+    missing: list[str] = field(default_factory=list)
+    heat: list[dict[str, Any]] = field(default_factory=list)
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        message = {"role": "assistant", "content": reply.text, "refusal": None}
+        choice = self._choice("message", message | self._evidence(reply), _finish_reason(reply))
+        return self._body("chat.completion", [choice], usage=_usage(reply))
+
+    def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", [self._choice("delta", delta, None)])
+
+    def last_chunk(self, reply: Reply) -> dict[str, Any]:
+        choice = self._choice("delta", {}, _finish_reason(reply))
+        return self._body("chat.completion.chunk", [choice], **self._evidence(reply))
+
+    def usage_chunk(self, reply: Reply) -> dict[str, Any]:
+        return self._body("chat.completion.chunk", [], usage=_usage(reply))
+
+    def _choice(self, kind: str, value: dict[str, Any], end: str | None) -> dict[str, Any]:
+        return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
+
+    def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**about, "choices": choices, **more}
+
+    def _evidence(self, reply: Reply) -> dict[str, Any]:
+        extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+        extra["answered_from"] = reply.answered_from
+        extra["read"] = reply.read
+        extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)
+        more = {"missing": self.missing, "heat": self.heat}
+        return extra | {name: value for name, value in more.items() if value}
+
+
+def _finish_reason(reply: Reply) -> str:
+    return "length" if reply.cut else "stop"
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    """Tokens of the question with its history, and of the answer; documents are not counted."""
+    question, answer = reply.question_tokens, reply.answer_tokens
+    return {
+        "prompt_tokens": question,
+        "completion_tokens": answer,
+        "total_tokens": question + answer,
+    }
+
+
+def heat_of(ids: Iterable[str], maps: Iterable[HeatMap]) -> list[dict[str, Any]]:
+    """Heat maps with the ids of their documents."""
+    return [
+        {"document": one.document, "id": id, "spans": one.spans}
+        for id, one in zip(ids, maps, strict=True)
+    ]
+
+
+def model_card(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
+
+
+def json_bytes(data: Any) -> bytes:
+    """As JSON. Names of files that are not UTF-8 are escaped, which pydantic refuses to do."""
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from esa_cli.documents.readers.html_reader import decode_markup
-from esa_cli.documents.readers.html_text import parse_xhtml, write_html
+from esa_cli.documents.readers.html_reader import decode_markup, parse_xhtml, write_html
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, no_text_error
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
 _CONTAINER = "META-INF/container.xml"
@@ -39,7 +38,7 @@ class EpubReader:
         )
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        parts = ZipParts(data, name, self.what)
+        parts = ZipParts(data, name, self)
         package, spine, contents = _package(parts, name)
         _refuse_locked(parts, spine, name)
         chapters = _chapters(parts, contents)
@@ -57,10 +56,7 @@ class EpubReader:
             if "" in of_file:
                 out.chapter(of_file[""])
             write_html(root, out, name, of_file if chapters else None)
-        extracted = out.result(missing)
-        if not extracted.text.strip():
-            raise no_text_error(name, self.what)
-        return extracted
+        return out.text_of(name, self.what, missing)
 
 
 def _page(parts: ZipParts, file: str, name: str) -> Any:

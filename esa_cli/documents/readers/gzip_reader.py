@@ -6,7 +6,7 @@ import zlib
 from typing import ClassVar
 
 from esa_cli.documents.readers.reader_registry import damage_error, read, register
-from esa_cli.documents.reading_limits import UNPACKED, limit_error, mebibytes, reading_limits
+from esa_cli.documents.reading_process import UNPACKED, limit_error, mebibytes, reading_limits
 from esa_cli.documents.text_builder import STDIN, ExtractedText, label, path_in_hint
 from esa_cli.errors import DocumentError
 

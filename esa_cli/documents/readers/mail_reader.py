@@ -17,8 +17,7 @@ from email.message import EmailMessage
 from typing import Any, ClassVar
 
 from esa_cli.documents.encoding import declared_codec, decode
-from esa_cli.documents.readers.html_reader import WIDER, decode_markup
-from esa_cli.documents.readers.html_text import parse_html, write_html
+from esa_cli.documents.readers.html_reader import WIDER, decode_markup, parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
 from esa_cli.documents.text_builder import (

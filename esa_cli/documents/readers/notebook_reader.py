@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.html_text import parse_html, write_html
+from esa_cli.documents.readers.html_reader import parse_html, write_html
 from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import headings, plain_text
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
@@ -63,7 +63,7 @@ class NotebookReader:
         if not extracted.text.strip():
             raise DocumentError(
                 f"{label(name)} is a notebook without text"
-                f"{'; it has pictures only' if writer.pictures else ''}",
+                f"{'; it has pictures only' if writer.out.left_out['pictures'] else ''}",
                 "give a document with text in it",
             )
         return extracted
@@ -81,9 +81,7 @@ class _CellWriter:
 
     def __init__(self, name: str, language: str) -> None:
         self.out = TextBuilder()
-        self.pictures = 0
         self._name, self._language = name, language
-        self._tracebacks = 0
         self._others: Counter[str] = Counter()
 
     def cell(self, cell: Any) -> None:
@@ -95,18 +93,18 @@ class _CellWriter:
             )
             return
         words, embedded = _EMBEDDED.subn("picture", words)
-        self.pictures += embedded + len(cell.get("attachments", ()))
+        self._leave_out("pictures", embedded + len(cell.get("attachments", ())))
         self._markdown(words.strip("\n"), titled=cell.cell_type == "markdown")
 
     def missing(self) -> Iterator[str]:
-        """Contents of the notebook that the text lacks."""
-        if self.pictures:
-            yield f"pictures are left out: {self.pictures}"
-        if self._tracebacks:
-            yield f"the tracebacks of errors are left out: {self._tracebacks}"
+        """What the text lacks besides what is counted."""
         if self._others:
             kinds = ", ".join(sorted(self._others))
             yield f"outputs without a text are left out: {self._others.total()} ({kinds})"
+
+    def _leave_out(self, what: str, count: int) -> None:
+        if count:
+            self.out.left_out[what] += count
 
     def _markdown(self, words: str, *, titled: bool) -> None:
         if not words.strip():
@@ -133,14 +131,14 @@ class _CellWriter:
         if output.output_type == "stream":
             return _shown(output.text)
         if output.output_type == "error":
-            self._tracebacks += bool(output.get("traceback"))
+            self._leave_out("the tracebacks of errors", bool(output.get("traceback")))
             return _shown(": ".join(filter(None, (output.ename, output.evalue))))
         return self._best(output.data)
 
     def _best(self, data: Any) -> str:
         """The text of an output that comes in several forms."""
         pictures = any(form.startswith("image/") for form in data)
-        self.pictures += pictures
+        self._leave_out("pictures", pictures)
         forms = [form for form in _FORMS if form in data]
         if len(forms) > 1 and _NAMES_AN_OBJECT.fullmatch(data.get("text/plain", "")):
             forms.remove("text/plain")

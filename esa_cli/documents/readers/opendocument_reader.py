@@ -7,18 +7,15 @@ headers and footers are left out; all but the first are reported.
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.html_text import formula_text
+from esa_cli.documents.readers.html_reader import formula_text
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
     label,
-    no_text_error,
     optional_import,
 )
 from esa_cli.errors import DocumentError
@@ -54,7 +51,7 @@ class OpenDocumentReader:
         return head.startswith(b"PK\3\4") and head[30:].startswith(_MIMETYPE)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        parts = ZipParts(data, name, self.what)
+        parts = ZipParts(data, name, self)
         parts.check()
         if _MANIFEST in parts and b"encryption-data" in parts.read(_MANIFEST):
             raise DocumentError(
@@ -69,14 +66,11 @@ class OpenDocumentReader:
         roots = [document.content, *([document.styles] if _STYLES in parts else [])]
         writer = _OpenDocumentWriter(parts, roots)
         writer.write(body)
-        extracted = writer.out.result(writer.missing())
-        if not extracted.text.strip():
-            raise no_text_error(name, self.what)
-        return extracted
+        return writer.out.text_of(name, self.what, writer.missing)
 
 
 class _OpenDocumentWriter:
-    """The text of odfdo's elements, and what is left out of it."""
+    """Writes the text of odfdo's elements; `missing` is what it lacks besides what is counted."""
 
     def __init__(self, parts: ZipParts, roots: list[Any]) -> None:
         self.out = TextBuilder()
@@ -85,8 +79,8 @@ class _OpenDocumentWriter:
         self._styles = {style.name: style for style in reversed(styles)}
         self._raised = {style.name for root in roots for style in root.get_elements(_RAISED)}
         edges = (edge for root in roots[1:] for edge in root.get_elements(_EDGES))
-        self._edges = any(edge.inner_text.strip() for edge in edges)
-        self._left_out: Counter[str] = Counter()
+        has_edges = any(edge.inner_text.strip() for edge in edges)
+        self.missing = ["headers and footers are left out"] if has_edges else []
         self._page = 1 if roots[0].get_element("//text:soft-page-break") is not None else None
         self._lists = self._inline = 0  # how many are open: lists; cells and notes
         self._item = False  # its first paragraph is to come
@@ -101,13 +95,6 @@ class _OpenDocumentWriter:
             elif words or piece.strip():
                 self.out.flow(piece)
 
-    def missing(self) -> Iterator[str]:
-        """What the document has and the text has not."""
-        for what, count in self._left_out.items():
-            yield f"{what} are left out: {count}"
-        if self._edges:
-            yield "headers and footers are left out"
-
     def _element(self, element: Any, tag: str) -> None:
         if tag in ("text:p", "text:h"):
             self._paragraph(element, tag)
@@ -121,7 +108,7 @@ class _OpenDocumentWriter:
         elif tag == "text:soft-page-break":
             self._next_page()
         elif tag == "office:annotation":
-            self._left_out["comments in the margin"] += 1
+            self.out.left_out["comments in the margin"] += 1
         elif tag in ("text:note", "table:table"):
             self._note_or_table(element, note=tag == "text:note")
         elif tag == "text:list":
@@ -181,12 +168,13 @@ class _OpenDocumentWriter:
         href = embedded.get_attribute_string("xlink:href") if embedded else None
         part = f"{(href or '').removeprefix('./')}/content.xml"
         roots = self._parts.xml(part).iter("{*}math") if part in self._parts else ()
-        said = " ".join(map(formula_text, roots))
-        if not said:
-            self._left_out["charts and other embedded objects" if embedded else "pictures"] += 1
-            told = " ".join(one.inner_text for one in element.get_elements("svg:title | svg:desc"))
-            said = f"[picture: {told}]" if told.strip() else ""
-        self.out.flow(f" {said} ")
+        words = " ".join(map(formula_text, roots))
+        if not words:
+            self.out.left_out["charts and other embedded objects" if embedded else "pictures"] += 1
+            titles = element.get_elements("svg:title | svg:desc")
+            described = " ".join(title.inner_text for title in titles)
+            words = f"[picture: {described}]" if described.strip() else ""
+        self.out.flow(f" {words} ")
 
     def _next_page(self) -> None:
         if self._page is not None and self.out.begun:

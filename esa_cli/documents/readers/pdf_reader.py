@@ -1,20 +1,24 @@
 """PDF files, by PDFium: text page by page, chapters from the bookmarks.
 
 The order is that of the file. Words hyphenated at a line's end are joined where the rest of the
-document shows how they are written. Values of form fields follow their page's text. Tables, columns
-and headings are not recognised, and pictures are not read.
+document shows how they are written. Values of form fields and typed text boxes follow their page's
+text; comments are counted. Tables, columns and headings are not recognised, and pictures are not
+read. Streams that are packed with Flate alone are unpacked once before PDFium does, pictures and
+fonts excepted; what is encrypted or packed otherwise is bounded by the child process.
 """
 
 from __future__ import annotations
 
 import bisect
+import ctypes
 import re
+import zlib
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.pdf_forms import typed_lines
-from esa_cli.documents.readers.pdf_streams import check_streams, has_more_pages
 from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.reading_process import PART, limit_error, mebibytes, reading_limits
 from esa_cli.documents.text_builder import (
     ExtractedText,
     Mark,
@@ -24,6 +28,110 @@ from esa_cli.documents.text_builder import (
     printable,
 )
 from esa_cli.errors import DocumentError
+
+_STREAM = re.compile(rb"(?<!end)stream\r?\n")
+_APART = re.compile(rb"/Image\b|/FontFile|/Length1\b|/Type1C|/CIDFontType0C|/OpenType|/ICCBased")
+_KIDS = re.compile(rb"/Kids\s{0,9}\[([^\[\]]*)\]")
+_COUNT = re.compile(rb"/Count\s{1,9}(\d{1,9})")
+_DICTIONARY = 512
+"""Bytes before a stream in which its dictionary is looked for."""
+_STEP = 1 << 14
+_PIECE = 1 << 20
+
+
+def check_streams(data: bytes, name: str) -> None:
+    """Raises DocumentError when a stream has, or unpacks to, more bytes than a part may."""
+    most = reading_limits().part
+    for found in _STREAM.finditer(data):
+        before = data[max(0, found.start() - _DICTIONARY) : found.start()]
+        before = before[before.rfind(b" obj") + 1 :]
+        if _APART.search(before) or b"/FlateDecode" not in before:
+            continue
+        if _unpacks_beyond(data, found.end(), most):
+            what = f"its stream at byte {found.start():,}"
+            raise limit_error(name, what, f"unpack to at most {mebibytes(most)}", PART)
+
+
+def has_more_pages(data: bytes) -> bool:
+    """Whether a node of the tree of pages has more kids than it counts pages: PDFium believes the
+    count. Nodes that are packed are not seen."""
+    for found in _KIDS.finditer(data):
+        before = data[max(0, found.start() - _DICTIONARY) : found.start()]
+        after = data[found.end() : found.end() + _DICTIONARY]
+        node = before[before.rfind(b" obj") + 1 :] + after.partition(b"endobj")[0]
+        count = _COUNT.search(node)
+        if count and b"/Pages" in node and int(count[1]) < found[1].count(b"R"):
+            return True
+    return False
+
+
+def _unpacks_beyond(data: bytes, at: int, most: int) -> bool:
+    """Whether what is packed from byte `at` on has more than `most` bytes."""
+    packed, size = zlib.decompressobj(), 0
+    piece = data[at : at + _STEP]
+    try:
+        while piece and not packed.eof:
+            size += len(packed.decompress(piece, _PIECE))
+            if size > most:
+                return True
+            at += len(piece) - len(packed.unconsumed_tail)
+            piece = data[at : at + _STEP]
+    except zlib.error:
+        pass  # encrypted or damaged, which PDFium says
+    return False
+
+
+_UNSEEN = 2 | 32  # flags of what is not shown
+_PART = re.compile(r"\[\d+\]$")
+
+
+def typed_lines(page: Any, raw: Any) -> tuple[list[str], int]:
+    """The lines of one page, in the order of the file, and how many comments it has.
+
+    Args:
+        page: of a document whose forms were opened before. raw: PDFium's own functions.
+    """
+    lines: dict[str, None] = {}
+    comments = 0
+    for number in range(raw.FPDFPage_GetAnnotCount(page.raw)):
+        one = raw.FPDFPage_GetAnnot(page.raw, number)
+        kind = raw.FPDFAnnot_GetSubtype(one)
+        words = _text(lambda *room, one=one: raw.FPDFAnnot_GetStringValue(one, b"Contents", *room))
+        if raw.FPDFAnnot_GetFlags(one) & _UNSEEN:
+            pass
+        elif kind == raw.FPDF_ANNOT_WIDGET and page.formenv is not None:
+            lines[_field(one, page.formenv.raw, raw)] = None
+        elif kind == raw.FPDF_ANNOT_FREETEXT:
+            lines[words] = None
+        elif kind not in (raw.FPDF_ANNOT_WIDGET, raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
+            comments += bool(words)
+        raw.FPDFPage_CloseAnnot(one)
+    return [line for line in lines if line], comments
+
+
+def _field(one: Any, form: Any, raw: Any) -> str:
+    """`name: value`; empty where nothing is filled in."""
+
+    def text(what: str) -> str:
+        return _text(lambda *room: getattr(raw, f"FPDFAnnot_GetFormField{what}")(form, one, *room))
+
+    kind = raw.FPDFAnnot_GetFormFieldType(form, one)
+    value = text("Value")
+    if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+        choice = text("ExportValue") if kind == raw.FPDF_FORMFIELD_RADIOBUTTON else ""
+        value = (choice or "checked") if raw.FPDFAnnot_IsChecked(form, one) else ""
+    elif kind in (raw.FPDF_FORMFIELD_PUSHBUTTON, raw.FPDF_FORMFIELD_SIGNATURE):
+        value = ""
+    name = text("AlternateName") or _PART.sub("", text("Name").rpartition(".")[2])
+    return f"{name}: {value}" if name and value else value
+
+
+def _text(ask: Callable[..., int]) -> str:
+    """Text that PDFium writes into a buffer; a first call returns the length needed."""
+    buffer = ctypes.create_string_buffer(ask(None, 0))
+    ask(ctypes.cast(buffer, ctypes.POINTER(ctypes.c_ushort)), len(buffer))
+    return " ".join(buffer.raw.decode("utf-16-le", "replace").replace("\0", " ").split())
+
 
 _HEAD = 1024
 _END = b"%%EOF"

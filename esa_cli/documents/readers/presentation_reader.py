@@ -7,16 +7,13 @@ their description. Charts and diagrams are counted.
 from __future__ import annotations
 
 import io
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import OLD_OFFICE, ZipParts, has_part, old_office_error
+from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
-    no_text_error,
     optional_import,
 )  # fmt: skip
 
@@ -35,9 +32,7 @@ class PresentationReader:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        if data.startswith(OLD_OFFICE):
-            raise old_office_error(data, name, "pptx", "ppt")
-        ZipParts(data, name, self.what).check()
+        ZipParts(data, name, self).check()
         pptx = optional_import("pptx", "python-pptx", name, extra="office")
         try:
             slides = [*pptx.Presentation(io.BytesIO(data)).slides]
@@ -46,18 +41,14 @@ class PresentationReader:
         writer = _SlideWriter()
         for number, slide in enumerate(slides, 1):
             writer.slide(slide, number)
-        extracted = writer.out.result(writer.missing())
-        if not extracted.text.strip():
-            raise no_text_error(name, self.what)
-        return extracted
+        return writer.out.text_of(name, self.what)
 
 
 class _SlideWriter:
-    """The text of slides, and what is left out of it."""
+    """Writes the text of slides."""
 
     def __init__(self) -> None:
         self.out = TextBuilder()
-        self._left_out: Counter[str] = Counter()
 
     def slide(self, slide: Any, number: int) -> None:
         title = slide.shapes.title
@@ -73,11 +64,6 @@ class _SlideWriter:
             self.out.lead("Notes: ")
             self._paragraphs(notes)
 
-    def missing(self) -> Iterator[str]:
-        """Contents of the slides that the text lacks."""
-        for what, count in self._left_out.items():
-            yield f"{what} are left out: {count}"
-
     def _shape(self, shape: Any) -> None:
         self.out.paragraph()
         if shape.element.tag.endswith("}grpSp"):
@@ -90,11 +76,11 @@ class _SlideWriter:
                 self.out.end_line()
                 self.out.flow(" | ".join(" ".join(cell.text.split()) for cell in row.cells))
         elif shape.element.tag.endswith("}pic"):
-            self._left_out["pictures"] += 1
+            self.out.left_out["pictures"] += 1
             described = shape.element.xpath("string(.//p:cNvPr/@descr)")
             self.out.flow(f"[picture: {described}]" if described.strip() else "")
         elif shape.element.tag.endswith("}graphicFrame"):
-            self._left_out["charts" if shape.has_chart else "diagrams and embedded files"] += 1
+            self.out.left_out["charts" if shape.has_chart else "diagrams and embedded files"] += 1
 
     def _paragraphs(self, frame: Any) -> None:
         for paragraph in frame.paragraphs:

@@ -10,6 +10,7 @@ import io
 import re
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from typing import Any, ClassVar
@@ -17,10 +18,8 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import (
-    OLD_OFFICE,
     ZipParts,
     has_part,
-    old_office_error,
     parse_xml,
 )
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
@@ -50,6 +49,7 @@ _FORMULA = re.compile(
 _PLACE = re.compile(rb"""<(?:\w+:)?(row|c)\b[^<>]*?\sr=["']([A-Z]*)([0-9]+)""")
 _EMPTY_ON_PURPOSE = re.compile(rb"""\bt\s*=\s*["']str["']""")
 _EDGES = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)\b[^<>]*>[^<]")
+_BOXES, _HEADERS = "text boxes", "headers and footers"
 _BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
@@ -67,67 +67,52 @@ class SpreadsheetReader:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        if data.startswith(OLD_OFFICE):
-            raise old_office_error(data, name, "xlsx", "xls")
-        parts, missing, out = ZipParts(data, name, self.what, _STRICT), _OtherParts(), TextBuilder()
-        cells = _of_the_cells(parts, name, missing)
+        parts, out = ZipParts(data, name, self, _STRICT), TextBuilder()
+        cells, seen = _of_the_cells(parts, name)
         titles = _write_sheets(cells, out, name)
-        missing.sheets = [title for title in _named(parts) if title not in titles]
-        extracted = out.result(missing.lines(parts))
+        lost = [title for title in _named(parts) if title not in titles]
+        extracted = out.result(_missing(parts, seen, lost))
         if not extracted.text:
             raise DocumentError(
                 f"{label(name)} is a workbook without a value in its cells"
-                f"{'; its formulas have never been computed' if missing.formulas else ''}",
+                f"{'; its formulas have never been computed' if seen['formulas'] else ''}",
                 "open it in a spreadsheet program, save it, and give that file",
             )
         return extracted
 
 
-class _OtherParts:
-    """Parts of a workbook that are not cells, for the list of what is missing."""
+def _missing(parts: ZipParts, seen: Counter[str], sheets: list[str]) -> Iterator[str]:
+    """What the text lacks of a workbook.
 
-    def __init__(self) -> None:
-        self.formulas = 0
-        self.edges = self.boxes = False
-        self.sheets: list[str] = []
-
-    def look(self, part: str, data: bytes) -> None:
-        if part.startswith("xl/drawings/"):
-            self.boxes |= _BOXED.search(data) is not None
-        elif part.startswith("xl/worksheets/"):
-            empty = (found[1] for found in _FORMULA.finditer(data))
-            self.formulas += sum(not _EMPTY_ON_PURPOSE.search(how) for how in empty)
-            self.edges |= _EDGES.search(data) is not None
-
-    def lines(self, parts: ZipParts) -> Iterator[str]:
-        if self.formulas:
-            yield (
-                f"formulas without a stored value are left out: {self.formulas} (saving the file "
-                "in a spreadsheet program computes them)"
-            )
-        for title in self.sheets:
-            yield f"the sheet {title} is named but not in the file"
-        for folder, words in (
-            ("xl/charts/chart", "charts are left out"), ("xl/media/", "pictures are left out"),
-            ("xl/embeddings/", "embedded files are left out"),
-        ):  # fmt: skip
-            count = sum(part.startswith(folder) for part in parts.names)
-            if count:
-                yield f"{words}: {count}"
-        if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
-            yield "comments are left out"
-        if self.boxes:
-            yield "text boxes are left out"
-        if self.edges:
-            yield "headers and footers are left out"
+    Args:
+        seen: of `_of_the_cells`. sheets: those that are named but not in the file.
+    """
+    if seen["formulas"]:
+        yield (
+            f"formulas without a stored value are left out: {seen['formulas']} (saving the file "
+            "in a spreadsheet program computes them)"
+        )
+    for title in sheets:
+        yield f"the sheet {title} is named but not in the file"
+    for folder, words in (
+        ("xl/charts/chart", "charts are left out"), ("xl/media/", "pictures are left out"),
+        ("xl/embeddings/", "embedded files are left out"),
+    ):  # fmt: skip
+        count = sum(part.startswith(folder) for part in parts.names)
+        if count:
+            yield f"{words}: {count}"
+    if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
+        yield "comments are left out"
+    yield from (f"{words} are left out" for words in (_BOXES, _HEADERS) if seen[words])
 
 
-def _of_the_cells(parts: ZipParts, name: str, missing: _OtherParts) -> io.BytesIO:
-    """A zip of the parts that the cells depend on, each within the limits.
+def _of_the_cells(parts: ZipParts, name: str) -> tuple[io.BytesIO, Counter[str]]:
+    """A zip of the parts that the cells depend on, each within the limits; and how many formulas
+    without a value, text boxes and headers there are.
 
     openpyxl would unpack without a limit, expand entities, and stumble over what else is there.
     """
-    out = io.BytesIO()
+    out, seen = io.BytesIO(), Counter[str]()
     with zipfile.ZipFile(out, "w") as archive:
         for part in sorted(parts.names):
             drawn = part.startswith("xl/drawings/")
@@ -139,14 +124,18 @@ def _of_the_cells(parts: ZipParts, name: str, missing: _OtherParts) -> io.BytesI
                 raise damage_error(
                     name, SpreadsheetReader.what, f"{part}: it has entities of its own"
                 )
-            missing.look(part, data)
+            if drawn:
+                seen[_BOXES] += _BOXED.search(data) is not None
+                continue
             for strict, usual in _STRICT.items():
                 data = data.replace(strict, usual)
-            if part.startswith("xl/worksheets/") and not _in_order(data):
-                data = _ordered(data, name, part)
-            if not drawn:
-                archive.writestr(part, data)
-    return out
+            if part.startswith("xl/worksheets/"):
+                empty = (found[1] for found in _FORMULA.finditer(data))
+                seen["formulas"] += sum(not _EMPTY_ON_PURPOSE.search(how) for how in empty)
+                seen[_HEADERS] += _EDGES.search(data) is not None
+                data = data if _in_order(data) else _ordered(data, name, part)
+            archive.writestr(part, data)
+    return out, seen
 
 
 def _in_order(data: bytes) -> bool:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from esa_cli.documents.readers.reader_registry import damage_error
-from esa_cli.documents.reading_limits import (
+from esa_cli.documents.readers.reader_registry import Reader, damage_error
+from esa_cli.documents.reading_process import (
     PART,
     UNPACKED,
     check_elements,
@@ -25,7 +25,7 @@ from esa_cli.documents.reading_limits import (
 from esa_cli.documents.text_builder import label, optional_import
 from esa_cli.errors import DocumentError
 
-OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")
 _STEP = 1 << 20
 MOST_PARTS = 1 << 16
@@ -38,13 +38,15 @@ class ZipParts:
     """The parts of a zipped document by name.
 
     Args:
-        alike: names of XML's namespaces -> those that mean the same, and are read.
+        reader: of the format. alike: names of XML's namespaces -> those that are read for them.
     """
 
     def __init__(
-        self, data: bytes, name: str, what: str, alike: Mapping[bytes, bytes] = _NONE
+        self, data: bytes, name: str, reader: Reader, alike: Mapping[bytes, bytes] = _NONE
     ) -> None:
-        self._name, self._what, self._alike = name, what, alike
+        self._name, self._what, self._alike = name, reader.what, alike
+        if data.startswith(_OLD_OFFICE) and reader.suffixes[0].endswith("x"):
+            raise _old_office_error(data, name, reader.suffixes[0][1:])
         self._limits = reading_limits()
         self._left = self._limits.unpacked
         if data.count(_ENTRY) > MOST_PARTS:
@@ -56,7 +58,8 @@ class ZipParts:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             self.names = set(self._archive.namelist())
         except Exception as error:  # zipfile raises whatever its arithmetic meets
-            raise damage_error(name, what, str(error) or type(error).__name__) from error
+            reason = str(error) or type(error).__name__
+            raise damage_error(name, self._what, reason) from error
 
     def __contains__(self, part: str) -> bool:
         return part in self.names
@@ -139,7 +142,7 @@ def has_part(head: bytes, part: str) -> bool:
         return True
 
 
-def old_office_error(data: bytes, name: str, new: str, old: str) -> DocumentError:
+def _old_office_error(data: bytes, name: str, new: str) -> DocumentError:
     """The error for an old or encrypted Office file that has a zipped format's name."""
     if _LOCKED in data:
         return DocumentError(
@@ -147,7 +150,7 @@ def old_office_error(data: bytes, name: str, new: str, old: str) -> DocumentErro
             "open it, save it without a password, and give that file",
         )
     return DocumentError(
-        f"{label(name)} is called {new}, but is an old Office file ({old})",
+        f"{label(name)} is called {new}, but is an old Office file ({new[:-1]})",
         f"open it and save it as {new}",
     )
 

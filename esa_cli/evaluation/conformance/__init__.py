@@ -15,11 +15,17 @@ from typing import Any
 
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.errors import NOT_BLAMED, PluginError
-from esa_cli.evaluation.conformance.compressor_checks import check_compressor, random_moments
-from esa_cli.evaluation.conformance.finding import Finding, check_recipe, describe
-from esa_cli.evaluation.conformance.position_checks import check_position
+from esa_cli.evaluation.conformance.checks import (
+    Finding,
+    check_compressor,
+    check_position,
+    check_recipe,
+    check_score,
+    check_selector,
+    describe,
+    random_moments,
+)
 from esa_cli.evaluation.conformance.random_steps import PlainRotary, advance, make_step
-from esa_cli.evaluation.conformance.selector_checks import check_score, check_selector
 from esa_cli.methods import part_registry as registry
 from esa_cli.methods.plugin_loading import load_file, load_installed
 from esa_cli.methods.recipes import RECIPES

@@ -1,4 +1,4 @@
-"""The charts of reports: scores by length and by depth, recall by layer, reasons."""
+"""The charts of reports: scores by length and by depth, recall by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.evaluation.report.statistics import BINS, REASONS, Summary
+from esa_cli.evaluation.report.statistics import BINS, Summary
 from esa_cli.qa.evidence import page_style as look
 
 if TYPE_CHECKING:
@@ -71,47 +71,6 @@ def recall_chart(
     axes.xaxis.get_major_locator().set_params(integer=True)
     draw_legend(figure, axes)
     return Chart(figure, f"{title}. {_ranges(series)}")
-
-
-def reasons_chart(summary: Summary, test: str) -> Chart | None:
-    """Chart of the reasons for missed answers: a bar for each method and length, divided by reason.
-
-    None without a recorded reason.
-    """
-    lengths = summary.lengths(test)
-    found = [
-        (f"{plain_name(method, 24)}, {label}", cell.why)
-        for method in summary.methods(test)
-        for length, label in zip(lengths, look.length_labels(lengths), strict=True)
-        if (cell := summary.cell(test, method, length))
-    ]
-    there = {why for _, counts in found for why in counts}
-    if not there & {*REASONS}:
-        return None
-    reasons = [*REASONS, *sorted(there - {*REASONS})]
-    figure = new_figure(7.2, 1.4 + 0.3 * len(found))
-    axes = new_axes(figure, f"{test}: why answers were missed", "questions, %", "")
-    axes.grid(visible=False)
-    left = [0.0] * len(found)
-    for i, reason in enumerate(reasons):
-        colour = look.REASON_COLOURS[min(i, len(look.REASON_COLOURS) - 1)]
-        shares = [100 * counts.get(reason, 0) / sum(counts.values()) for _, counts in found]
-        bars = axes.barh(
-            range(len(found)), shares, left=left, color=colour, label=plain_name(reason)
-        )
-        numbers = [str(counts.get(reason, 0)) for _, counts in found]
-        shown = [n if share >= 2 * len(n) else "" for n, share in zip(numbers, shares, strict=True)]
-        axes.bar_label(bars, shown, label_type="center", color=look.ink(colour), fontsize=9)
-        left = [low + share for low, share in zip(left, shares, strict=True)]
-    axes.set_xlim(0, 100)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_yticks(range(len(found)), [label for label, _ in found])
-    draw_legend(figure, axes)
-    said = [
-        f"{label}: " + ", ".join(f"{counts.get(reason, 0)} {reason}" for reason in reasons)
-        for label, counts in found
-    ]
-    return Chart(figure, f"{test}: why answers were missed. {'; '.join(said)}")
 
 
 def heat_map(summary: Summary, test: str) -> Chart:

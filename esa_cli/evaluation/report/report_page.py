@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from esa_cli.evaluation.report.figures import Chart, reasons_chart, recall_chart, score_chart
+from esa_cli.evaluation.report.figures import Chart, recall_chart, score_chart
 from esa_cli.evaluation.report.statistics import BINS, Row, Summary, summarise
 from esa_cli.qa.evidence import page_style as look
 from esa_cli.qa.evidence.html_page import render_page
@@ -84,7 +84,6 @@ def _charts(summary: Summary, test: str) -> dict[str, Markup]:
     every = {
         "Score by length; the dashed line is the dense ceiling": scores,
         "Recall by layer: the share of the fact in view, all lengths": _recall(summary, test),
-        "Why answers were missed, in questions": reasons_chart(summary, test),
     }
     return {caption: chart.svg() for caption, chart in every.items() if chart}
 

@@ -16,11 +16,14 @@ Dense rows, the model's own attention inside its window, are kept apart: they ar
 from __future__ import annotations
 
 import math
+import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 BINS = 10
 Z95 = 1.959963984540054
@@ -180,37 +183,38 @@ def _mean(values: Iterable[float | None]) -> float | None:
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""
 
-REQUIRED: dict[str, type] = {"test": str, "method": str, "length": int, "question": str}
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Recall(BaseModel):
+    mean: Share | None = None
+    layers: list[Share | None] | None = None
+
+
+class _CheckedRow(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    test: str
+    method: str
+    length: int
+    question: str
+    score: Share
+    depth: Share | None = None
+    tokens: dict[str, Any] | None = None
+    time: dict[str, float | None] | None = None
+    recall: _Recall | None = None
+    why: str | None = None
 
 
 def wrong(row: Row) -> str:
     """Says what is wrong with a row of `esa selftest`; empty for a valid one."""
-    for key, kind in REQUIRED.items():
-        if key not in row:
-            return f"{key!r} is missing"
-        if not isinstance(row[key], kind) or isinstance(row[key], bool):
-            return f"{key!r} must be {_KINDS[kind]}, got {row[key]!r}"
-    if not is_share(row.get("score")):
-        return f"'score' must be a number from 0 to 1, got {row.get('score')!r}"
-    if row.get("depth") is not None and not is_share(row["depth"]):
-        return f"'depth' must be null or a number from 0 to 1, got {row['depth']!r}"
-    for key in ("tokens", "time", "recall"):
-        if not isinstance(row.get(key) or {}, dict):
-            return f"{key!r} must be null or an object, got {row[key]!r}"
-    if not isinstance(row.get("why") or "", str):
-        return f"'why' must be null or a text, got {row['why']!r}"
-    if not all(value is None or _number(value) for value in (row.get("time") or {}).values()):
-        return "'time' must hold numbers"
-    recall = row.get("recall") or {}
-    layers = recall.get("layers") or []
-    if not isinstance(layers, list):
-        return "the layers of 'recall' must be a list"
-    if not all(value is None or is_share(value) for value in [recall.get("mean"), *layers]):
-        return "'recall' must hold numbers from 0 to 1"
+    try:
+        _CheckedRow.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, message = ".".join(map(str, first["loc"])), first["msg"]
+        return f"{place!r}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(first['input'])}"
     return ""
-
-
-_KINDS: dict[type, str] = {str: "a text", int: "a whole number"}
 
 
 def _number(value: Any) -> bool:

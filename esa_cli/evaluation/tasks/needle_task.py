@@ -10,13 +10,13 @@ needles in one document, so that it has to be read only once; each is a distract
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from esa_cli.errors import UsageError
+from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
     TaskQuestion,
@@ -75,12 +75,6 @@ def ask(needle: Needle, fact: int) -> TaskQuestion:
     return TaskQuestion(key, needle.question, needle.answers, (fact,), LONGEST)
 
 
-def answer_score(output: str, answers: Sequence[str]) -> float:
-    """1 when the output contains one of the answers as whole words, letter case aside."""
-    patterns = (rf"(?<!\w){re.escape(answer)}(?!\w)" for answer in answers)
-    return float(any(re.search(pattern, output, re.IGNORECASE) for pattern in patterns))
-
-
 class SingleNeedle:
     name = "needle"
 
@@ -98,7 +92,7 @@ class SingleNeedle:
             yield TaskSample(self.name, request.length, index, text, facts, (ask(needle, 0),))
 
     def score(self, question: TaskQuestion, output: str) -> float:
-        return answer_score(output, question.answers)
+        return float(is_answered(output, question.answers))
 
 
 def pairs(request: TaskRequest, needles: Sequence[Needle]) -> list[tuple[Needle, float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from esa_cli.errors import UsageError
-from esa_cli.system.loopback import is_loopback
+from esa_cli.system.machine import is_loopback
 
 KEY = "ESA_READER_KEY"
 """Environment variable of the key."""

@@ -10,8 +10,7 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.apps.chat.conversation import Exchange
-from esa_cli.apps.chat.transcript import transcript
+from esa_cli.apps.chat.conversation import Exchange, transcript
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under

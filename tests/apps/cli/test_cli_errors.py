@@ -133,7 +133,7 @@ def test_a_document_refused_by_the_system(
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("esa_cli.documents.file_bytes.open", refuse, raising=False)
+    monkeypatch.setattr("esa_cli.documents.document.open", refuse, raising=False)
     fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
 
 

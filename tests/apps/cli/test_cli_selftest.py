@@ -286,15 +286,12 @@ def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
     arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
     assert esa(*arguments).code == 0
     whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
-    for field, value, said in (
-        ("test", None, "'test' must be a text, got None"),
-        ("score", None, "'score' must be a number from 0 to 1, got None"),
-        ("score", "much", "'score' must be a number from 0 to 1, got 'much'"),
-        ("time", {"read_s": "long"}, "'time' must hold numbers"),
-    ):
+    for field, value in (
+        ("test", None), ("score", None), ("score", "much"), ("time", {"read_s": "long"}),
+    ):  # fmt: skip
         broken = {**whole[1], field: value}
         rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")
-        fail(esa(*arguments), 3, f"line 2 is not whole: {said}")
+        fail(esa(*arguments), 3, f"line 2 is not whole: '{field}")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

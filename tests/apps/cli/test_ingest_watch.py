@@ -15,7 +15,7 @@ from command import TINY, Esa
 from esa_cli.apps.cli import ingest_watch
 from esa_cli.apps.cli.ingest_watch import WatchedFiles
 from esa_cli.storage.library import Library
-from esa_cli.system import folder_changes
+from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
 
@@ -46,7 +46,7 @@ def test_new_and_changed_files_are_read(
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    monkeypatch.setattr(files, "folder_changes", changes)
     done = esa("ingest", "town", "--watch", *TINY)
     assert done.code == 130, done.err
     read = [line.rpartition(": ")[2] for line in done.out.splitlines()]
@@ -72,7 +72,7 @@ def test_a_folder_may_be_empty_at_first(
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    monkeypatch.setattr(files, "folder_changes", changes)
     assert esa("ingest", "town", "--watch", *TINY).out.count("\n") == 1
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_watched(esa: Esa, town: Path) -> None:
 
 def test_a_file_is_read_when_it_is_complete(town: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_watch, "SETTLE_S", 0.2)
-    monkeypatch.setattr(folder_changes, "POLL_S", 0.01)
+    monkeypatch.setattr(files, "POLL_S", 0.01)
     watched = WatchedFiles([str(town / "*.txt")])
     assert watched.first == [str(town / "harp.txt")]
 

@@ -18,7 +18,7 @@ from command import TINY, Esa
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
-from esa_cli.system import files, folder_changes
+from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
 TEXT = "answer.from=text"
@@ -144,7 +144,7 @@ def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.Monkey
             path.unlink()
         yield
 
-    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    monkeypatch.setattr(files, "folder_changes", changes)
     Path("town/loom.txt").rename("loom.txt")
     done = run("sync", "town", "--watch", "--prune-all")
     assert done.code == 3
@@ -157,7 +157,7 @@ def test_a_folder_that_vanishes_is_noticed(run: Esa, monkeypatch: pytest.MonkeyP
         Path("town").rename("elsewhere")
         yield
 
-    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    monkeypatch.setattr(files, "folder_changes", changes)
     done = run("sync", "town", "--watch", "--prune")
     assert done.code == 3
     assert "town must be a folder, got nothing of that name" in done.err
@@ -316,7 +316,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder_changes, "folder_changes", changes)
+    monkeypatch.setattr(files, "folder_changes", changes)
     done = run("sync", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()
@@ -332,7 +332,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
 def test_changes_are_noticed(
     run: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
-    monkeypatch.setattr(folder_changes, "POLL_S", 0.05)
+    monkeypatch.setattr(files, "POLL_S", 0.05)
     if not installed:
         monkeypatch.setitem(sys.modules, "watchfiles", None)
     else:
@@ -349,7 +349,7 @@ def test_changes_are_noticed(
     thread = threading.Thread(target=writing)
     thread.start()
     try:
-        notices = folder_changes.folder_changes("town")
+        notices = files.folder_changes("town")
         next(notices)
         next(notices)
     finally:

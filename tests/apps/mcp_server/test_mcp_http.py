@@ -17,7 +17,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_client import FakeDocumentAsker, text_of
 
-from esa_cli.apps.mcp_server import mcp_run
+from esa_cli.apps.mcp_server import mcp_app
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.server import access, server_run
 
@@ -39,9 +39,12 @@ class McpHttpServer:
 
     def __init__(self, tools: DocumentTools, token: str | None = None) -> None:
         self.sock = server_run.bind("127.0.0.1", 0)
-        self.url, self.port = mcp_run.address(self.sock), self.sock.getsockname()[1]
-        self._served = mcp_run.served(tools)
-        app = mcp_run.http_app(self._served.__enter__(), token)
+        self.url, self.port = (
+            server_run.address(self.sock, mcp_app.PATH),
+            self.sock.getsockname()[1],
+        )
+        self._served = mcp_app.served(tools)
+        app = mcp_app.http_app(self._served.__enter__(), token)
         self._server = server_run.make_server(app)
         run = {"sockets": [self.sock]}
         self._thread = threading.Thread(target=self._server.run, kwargs=run)
@@ -141,7 +144,7 @@ def test_the_token(guarded: McpHttpServer) -> None:
 
 def test_requests_that_are_none(running: McpHttpServer) -> None:
     assert running.post("{")[0] == 400
-    assert running.post('{"x": "' + "a" * mcp_run.MAX_BODY + '"}')[0] == 413
+    assert running.post('{"x": "' + "a" * mcp_app.MAX_BODY + '"}')[0] == 413
 
 
 def test_a_request_that_never_comes(

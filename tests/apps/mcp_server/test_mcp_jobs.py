@@ -11,9 +11,9 @@ from live_server import until
 from mcp import Client
 from mcp_client import FakeDocumentAsker, fail, talk
 
-from esa_cli.apps.mcp_server import mcp_run
+from esa_cli.apps.mcp_server import mcp_app
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.mcp_server.tool_jobs import ProgressSum
+from esa_cli.apps.mcp_server.mcp_app import ProgressSum
 
 LOOM = {"documents": ["loom.txt"]}
 
@@ -83,7 +83,7 @@ def test_a_client_that_goes_stops_the_reading(
 def test_calls_that_wait_too_many(
     tools: DocumentTools, asker: FakeDocumentAsker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_run, "MAX_WAITING", 0)
+    monkeypatch.setattr(mcp_app, "MAX_WAITING", 0)
     asker.gate.clear()
     asked = {"question": "who?"}
 

@@ -9,7 +9,7 @@ import pytest
 from mcp import Client, MCPError
 from mcp_client import talk
 
-from esa_cli.apps.mcp_server import library_resources
+from esa_cli.apps.mcp_server import mcp_app
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.storage.library import Library
 
@@ -25,7 +25,7 @@ def read(tools: DocumentTools, uri: str) -> Any:
 def test_stored_documents_are_listed_page_by_page(
     tools: DocumentTools, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(library_resources, "PAGE", 1)
+    monkeypatch.setattr(mcp_app, "PAGE", 1)
 
     async def pages(client: Client) -> Any:
         first = await client.list_resources()
@@ -43,7 +43,7 @@ def test_facts_and_text_in_pieces(
     tools: DocumentTools, library: Library, gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = library.text(library.matches(gate)[0])
-    monkeypatch.setattr(library_resources, "PIECE", 1000)
+    monkeypatch.setattr(mcp_app, "PIECE", 1000)
     about, first = read(tools, f"esa://documents/{gate}")
     facts = json.loads(about.text)
     assert (facts["document"], facts["characters"]) == ("gate.txt", len(text))

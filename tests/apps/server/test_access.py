@@ -28,7 +28,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server import access, server_run
 from esa_cli.documents.document import read_document
 from esa_cli.errors import UsageError
-from esa_cli.system.loopback import is_loopback
+from esa_cli.system.machine import is_loopback
 
 
 def test_the_token(start: Start, asker: FakeAsker) -> None:

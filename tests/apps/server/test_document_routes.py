@@ -12,10 +12,8 @@ from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 
 from esa_cli.apps.open_books import file_stamp
-from esa_cli.apps.server import document_listing
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_listing import list_documents
-from esa_cli.apps.server.document_texts import DocumentTexts
+from esa_cli.apps.server import allowed_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, DocumentTexts, list_documents
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.errors import DocumentError
 
@@ -52,7 +50,7 @@ def test_what_is_not_listed_is_said_without_where_it_is(
     (tmp_path / "open/zero.bin").write_bytes(b"a\0b" * 100)
     (tmp_path / "open/out.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "open/copy.txt").symlink_to(tmp_path / "open/a.txt")
-    monkeypatch.setattr(document_listing, "MOST_LISTED", 1)
+    monkeypatch.setattr(allowed_documents, "MOST_LISTED", 1)
     body = live.raw("GET", "/v1/documents")[2]
     assert [one["id"] for one in body["data"]] == ["esa:1", "a.txt"]
     said = " ".join(body["left_out"])
@@ -236,9 +234,7 @@ def test_a_text_that_was_asked_about_is_not_read_again(
 
 
 def test_only_so_many_characters_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.apps.server import document_texts
-
-    monkeypatch.setattr(document_texts, "MOST_CHARACTERS", 10)
+    monkeypatch.setattr(allowed_documents, "MOST_CHARACTERS", 10)
     paths = [str(tmp_path / f"{name}.txt") for name in "abc"]
     for path in paths:
         Path(path).write_text("x" * 6, "utf-8")

@@ -14,7 +14,7 @@ from live_server import LiveServer, Start
 from properties import EXAMPLES, NUMBERS, SCALARS, expect_one_line, trees
 
 from esa_cli.apps.server import wire
-from esa_cli.apps.server.http_errors import ApiError
+from esa_cli.apps.server.wire import ApiError
 
 NAMES = list(wire.ChatRequest.model_fields)
 PARTS = st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=5)})

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from fake_asker import FakeAsker, fake_book
 
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.document_listing import list_documents
-from esa_cli.apps.server.http_errors import ApiError
-from esa_cli.apps.server.stored_documents import StoredDocuments
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments, list_documents
+from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Event, Job
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Catalogue, Entry, Library

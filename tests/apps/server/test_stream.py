@@ -10,7 +10,7 @@ import pytest
 from fake_asker import FakeAsker
 from live_server import LiveServer, Start, in_thread, send, until, user
 
-from esa_cli.apps.server import server_run, streaming
+from esa_cli.apps.server import server_app, server_run
 from esa_cli.errors import ResourceError
 
 
@@ -125,7 +125,7 @@ def test_a_reading_that_takes_too_long(
     stream: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "TICK_S", 0.1 if stream else 5)
+    monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
     live = start(timeout_s=0.3)
     with pytest.raises(openai.APIError, match=LATE) as caught:
         list(live.ask("long", stream=stream, extra_body=A))
@@ -162,7 +162,7 @@ def test_a_server_that_ends_ends_the_reading_and_says_so(
     stream: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "TICK_S", 0.1 if stream else 5)
+    monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
     monkeypatch.setattr(server_run, "END_WITHIN_S", 1)
     live = start()
     thread, found = in_thread(lambda: list(live.ask("long", stream=stream, extra_body=A)))
@@ -178,7 +178,7 @@ def test_a_server_that_ends_ends_the_reading_and_says_so(
 
 
 def test_silence_is_filled(start: Start, asker: FakeAsker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "TICK_S", 0.1)
+    monkeypatch.setattr(server_app, "TICK_S", 0.1)
     live = start()
     asker.gate.clear()
     sock = send(live, "one", stream=True)

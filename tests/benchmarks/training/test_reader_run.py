@@ -26,8 +26,6 @@ from reader_scores import (
     ReaderScores,
     area_under_curve,
     score_text,
-    word_f1,
-    words,
 )
 from reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from safetensors.torch import load_file, save_file
@@ -38,6 +36,7 @@ from training_steps import training_attention
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.calibration.question_pairs import read_training_texts, split_texts
+from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
@@ -291,9 +290,9 @@ def test_answer_logits_are_those_of_each_example_alone(make_model: ModelFactory,
 
 
 def test_words_and_curves() -> None:
-    assert words("The “Old” Mill, 1851.") == ["old", "mill", "1851"]
-    assert word_f1("an old mill", "the mill") == pytest.approx(2 / 3)
-    assert word_f1("", "mill") == 0.0
+    assert bare_words("The “Old” Mill, 1851.") == ["old", "mill", "1851"]
+    assert bag_f1(bare_words("an old mill"), bare_words("the mill")) == pytest.approx(2 / 3)
+    assert bag_f1([], ["mill"]) == 0.0
     assert area_under_curve([3.0, 1.0], [0.0, 1.0, 2.0]) == pytest.approx((3 + 1.5) / 6)
     assert area_under_curve([float("inf")], [float("inf")]) == 0.5
 

@@ -25,7 +25,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.system.ordered_jsonl import OrderedJsonLines
+    from esa_cli.system.jsonl import OrderedJsonLines
     from esa_cli.system.work_shard import WorkShard
 
 File = Annotated[
@@ -116,7 +116,7 @@ def _of_shard(
     """The questions of the shard, and how many of them are asked; None: all."""
     if shard.whole:
         return questions, limit
-    from esa_cli.apps.batch.schedule import shard_of_questions
+    from esa_cli.apps.batch.batch_questions import shard_of_questions
 
     every = questions[:limit]
     found = shard_of_questions(every, shard)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.second_model.reader_choice import ReaderChoice
-    from esa_cli.system.ordered_jsonl import OrderedJsonLines
+    from esa_cli.system.jsonl import OrderedJsonLines
 
 Begin = Callable[[], Callable[[], None]]
 """Called when the model is there; gives what is called after each row."""

@@ -115,19 +115,18 @@ def _tools(
     allow: Sequence[Path],
     reporter: Reporter,
 ) -> DocumentTools:
-    from esa_cli.apps.mcp_server.asker_on_demand import AskerOnDemand
-    from esa_cli.apps.mcp_server.document_tools import DocumentTools
+    from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
     from esa_cli.apps.mcp_server.named_documents import DocumentNames
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.storage.library import Library
 
-    asker = AskerOnDemand(load)
+    asker = asker_on_demand(load)
     names = DocumentNames(Library(), AllowedDocuments(asker, [], allow))
     return DocumentTools(asker, names, chosen, model, reporter)
 
 
 def _serve_stdio(tools: DocumentTools, reporter: Reporter) -> None:
-    from esa_cli.apps.mcp_server.mcp_run import run_stdio
+    from esa_cli.apps.mcp_server.mcp_app import run_stdio
 
     if sys.stdin.isatty():
         reporter.note("esa: waiting for a client on standard input; docs/mcp.md has how to set up")
@@ -138,11 +137,11 @@ def _serve_http(
     tools: DocumentTools, host: str, port: int, token: str | None, reporter: Reporter
 ) -> None:
     """Serves until Ctrl-C. Raises UsageError: the address is taken."""
-    from esa_cli.apps.mcp_server import mcp_run
+    from esa_cli.apps.mcp_server import mcp_app
     from esa_cli.apps.server import server_run
 
     with server_run.bind(host, port) as sock:
-        print(mcp_run.address(sock), flush=True)
+        print(server_run.address(sock, mcp_app.PATH), flush=True)
         reporter.note("esa: serving the library; Ctrl-C ends")
-        mcp_run.run_http(tools, sock, token)
+        mcp_app.run_http(tools, sock, token)
     reporter.note("esa: ended")

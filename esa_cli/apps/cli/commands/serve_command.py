@@ -153,7 +153,7 @@ def check(wanted: ServeRequest) -> None:
 
 def check_token(token: str | None, host: str) -> None:
     """Raises UsageError: it cannot be one, or lacks where other machines can connect."""
-    from esa_cli.system.loopback import is_loopback
+    from esa_cli.system.machine import is_loopback
 
     if token is not None and not (token.isascii() and token.isprintable()):
         raise UsageError("the token must be printable ASCII", "a header has no other characters")
@@ -191,9 +191,8 @@ def run(
         UsageError: the address is taken. ResourceError, LibraryError.
     """
     from esa_cli.apps.server import server_run as server
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments
     from esa_cli.apps.server.server_app import ServerLimits, make_app
-    from esa_cli.apps.server.stored_documents import StoredDocuments
     from esa_cli.storage.library import Library
 
     with server.bind(wanted.host, wanted.port) as sock:

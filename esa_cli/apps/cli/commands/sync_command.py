@@ -50,7 +50,7 @@ def sync(
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.qa.ingestion.folder_sync import check_folder
     from esa_cli.storage.library import Library
-    from esa_cli.system.folder_changes import folder_changes
+    from esa_cli.system.files import folder_changes
 
     library, reporter = Library(), Reporter(quiet)
     path = check_folder(folder, library)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.chat.transcript import weighed_place
+from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.apps.cli.output.word_wrap import WordWrap
 from esa_cli.documents.sentences import Sentences

@@ -15,7 +15,7 @@ from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import damage_error
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.storage.library.formats.manifest import Entry
-from esa_cli.system.strict_json import load_json
+from esa_cli.system.text import load_json
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "key": str,
