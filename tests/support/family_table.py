@@ -17,7 +17,7 @@ from esa_cli.models.attachment.supported_families import (
     SLIDING_ROTATE,
     Family,
 )
-from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, GgufFamily
 
 OTHER_LAYERS = {
     "sliding_attention": "windows in some layers",
@@ -91,9 +91,7 @@ def kinds(family: GgufFamily) -> str:
     """What files of an architecture become."""
     others = {
         "with experts": family.experts,
-        "with shared ones": family.shared,
         "with windows": family.windowed,
-        "with experts chosen by sigmoids": family.sigmoid,
     }
     more = [f"`{kind}` {when}" for when, kind in others.items() if kind]
     return ", ".join([f"`{family.kind}`", *more])
