@@ -159,7 +159,7 @@ def test_a_model_larger_than_the_gpus(
     monkeypatch.setattr(loading, "choose_device", lambda device: "balanced")
     monkeypatch.setattr(loading, "available_memory", lambda device="cpu": 1 << 30)
     monkeypatch.setattr(layer_spreading, "gpu_rooms", lambda: {THERE: whole - 1})
-    monkeypatch.setattr(layer_spreading, "device_map", lambda model, rooms: PLACES)
+    monkeypatch.setattr(loading, "device_map", lambda model, rooms: PLACES)
     with SimulatedDevice():
         made = models.load("random:llama", device="balanced", dtype="float32")
     assert set(made.model.hf_device_map.values()) == {"cpu", THERE}

@@ -16,15 +16,14 @@ from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.loading.load import (
     LoadedModel,
+    ModelInMemory,
     check_memory,
     choose_device,
     choose_dtype,
     into_memory,
     load,
 )
-from esa_cli.models.loading.model_in_memory import ModelInMemory
-from esa_cli.models.loading.packed_formats import quantization_in
-from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
+from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed, quantization_in
 from esa_cli.models.loading.text_part import has_text_part
 from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
 from esa_cli.system.progress import StageProgress, silent

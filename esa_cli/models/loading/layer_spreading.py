@@ -1,7 +1,7 @@
-"""A model's layers on several GPUs, and those without room there on the processor.
+"""A model's layers on several GPUs, and those without room there on the CPU.
 
 Each layer is computed where its weights are, and keeps its rows there. accelerate's own maps leave
-the processor's layers in its memory, but compute them on a GPU, to which it copies their weights
+the CPU's layers in its memory, but compute them on a GPU, to which it copies their weights
 for every forward call; a token of an answer would wait for gigabytes. Not run on a GPU so far.
 """
 
@@ -10,10 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
-
-from esa_cli.models.loading.pretrained_reading import read_pretrained
 
 CPU = "cpu"
 KEPT_FREE = 2 << 30
@@ -34,7 +31,7 @@ def overflows(need: int) -> bool:
 
 
 def layer_places(sizes: Sequence[int], other: int, rooms: Mapping[str, int]) -> list[str]:
-    """The device of each layer: GPUs in order while there is room, then the processor.
+    """The device of each layer: GPUs in order while there is room, then the CPU.
 
     Args:
         sizes: bytes of each layer's weights. other: of what is on the first GPU beside layers.
@@ -68,9 +65,9 @@ def device_map(model: Any, rooms: Mapping[str, int]) -> dict[str, str]:
 
 
 def spread(model: Any, places: Mapping[str, str]) -> Any:
-    """Moves a model that is on the processor to these devices."""
+    """Moves a model that is on the CPU to these devices."""
     accelerate: Any = import_module("accelerate")  # untyped
-    # It warns that what is on the processor is offloaded, which it is not.
+    # It warns that what is on the CPU is offloaded, which it is not.
     logger = logging.getLogger("accelerate.big_modeling")
     logger.disabled, before = True, logger.disabled
     try:
@@ -79,9 +76,3 @@ def spread(model: Any, places: Mapping[str, str]) -> Any:
         )
     finally:
         logger.disabled = before
-
-
-def read_spread(folder: Path, dtype: Any) -> Any:
-    """The model in a folder: in the processor's memory, then moved as far as GPUs have room."""
-    model = read_pretrained(folder, CPU, dtype)
-    return spread(model, device_map(model, gpu_rooms()))

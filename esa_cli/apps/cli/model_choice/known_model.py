@@ -16,7 +16,7 @@ from esa_cli.errors import ModelError
 from esa_cli.models.attachment.supported_families import check_type
 from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
 from esa_cli.models.loading.load import check_loadable
-from esa_cli.models.loading.packed_formats import check_loadable_format, stored_as
+from esa_cli.models.loading.quantization import check_loadable_format, stored_as
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
