@@ -25,7 +25,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor
 from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.row_shapes import key_shape
+from esa_cli.models.attachment.families import key_shape
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
     check_in_memory,

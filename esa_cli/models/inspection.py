@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.attachment.row_shapes import source_layers
-from esa_cli.models.attachment.supported_families import (
+from esa_cli.models.attachment.families import (
     MIXED_TYPES,
     STATE_TYPES,
     family_of,
     keeps_state,
     layer_types,
+    source_layers,
 )
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from esa_cli.models.text_passes import causal_attention as module
-from esa_cli.models.text_passes.causal_attention import causal_attention
+from esa_cli.models.text_passes import small_decoder as module
+from esa_cli.models.text_passes.small_decoder import causal_attention
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 64])

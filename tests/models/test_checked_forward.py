@@ -10,10 +10,14 @@ import torch
 from conftest import build_model
 
 from esa_cli.errors import ModelError
-from esa_cli.models.text_passes.checked_forward import WholeForward, plain_forward
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.models.text_passes.prompt_batch import PromptBatch
-from esa_cli.models.text_passes.text_forward import ModelForward, scaled_logits
+from esa_cli.models.text_passes.text_forward import (
+    ModelForward,
+    PromptBatch,
+    WholeForward,
+    plain_forward,
+    scaled_logits,
+)
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 LAYERS: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}

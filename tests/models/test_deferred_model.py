@@ -12,13 +12,12 @@ from model_files import home
 
 from esa_cli import models
 from esa_cli.errors import ResourceError
-from esa_cli.models.files import config_cache
-from esa_cli.models.files.config_cache import cached_config
-from esa_cli.models.loading import deferred_model
-from esa_cli.models.loading.deferred_model import DeferredModel, load_deferred, load_for_text
-from esa_cli.models.loading.load import LoadedModel
+from esa_cli.models.files import settings_cache
+from esa_cli.models.files.settings_cache import cached_config
+from esa_cli.models.loading import load as load_module
+from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred, load_for_text
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -105,7 +104,7 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel) -> None:
 def test_settings_of_another_transformers(
     whole: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_cache, "installed", lambda package: "99.0")
+    monkeypatch.setattr(settings_cache, "installed", lambda package: "99.0")
     assert cached_config(whole.folder) is None
 
 
@@ -123,7 +122,7 @@ def test_settings_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyP
     def full(path: Path, values: Any) -> None:
         raise OSError(28, "no room")
 
-    monkeypatch.setattr(config_cache, "write_settings", full)
+    monkeypatch.setattr(settings_cache, "write_settings", full)
     assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
     assert load_deferred(MODEL, **HOW) is None
 
@@ -139,5 +138,5 @@ def test_the_tokenizer_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) ->
     later = deferred()
     assert isinstance(later.tokenizer, PlainTokenizer)
     assert later.tokenizer("Who?")["input_ids"] == first.tokenizer("Who?")["input_ids"]
-    monkeypatch.setattr(deferred_model, "load_plain_tokenizer", lambda folder: None)
+    monkeypatch.setattr(load_module, "load_plain_tokenizer", lambda folder: None)
     assert type(deferred().tokenizer) is type(first.tokenizer)

@@ -8,13 +8,11 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli.models.text_passes import fused_forward
-from esa_cli.models.text_passes.fused_forward import FAMILIES, FusedForward, can_be_fused
-from esa_cli.models.text_passes.layer_calls import before_each_layer
+from esa_cli.models.text_passes import small_decoder
+from esa_cli.models.text_passes.layer_calls import before_each_layer, hidden_states, of_size_one
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.partial_forward import hidden_states, of_size_one
-from esa_cli.models.text_passes.text_forward import ModelForward, TextForward
-from esa_cli.models.text_passes.text_past import KeyValuePast
+from esa_cli.models.text_passes.small_decoder import SMALL_FAMILIES, FusedForward, can_be_fused
+from esa_cli.models.text_passes.text_forward import KeyValuePast, ModelForward, TextForward
 
 
 def random_adapter(model: Any) -> LoraAdapter:
@@ -44,7 +42,7 @@ def in_two_parts(forward: TextForward, ids: torch.Tensor, first: int) -> torch.T
     return torch.cat((forward.logits(before), forward.logits(after)), 1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL_FAMILIES)
 @pytest.mark.parametrize("adapted", [False, True])
 @pytest.mark.parametrize("first", [1, 6, 12])
 def test_logits_are_those_of_the_model(
@@ -144,7 +142,7 @@ def test_large_models_are_left_to_transformers(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model("llama")
-    monkeypatch.setattr(fused_forward, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(small_decoder, "MOST_BYTES", 10_000)
     assert not can_be_fused(model)
 
 

@@ -16,7 +16,7 @@ from test_families import family_model
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.supported_families import FAMILIES
+from esa_cli.models.attachment.families import FAMILIES
 from esa_cli.models.files.checkpoint_files import stored_weights
 from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES
 

@@ -23,8 +23,8 @@ from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.models.loading import layer_spreading
-from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
+from esa_cli.models.loading import load as load_module
+from esa_cli.models.loading.load import device_map, layer_places, spread
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -158,7 +158,7 @@ def test_a_model_larger_than_the_gpus(
     loading: Any = import_module("esa_cli.models.loading.load")
     monkeypatch.setattr(loading, "choose_device", lambda device: "balanced")
     monkeypatch.setattr(loading, "available_memory", lambda device="cpu": 1 << 30)
-    monkeypatch.setattr(layer_spreading, "gpu_rooms", lambda: {THERE: whole - 1})
+    monkeypatch.setattr(load_module, "gpu_rooms", lambda: {THERE: whole - 1})
     monkeypatch.setattr(loading, "device_map", lambda model, rooms: PLACES)
     with SimulatedDevice():
         made = models.load("random:llama", device="balanced", dtype="float32")

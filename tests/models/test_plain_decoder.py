@@ -10,10 +10,15 @@ import torch
 from conftest import VOCABULARY, ModelFactory
 from safetensors.torch import load_file, save_file
 
-from esa_cli.models.text_passes import plain_decoder
-from esa_cli.models.text_passes.fused_forward import FAMILIES, FusedForward, can_be_fused
+from esa_cli.models.text_passes import small_decoder
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.plain_decoder import PlainDecoder, is_plain
+from esa_cli.models.text_passes.small_decoder import (
+    SMALL_FAMILIES,
+    FusedForward,
+    PlainDecoder,
+    can_be_fused,
+    can_be_plain,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -35,14 +40,14 @@ def loaded(folder: Path, settings: dict[str, Any], dtype: torch.dtype) -> PlainD
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL_FAMILIES)
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}])
 def test_it_computes_what_the_model_does(
     family: str, changes: dict[str, Any], make_model: ModelFactory, tmp_path: Path
 ) -> None:
     model: Any = make_model(family, **changes)
     settings = saved(model, tmp_path)
-    assert is_plain(settings)
+    assert can_be_plain(settings)
     plain = loaded(tmp_path, settings, torch.float32)
     assert can_be_fused(plain)
     assert plain.config.to_dict() == settings
@@ -93,8 +98,8 @@ def test_in_another_type(dtype: torch.dtype, make_model: ModelFactory, tmp_path:
 )
 def test_what_is_not_plain(family: str, changes: dict[str, Any], make_model: ModelFactory) -> None:
     settings = make_model(family).config.to_dict()
-    assert is_plain(settings)
-    assert not is_plain(settings | changes)
+    assert can_be_plain(settings)
+    assert not can_be_plain(settings | changes)
 
 
 @pytest.mark.parametrize("change", ["one more", "one less", "of another shape", "cut"])
@@ -122,6 +127,6 @@ def test_too_large_to_be_fused(
     settings = saved(model, tmp_path)
     size = sum(one.nbytes for one in model.base_model.layers.parameters())
     for most, fits in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(plain_decoder, "MOST_BYTES", most)
+        monkeypatch.setattr(small_decoder, "MOST_BYTES", most)
         found = PlainDecoder.load(tmp_path, settings, torch.float32)
         assert (found is not None) == fits

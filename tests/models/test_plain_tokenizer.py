@@ -12,11 +12,15 @@ from jinja2 import TemplateError
 from model_files import change, folder
 
 from esa_cli.errors import ModelError
-from esa_cli.models.tokenization import tokenizer_cache, tokenizer_loading
+from esa_cli.models.tokenization import tokenizer as tokenizer_module
 from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
-from esa_cli.models.tokenization.tokenizer_cache import cache_facts, cached_facts
-from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import (
+    PlainTokenizer,
+    cache_facts,
+    cached_facts,
+    load_plain_tokenizer,
+    load_tokenizer,
+)
 
 __all__ = ["folder"]
 
@@ -155,7 +159,7 @@ def test_classes_with_ways_of_their_own(folder: Path, monkeypatch: pytest.Monkey
     cache_facts(folder, Backwards.from_pretrained(folder))
     assert cached_facts(folder) is None
     loaded = []
-    monkeypatch.setattr(tokenizer_cache, "plain_backend", loaded.append)
+    monkeypatch.setattr(tokenizer_module, "plain_backend", loaded.append)
     cache_facts(folder, load_tokenizer(folder))
     assert not loaded, "it is known that it is not plain"
 
@@ -180,7 +184,7 @@ def test_facts_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPa
     def full(*given: Any) -> None:
         raise OSError(28, "no room")
 
-    monkeypatch.setattr(tokenizer_cache, "write_settings", full)
+    monkeypatch.setattr(tokenizer_module, "write_settings", full)
     assert not is_plain(folder)
 
 
@@ -198,7 +202,7 @@ def test_a_file_that_the_package_cannot_read(folder: Path, monkeypatch: pytest.M
     def broken(folder: Path) -> Any:
         raise RuntimeError("of another version")
 
-    monkeypatch.setattr(tokenizer_loading, "plain_backend", broken)
+    monkeypatch.setattr(tokenizer_module, "plain_backend", broken)
     assert load_plain_tokenizer(folder) is None
 
 

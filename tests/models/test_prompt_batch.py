@@ -8,10 +8,9 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 
-from esa_cli.models.text_passes import prompt_batch
-from esa_cli.models.text_passes.fused_forward import FusedForward
-from esa_cli.models.text_passes.prompt_batch import PromptBatch
-from esa_cli.models.text_passes.text_forward import ModelForward
+from esa_cli.models.text_passes import text_forward
+from esa_cli.models.text_passes.small_decoder import FusedForward
+from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
 
@@ -39,7 +38,7 @@ def alone(model: Any, ids: list[int]) -> torch.Tensor:
 def test_logits_are_those_of_each_prompt_alone(
     model: Any, forward: Any, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
-    monkeypatch.setattr(prompt_batch, "GROUP", group)
+    monkeypatch.setattr(text_forward, "GROUP", group)
     given = prompts(LENGTHS)
     batch = PromptBatch(forward, given)
     want = torch.stack([alone(model, ids) for ids in given])

@@ -21,10 +21,10 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import kv_dtype, layer_devices, plain_weight
-from esa_cli.models.loading.deferred_model import load_deferred
+from esa_cli.models.loading.load import load_deferred
 from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
-from esa_cli.models.text_passes.fused_forward import can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.small_decoder import can_be_fused
 from esa_cli.qa.planning.model_shape import Shape, shape_of
 from esa_cli.qa.presets.cache_key import model_facts
 

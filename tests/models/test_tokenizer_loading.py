@@ -11,11 +11,12 @@ import pytest
 from model_files import TEXTS, change, folder, own_home
 
 from esa_cli import models
-from esa_cli.models.tokenization import tokenizer_loading
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer, plain_backend
-from esa_cli.models.tokenization.tokenizer_loading import (
+from esa_cli.models.tokenization import tokenizer as tokenizer_module
+from esa_cli.models.tokenization.tokenizer import (
+    PlainTokenizer,
     load_plain_tokenizer,
     load_tokenizer,
+    plain_backend,
     read_ahead,
 )
 
@@ -90,7 +91,7 @@ def test_what_is_read_ahead_is_read_once(
         threads.append(threading.current_thread().name)
         return plain_backend(folder)
 
-    monkeypatch.setattr(tokenizer_loading, "plain_backend", noted)
+    monkeypatch.setattr(tokenizer_module, "plain_backend", noted)
     read_ahead(ref)
     read_ahead(ref)
     first = load_plain_tokenizer(place)
@@ -106,9 +107,9 @@ def test_reading_ahead_leaves_what_is_missing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_home(tmp_path, monkeypatch)
-    monkeypatch.setattr(tokenizer_loading, "_ahead", {})
+    monkeypatch.setattr(tokenizer_module, "_ahead", {})
     read_ahead(models.parse_reference(str(tmp_path / name) if name == "nowhere" else name))
-    assert not tokenizer_loading._ahead
+    assert not tokenizer_module._ahead
 
 
 def test_reading_ahead_needs_the_facts(folder: Path) -> None:

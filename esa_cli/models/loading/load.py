@@ -7,19 +7,19 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.models.attachment.supported_families import check_type
+from esa_cli.models.attachment.families import check_type
 from esa_cli.models.files.checkpoint_files import check_tokenizer, read_config, said, stored_weights
-from esa_cli.models.files.config_cache import cache_config
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
-from esa_cli.models.loading.layer_spreading import device_map, gpu_rooms, overflows, spread
+from esa_cli.models.files.settings_cache import cache_config, cached_config
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     bytes_needed,
@@ -29,12 +29,18 @@ from esa_cli.models.loading.quantization import (
     kept_format,
     packing_of,
     quantisation_error,
+    quantization_in,
     settings_in,
     settle,
 )
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
-from esa_cli.models.loading.text_part import language_config, language_settings, reading_options
-from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.models.loading.text_part import (
+    has_text_part,
+    language_config,
+    language_settings,
+    reading_options,
+)
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage.cache_choice import check_cache
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import StageProgress, silent
@@ -70,7 +76,7 @@ class LoadedModel(ModelInMemory):
 
     @property
     def text_model(self) -> Any:
-        """What finds and reads passages; see `deferred_model.DeferredModel`."""
+        """What finds and reads passages; see `DeferredModel`."""
         return self.model
 
 
@@ -379,3 +385,157 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
             f"{size_text(free)} available",
             SMALLER,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeferredModel(ModelInMemory):
+    """As `LoadedModel`; `text_model` is a `PlainDecoder`, and `tokenizer`, where that can be, a
+    `PlainTokenizer`."""
+
+    text_model: Any
+
+    @cached_property
+    def model(self) -> Any:
+        """transformers' model with the same weights, loaded now. Raises ModelError,
+        ResourceError."""
+        import torch
+
+        from esa_cli.models.text_passes.layer_calls import pass_calls_on
+
+        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+            config = read_config(self.folder)
+            model = into_memory(as_reference(self.ref), config, "cpu", self._read)
+        pass_calls_on(self.text_model, model)
+        return model
+
+    def _read(self) -> Any:
+        """The model of transformers whose parameters are the tensors of `text_model`."""
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        if (self.folder / "generation_config.json").is_file():
+            generation: Any = transformers.GenerationConfig
+            options["generation_config"] = generation.from_pretrained(self.folder)
+        config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(self.text_model.named_parameters()),
+            **options,
+        )
+
+
+def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
+    """Loads a model to find and read passages with: deferred, where that can be.
+
+    Args:
+        options: those of `load`, whose errors it raises.
+    """
+    return load_deferred(ref, **options) or load(ref, **options)
+
+
+def load_deferred(
+    ref: str | ModelRef,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: StageProgress | None = None,
+    offline: bool = False,
+    tokenizer: Any = None,
+    cache: str = "auto",
+) -> DeferredModel | None:
+    """A model whose loading by transformers is deferred; None: transformers has not loaded it on
+    this machine before, it is a part of a checkpoint or quantised, or `FusedForward` cannot
+    compute it. Arguments and errors: as `load`."""
+    report, ref = progress or silent, as_reference(ref)
+    folder = resolve(ref, progress=progress, offline=offline)
+    config = read_config(folder)
+    check_tokenizer(folder)
+    report("import", 0, None)
+    if dtype in QUANTIZATIONS or has_text_part(config) or quantization_in(config):
+        return None
+    if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
+        return None
+    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
+
+    if not can_be_plain(settings):
+        return None
+    chosen = choose_dtype(dtype, place)
+    check_memory(bytes_needed(folder, chosen.itemsize), place, ref)
+    report("load", 0, None)
+    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
+        return None
+    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
+    return DeferredModel(
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
+        device=model.device, cache=cache,
+    )  # fmt: skip
+
+
+CPU = "cpu"
+KEPT_FREE = 2 << 30
+"""Bytes of each GPU for rows and for what is computed."""
+
+
+def gpu_rooms() -> dict[str, int]:
+    """Bytes for weights on each GPU."""
+    import torch
+
+    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return {name: torch.cuda.mem_get_info(name)[0] - KEPT_FREE for name in names}
+
+
+def overflows(need: int) -> bool:
+    """Whether weights of so many bytes have no room on all GPUs together."""
+    return need > sum(max(0, one) for one in gpu_rooms().values())
+
+
+def layer_places(sizes: Sequence[int], other: int, rooms: Mapping[str, int]) -> list[str]:
+    """The device of each layer: GPUs in order while there is room, then the CPU.
+
+    Args:
+        sizes: bytes of each layer's weights. other: of what is on the first GPU beside layers.
+        rooms: bytes for weights, by GPU.
+    """
+    names, left = list(rooms), list(rooms.values())
+    if left:
+        left[0] -= other
+    places, at = list[str](), 0
+    for size in sizes:
+        while at < len(left) and left[at] < size:
+            at += 1
+        if at < len(left):
+            left[at] -= size
+        places.append(names[at] if at < len(names) else CPU)
+    return places
+
+
+def device_map(model: Any, rooms: Mapping[str, int]) -> dict[str, str]:
+    """The device of each part of a model of transformers."""
+    layers, prefix = model.base_model.layers, model.base_model_prefix
+    sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
+    other = sum(one.nbytes for one in model.parameters()) - sum(sizes)
+    first = next((name for name, room in rooms.items() if room >= other), CPU)
+    own = dict(sorted(rooms.items(), key=lambda one: one[0] != first))
+    places = layer_places(sizes, 0 if first == CPU else other, own)
+    found = {f"{prefix}.layers.{i}": place for i, place in enumerate(places)}
+    found |= {f"{prefix}.{name}": first for name, _ in model.base_model.named_children()
+              if name != "layers"}  # fmt: skip
+    return found | {name: first for name, _ in model.named_children() if name != prefix}
+
+
+def spread(model: Any, places: Mapping[str, str]) -> Any:
+    """Moves a model that is on the CPU to these devices."""
+    accelerate: Any = import_module("accelerate")  # untyped
+    # It warns that what is on the CPU is offloaded, which it is not.
+    logger = logging.getLogger("accelerate.big_modeling")
+    logger.disabled, before = True, logger.disabled
+    try:
+        return accelerate.dispatch_model(
+            model, dict(places), main_device=CPU, skip_keys=model._skip_keys_device_placement
+        )
+    finally:
+        logger.disabled = before
