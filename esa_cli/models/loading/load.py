@@ -7,10 +7,9 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def load(
 
     Args:
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1",
-            "mps", or "balanced": layers on all GPUs, and on the CPU where these are full.
+            "mps", or "balanced": layers on all GPUs.
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
@@ -123,14 +122,11 @@ def load(
         check_plain(packing, config, ref.name)
     kept = not packing and kept_format(config, place) is not None
     need = bytes_needed(folder, chosen.itemsize, packing, kept)
-    spreads = place == "balanced" and not packing and not kept and overflows(need)
-    check_memory(need, "cpu" if spreads else place, ref)
+    check_memory(need, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    read = partial(
-        read_pretrained, folder, "cpu" if spreads else place, chosen, packing=packing, kept=kept
-    )
-    model = into_memory(ref, config, place, read, spreads=spreads)
+    read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
+    model = into_memory(ref, config, place, read)
     if not packing and not kept:
         check_finite(model, ref)
     if not packing:
@@ -284,18 +280,8 @@ def _import(report: StageProgress) -> None:
         from transformers import AutoModelForCausalLM  # noqa: F401
 
 
-def into_memory(
-    ref: ModelRef,
-    config: dict[str, Any],
-    place: str,
-    read: Callable[[], Any],
-    spreads: bool = False,
-) -> Any:
-    """The model that `read` loads, with the errors of transformers turned into esa's.
-
-    Args:
-        spreads: whether it is moved from the CPU to GPUs as far as these have room.
-    """
+def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+    """The model that `read` loads, with the errors of transformers turned into esa's."""
     import torch
 
     from esa_cli.models.inspection import offloaded
@@ -303,8 +289,6 @@ def into_memory(
     try:
         with quiet_transformers(), gc_paused():
             model: Any = read()
-            if spreads:
-                model = spread(model, device_map(model, gpu_rooms()))
     except EsaError:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -473,69 +457,3 @@ def load_deferred(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
         device=model.device, cache=cache,
     )  # fmt: skip
-
-
-CPU = "cpu"
-KEPT_FREE = 2 << 30
-"""Bytes of each GPU for rows and for what is computed."""
-
-
-def gpu_rooms() -> dict[str, int]:
-    """Bytes for weights on each GPU."""
-    import torch
-
-    names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return {name: torch.cuda.mem_get_info(name)[0] - KEPT_FREE for name in names}
-
-
-def overflows(need: int) -> bool:
-    """Whether weights of so many bytes have no room on all GPUs together."""
-    return need > sum(max(0, one) for one in gpu_rooms().values())
-
-
-def layer_places(sizes: Sequence[int], other: int, rooms: Mapping[str, int]) -> list[str]:
-    """The device of each layer: GPUs in order while there is room, then the CPU.
-
-    Args:
-        sizes: bytes of each layer's weights. other: of what is on the first GPU beside layers.
-        rooms: bytes for weights, by GPU.
-    """
-    names, left = list(rooms), list(rooms.values())
-    if left:
-        left[0] -= other
-    places, at = list[str](), 0
-    for size in sizes:
-        while at < len(left) and left[at] < size:
-            at += 1
-        if at < len(left):
-            left[at] -= size
-        places.append(names[at] if at < len(names) else CPU)
-    return places
-
-
-def device_map(model: Any, rooms: Mapping[str, int]) -> dict[str, str]:
-    """The device of each part of a model of transformers."""
-    layers, prefix = model.base_model.layers, model.base_model_prefix
-    sizes = [sum(one.nbytes for one in layer.parameters()) for layer in layers]
-    other = sum(one.nbytes for one in model.parameters()) - sum(sizes)
-    first = next((name for name, room in rooms.items() if room >= other), CPU)
-    own = dict(sorted(rooms.items(), key=lambda one: one[0] != first))
-    places = layer_places(sizes, 0 if first == CPU else other, own)
-    found = {f"{prefix}.layers.{i}": place for i, place in enumerate(places)}
-    found |= {f"{prefix}.{name}": first for name, _ in model.base_model.named_children()
-              if name != "layers"}  # fmt: skip
-    return found | {name: first for name, _ in model.named_children() if name != prefix}
-
-
-def spread(model: Any, places: Mapping[str, str]) -> Any:
-    """Moves a model that is on the CPU to these devices."""
-    accelerate: Any = import_module("accelerate")  # untyped
-    # It warns that what is on the CPU is offloaded, which it is not.
-    logger = logging.getLogger("accelerate.big_modeling")
-    logger.disabled, before = True, logger.disabled
-    try:
-        return accelerate.dispatch_model(
-            model, dict(places), main_device=CPU, skip_keys=model._skip_keys_device_placement
-        )
-    finally:
-        logger.disabled = before
