@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.files.resolve import cutting_note
 from esa_cli.models.gguf.gguf_conversion import split_as_named, unknown_way
-from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.qa.presets.preset import load as load_preset
 
 __all__ = ["home", "tiny_gguf"]
@@ -64,28 +62,6 @@ def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
     assert left_in(home) == []
     with pytest.raises(ModelError):
         models.remove(str(tiny_gguf))
-
-
-def test_settings_are_restored(tiny_gguf: Path) -> None:
-    import gc
-
-    from transformers.utils import logging
-
-    before = (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled())
-    models.pull(str(tiny_gguf))
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled()) == before
-
-
-def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path) -> None:
-    with GgufFile(tiny_gguf) as file:
-        assert file.metadata["tokenizer.ggml.pre"] == "smollm"
-    path = tmp_path / "tokenizer.json"
-    path.write_text('{"pre_tokenizer": {"type": "ByteLevel"}}', "utf-8")
-    split_as_named(path, "llama-bpe")
-    assert json.loads(path.read_text("utf-8"))["pre_tokenizer"]["type"] == "ByteLevel"
-    split_as_named(path, "smollm")
-    fixed = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
-    assert [p["type"] for p in fixed["pretokenizers"]] == ["Digits", "ByteLevel"]
 
 
 @pytest.mark.parametrize(

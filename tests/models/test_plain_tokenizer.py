@@ -164,11 +164,6 @@ def test_classes_with_ways_of_their_own(folder: Path, monkeypatch: pytest.Monkey
     assert not loaded, "it is known that it is not plain"
 
 
-def test_others_than_transformers_own(folder: Path) -> None:
-    cache_facts(folder, object())
-    assert cached_facts(folder) is None
-
-
 def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
     assert is_plain(folder)
     [path] = (tmp_path / "home" / "settings").iterdir()
@@ -180,30 +175,12 @@ def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == good
 
 
-def test_facts_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: Any) -> None:
-        raise OSError(28, "no room")
-
-    monkeypatch.setattr(tokenizer_module, "write_settings", full)
-    assert not is_plain(folder)
-
-
 def test_a_tokenizer_that_was_damaged_since(folder: Path) -> None:
     assert is_plain(folder)
     (folder / "tokenizer.json").write_text("{")
     assert load_plain_tokenizer(folder) is None
     with pytest.raises(ModelError, match="cannot be read"):
         load_tokenizer(folder)
-
-
-def test_a_file_that_the_package_cannot_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_plain(folder)
-
-    def broken(folder: Path) -> Any:
-        raise RuntimeError("of another version")
-
-    monkeypatch.setattr(tokenizer_module, "plain_backend", broken)
-    assert load_plain_tokenizer(folder) is None
 
 
 def test_threads_do_not_change_each_others_settings(folder: Path) -> None:

@@ -94,7 +94,3 @@ def test_a_continuation_leaves_the_others_as_they_were(make_model: ModelFactory)
     first = batch.continuation(0).append([0], [5])
     batch.continuation(1).append([0, 0], [1, 2])
     assert torch.equal(batch.continuation(0).append([0], [5]), first)
-
-
-def test_no_prompts(make_model: ModelFactory) -> None:
-    assert PromptBatch(ModelForward(make_model("llama")), []).logits.numel() == 0

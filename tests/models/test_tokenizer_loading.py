@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from model_files import TEXTS, change, folder, own_home
+from model_files import TEXTS, change, folder
 
 from esa_cli import models
 from esa_cli.models.tokenization import tokenizer as tokenizer_module
@@ -100,18 +100,3 @@ def test_what_is_read_ahead_is_read_once(
     assert threads == ["esa-tokenizer_0"]
     assert load_plain_tokenizer(place) is not first
     assert len(threads) == 2
-
-
-@pytest.mark.parametrize("name", ["nowhere", "random:llama", "missing.gguf", "a/b"])
-def test_reading_ahead_leaves_what_is_missing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_home(tmp_path, monkeypatch)
-    monkeypatch.setattr(tokenizer_module, "_ahead", {})
-    read_ahead(models.parse_reference(str(tmp_path / name) if name == "nowhere" else name))
-    assert not tokenizer_module._ahead
-
-
-def test_reading_ahead_needs_the_facts(folder: Path) -> None:
-    read_ahead(models.parse_reference(str(folder)))
-    assert load_plain_tokenizer(folder) is None

@@ -147,14 +147,14 @@ def watch_calls(body: nn.Module, forward_pass: ForwardPass) -> list[RemovableHan
         check_alone(tokens.shape[0])
         cache.states.begin_call(tokens.shape[1])
 
-    def behind(module: nn.Module, inputs: Any, given: Mapping[str, Any], output: Any) -> None:
+    def after(module: nn.Module, inputs: Any, given: Mapping[str, Any], output: Any) -> None:
         cache = given.get("past_key_values")
         if isinstance(cache, EsaCache):
             cache.states.end_call(cache.get_seq_length())
 
     return [
         body.register_forward_pre_hook(before, with_kwargs=True),
-        body.register_forward_hook(behind, with_kwargs=True),
+        body.register_forward_hook(after, with_kwargs=True),
     ]
 
 
@@ -178,7 +178,7 @@ class Attachment:
         check_supported(model.config)
         if model.device.type == "meta":
             raise ModelError(
-                "this model's weights are offloaded", "load it whole on a GPU or the processor"
+                "this model's weights are offloaded", "load it whole on a GPU or the CPU"
             )
         self.model = model
         self.body = cast(Any, model.base_model)

@@ -137,7 +137,7 @@ def _head_dim(family: Family, module: Any) -> int:
 
 
 def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
-    """With the layer's own weights behind the rotation, where a family has some."""
+    """With the layer's own weights after the rotation, where a family has some."""
     if family.norms_after is None:
         return rope
     query, key = (getattr(module, name).weight for name in family.norms_after)

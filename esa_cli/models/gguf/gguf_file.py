@@ -220,7 +220,7 @@ class GgufFile:
 
 
 def other_parts(path: Path) -> list[Path]:
-    """The files of a split model behind its first. Raises ModelError: it is not the first, or one
+    """The files of a split model after its first. Raises ModelError: it is not the first, or one
     is lacking."""
     if not (match := _PART.fullmatch(path.name)):
         return []

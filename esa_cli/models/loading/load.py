@@ -49,16 +49,18 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInMemory:
-    """A tokenizer, and where a model is from and is.
+class LoadedModel:
+    """A model in memory, in eval mode, and where it is from.
 
     Args:
-        tokenizer: of transformers, or a `PlainTokenizer`. ref: the model's reference.
+        model: of transformers. tokenizer: of transformers, or a `PlainTokenizer`.
+        ref: the model's reference. folder: its local files.
         dtype: a torch.dtype. device: the torch.device of the first weights (with the device
             "balanced", later layers may be on others).
         cache: where keys and values will be; see `storage.cache_choice`.
     """
 
+    model: Any
     tokenizer: Any
     ref: str
     folder: Path
@@ -66,16 +68,9 @@ class ModelInMemory:
     device: Any
     cache: str = "auto"
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel(ModelInMemory):
-    """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode."""
-
-    model: Any
-
     @property
     def text_model(self) -> Any:
-        """What finds and reads passages; see `DeferredModel`."""
+        """The model that finds and reads passages; see `DeferredModel`."""
         return self.model
 
 
@@ -372,11 +367,21 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredModel(ModelInMemory):
-    """As `LoadedModel`; `text_model` is a `PlainDecoder`, and `tokenizer`, where that can be, a
-    `PlainTokenizer`."""
+class DeferredModel:
+    """As `LoadedModel`; transformers loads `model` when it is first needed.
+
+    Finding and reading passages need weights and a tokenizer alone: `text_model` is a
+    `PlainDecoder`, and `tokenizer`, where that can be, a `PlainTokenizer`. What generates text or
+    runs a method needs transformers' model, whose import and loading take seconds.
+    """
 
     text_model: Any
+    tokenizer: Any
+    ref: str
+    folder: Path
+    dtype: Any
+    device: Any
+    cache: str = "auto"
 
     @cached_property
     def model(self) -> Any:

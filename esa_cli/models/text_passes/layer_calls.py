@@ -1,4 +1,4 @@
-"""Calls before each layer of a model, and forward passes that end behind one of its layers."""
+"""Calls before each layer of a model, and forward passes that end after one of its layers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _LayerReached(Exception):
 
 
 def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
-    """Hidden states (B, T, H) float32 behind the first `layers` layers, each of RMS 1.
+    """Hidden states (B, T, H) float32 after the first `layers` layers, each of RMS 1.
 
     Later layers do not run. Gradients pass through.
 

@@ -117,7 +117,7 @@ class FusedForward:
 
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
-        """Hidden states (B, T, hidden) behind the last of the layers, before the model's norm, and
+        """Hidden states (B, T, hidden) after the last of the layers, before the model's norm, and
         the layers' keys and values, those of `past` before the new ones.
 
         Args:
@@ -143,7 +143,7 @@ class FusedForward:
         return x, KeyValuePast(kept)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits (..., vocabulary), float32, of hidden states behind all layers."""
+        """Logits (..., vocabulary), float32, of hidden states after all layers."""
         logits: Tensor = self._model.lm_head(self._norm(states))
         return logits.float()
 
@@ -189,7 +189,7 @@ def can_be_fused(model: Any) -> bool:
 
 
 def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether all weights are of one type on the processor, in layers of torch itself; what is
+    """Whether all weights are of one type on the CPU, in layers of torch itself; what is
     quantised, or moved there when it is called, is not."""
     linears = [one for name, one in layer.named_modules() if name.endswith("_proj")]
     return all(type(one) is nn.Linear for one in linears) and all(

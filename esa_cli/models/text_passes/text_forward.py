@@ -161,7 +161,7 @@ GROUP = 8
 
 
 class PromptBatch:
-    """Prompts that a model has processed, with the logits behind each.
+    """Prompts that a model has processed, with the logits after each.
 
     Args:
         prompts: their token ids. shared: first tokens that all prompts have in common, which are
@@ -216,7 +216,7 @@ class Continuation:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Logits (len(tokens), vocabulary) behind each token, float32.
+        """Logits (len(tokens), vocabulary) after each token, float32.
 
         Args:
             parents: which continuation each token extends; the first time 0, the prompt.
@@ -335,7 +335,7 @@ def _check_finite(model: Any, logits: Tensor) -> None:
 
 
 def _last(whole: WholeForward, ids: Sequence[int]) -> Tensor:
-    """Logits (vocabulary,) behind a prompt."""
+    """Logits (vocabulary,) after a prompt."""
     states, _ = whole.states(torch.tensor([list(ids)], device=whole.device))
     return whole.logits(states[0, -1])
 
