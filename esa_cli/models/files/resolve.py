@@ -21,7 +21,7 @@ from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
 
 _UNKNOWN_WAY = "unknown_pre"
-"""What a prepared model's marker calls the word of `gguf_splitting.unknown_way`."""
+"""What a prepared model's marker calls the word of `gguf_conversion.unknown_way`."""
 
 
 def resolve(
