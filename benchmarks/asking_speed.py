@@ -44,7 +44,7 @@ def make_text(path: Path, length: int, facts: list[str], preset: str) -> None:
     """Writes a chronicle of about `length` tokens with the facts spread over it."""
     from esa_cli import models
     from esa_cli.evaluation.tasks.task_sample import Haystack
-    from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+    from esa_cli.models.tokenization.tokenizer import load_tokenizer
     from esa_cli.qa.presets.preset import load
 
     tokenizer = load_tokenizer(models.resolve(load(preset).model))

@@ -25,7 +25,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor
 from esa_cli.attention.plugin_errors import blame_plugin
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.row_shapes import key_shape
+from esa_cli.models.attachment.families import key_shape
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
     check_in_memory,
@@ -65,7 +65,7 @@ class Fingerprint:
 
 def fingerprint(model: Any) -> Fingerprint:
     """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
-    are not in memory, or are packed in a way that shows none."""
+    are not in memory, or are quantised in a way that shows none."""
     check_in_memory(model)
     config = model.config
     layers = projections(model)
@@ -86,7 +86,7 @@ def fingerprint(model: Any) -> Fingerprint:
 
 
 def _numbers(projection: Any) -> list[Tensor]:
-    """Signs of a projection's weight; of packed weights all bytes, with what unpacks them."""
+    """Signs of a projection's weight; of quantised weights all bytes, with their scales."""
     with weight_errors("a projection"):
         if (weight := plain_weight(projection)) is not None:
             return [torch.signbit(weight).to(torch.uint8)]

@@ -49,7 +49,7 @@ class Streamer:
             self.on_text(new)
 
     def end(self) -> None:
-        """Called by `generate` behind the last token."""
+        """Called by `generate` after the last token."""
         self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True))
 
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.attachment.row_shapes import source_layers
-from esa_cli.models.attachment.supported_families import (
+from esa_cli.models.attachment.families import (
     MIXED_TYPES,
     STATE_TYPES,
     family_of,
     keeps_state,
     layer_types,
+    source_layers,
 )
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
@@ -40,7 +40,7 @@ def check_in_memory(model: Any) -> None:
     if offloaded(model):
         raise ModelError(
             "some of this model's weights are offloaded, and esa cannot tell which model it is",
-            "load it whole on a GPU or the processor, use a smaller one, or ask without a library",
+            "load it whole on a GPU or the CPU, use a smaller one, or ask without a library",
         )
 
 
@@ -120,26 +120,26 @@ def kv_dtype(model: Any) -> torch.dtype:
 
 
 def _dtype(module: Any, otherwise: torch.dtype) -> torch.dtype:
-    """Its weight's; where that is packed, the model's, as the outputs are."""
+    """Its weight's; where that is quantised, the model's, as the outputs are."""
     weight = plain_weight(module)
     return otherwise if weight is None else weight.dtype
 
 
 def plain_weight(module: Any) -> Tensor | None:
-    """A module's weight if it is an unpacked floating-point tensor, else None."""
+    """A module's weight if it is a plain floating-point tensor, else None."""
     weight = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether a weight is unpacked: floating-point numbers of more than 8 bits, and no subclass,
-    by which torchao packs."""
+    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
+    such as torchao's quantised ones."""
     own = type(weight) in (Tensor, nn.Parameter)
     return own and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each plain parameter, then of all else in the model's state. Packed
+    """Name and tensor of each plain parameter, then of all else in the model's state. Quantised
     weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError,
     as `state_tensors`."""
     every = dict(model.named_parameters(remove_duplicate=False))
@@ -150,7 +150,7 @@ def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter, buffer and unpacked weight of a module.
+    """Name and tensor of each parameter, buffer and dequantised weight of a module.
 
     Args:
         known: names that are left out.
@@ -166,13 +166,13 @@ def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str
 
 
 def _own_state(part: Any, prefix: str) -> dict[str, Any]:
-    """A module's entries of `state_dict`, which on a whole model would unpack it twice."""
+    """A module's entries of `state_dict`, which on a whole model would dequantise it twice."""
     own: dict[str, Any] = {}
     packing = getattr(getattr(part, "weight", None), "quant_state", None)
     if packing is None:
         part._save_to_state_dict(own, prefix, False)
         return own
-    # That method of bitsandbytes 0.50 spoils the scales of weights that a processor has used.
+    # That method of bitsandbytes 0.50 spoils the scales of weights that a CPU has used.
     own |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
     for at, state in (("", packing), (".state2", getattr(packing, "state2", None))):
         tensors = {} if state is None else vars(state)

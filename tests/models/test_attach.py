@@ -104,15 +104,6 @@ def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
             close(model(ids, past_key_values=attached.new_cache()).logits, want)
 
 
-def test_three_layers_and_the_vote(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama", num_hidden_layers=3), tokens()
-    want = model(ids).logits
-    window = Window(initial=5, selected=1000, local=11, chunk=7, dense=0)
-    method = Method(window=window, position=TruePositions(), score=VoteScore())
-    with attach(model, method) as attached:
-        close(model(ids, past_key_values=attached.new_cache()).logits, want)
-
-
 def test_bfloat16_stays_near_stock(make_model: ModelFactory) -> None:
     model, ids = make_model("llama").bfloat16(), tokens()
     want = model(ids).logits.float()
@@ -257,17 +248,6 @@ def test_two_models_at_once(make_model: ModelFactory) -> None:
     two.detach()
 
 
-def test_two_models_made_from_one_config(make_model: ModelFactory) -> None:
-    first = make_model("llama")
-    torch.manual_seed(1)
-    second = type(first)(first.config).eval()
-    ids = tokens()
-    want = second(ids).logits
-    with attach(first, selective()) as attached:
-        first(ids, past_key_values=attached.new_cache())
-        assert torch.equal(second(ids).logits, want)
-
-
 def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
     model = make_model("llama")
     texts = tokens(60, seed=1), tokens(60, seed=2)
@@ -287,16 +267,6 @@ def test_a_turn_may_run_another_method(make_model: ModelFactory) -> None:
         cache = attached.new_cache()
         cache.begin(QueryState(), everything(7, 0))
         close(model(ids, past_key_values=cache).logits, want)
-
-
-def test_new_caches_run_the_method_in_use(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want = model(ids).logits
-    with attach(model, selective()) as attached:
-        before = attached.new_cache()
-        attached.use(everything(7, 0))
-        close(model(ids, past_key_values=attached.new_cache()).logits, want)
-        assert not torch.equal(model(ids, past_key_values=before).logits, want)
 
 
 def test_reading_then_asking(make_model: ModelFactory) -> None:
@@ -437,13 +407,6 @@ def test_padding(attached: Attachment, hidden: int) -> None:
     with pytest.raises(UsageError, match="takes no padding"):
         attached.model(tokens(), attention_mask=mask, past_key_values=cache)
     assert cache.get_seq_length() == 0
-
-
-def test_a_mask_of_ones_changes_nothing(attached: Attachment) -> None:
-    want = attached.model(tokens(), past_key_values=attached.new_cache()).logits
-    mask = torch.ones(1, LENGTH, dtype=torch.long)
-    got = attached.model(tokens(), attention_mask=mask, past_key_values=attached.new_cache()).logits
-    assert torch.equal(got, want)
 
 
 def test_ready_made_mask(attached: Attachment) -> None:

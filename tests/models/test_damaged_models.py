@@ -24,7 +24,7 @@ from esa_cli.errors import ModelError, ResourceError
 from esa_cli.models.files.resolve import count_tokens
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.preset import Prompt

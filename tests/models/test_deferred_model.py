@@ -12,13 +12,11 @@ from model_files import home
 
 from esa_cli import models
 from esa_cli.errors import ResourceError
-from esa_cli.models.files import config_cache
-from esa_cli.models.files.config_cache import cached_config
-from esa_cli.models.loading import deferred_model
-from esa_cli.models.loading.deferred_model import DeferredModel, load_deferred, load_for_text
-from esa_cli.models.loading.load import LoadedModel
+from esa_cli.models.files.settings_cache import cached_config
+from esa_cli.models.loading import load as load_module
+from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred, load_for_text
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -102,13 +100,6 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel) -> None:
     assert load_deferred(str(whole.folder), **HOW) is not None
 
 
-def test_settings_of_another_transformers(
-    whole: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config_cache, "installed", lambda package: "99.0")
-    assert cached_config(whole.folder) is None
-
-
 def test_damaged_settings_are_written_again(whole: LoadedModel, home: Path) -> None:
     [path] = [one for one in (home / "settings").iterdir() if b"rope_theta" in one.read_bytes()]
     good = path.read_bytes()
@@ -117,15 +108,6 @@ def test_damaged_settings_are_written_again(whole: LoadedModel, home: Path) -> N
         assert cached_config(whole.folder) is None
         assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
         assert path.read_bytes() == good
-
-
-def test_settings_that_cannot_be_written(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, values: Any) -> None:
-        raise OSError(28, "no room")
-
-    monkeypatch.setattr(config_cache, "write_settings", full)
-    assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
-    assert load_deferred(MODEL, **HOW) is None
 
 
 def test_memory_is_checked(whole: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,5 +121,5 @@ def test_the_tokenizer_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) ->
     later = deferred()
     assert isinstance(later.tokenizer, PlainTokenizer)
     assert later.tokenizer("Who?")["input_ids"] == first.tokenizer("Who?")["input_ids"]
-    monkeypatch.setattr(deferred_model, "load_plain_tokenizer", lambda folder: None)
+    monkeypatch.setattr(load_module, "load_plain_tokenizer", lambda folder: None)
     assert type(deferred().tokenizer) is type(first.tokenizer)

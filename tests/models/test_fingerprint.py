@@ -13,7 +13,7 @@ import torch
 from calibration_tools import selective
 from conftest import build_model
 
-from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
+from esa_cli.attention.compression import Linear
 from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
@@ -145,13 +145,6 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
         assert fingerprint(model).weights[:8] in refused.value.message
 
 
-def test_files_that_say_nothing_and_other_compressors_pass(tmp_path: Path) -> None:
-    model = build_model("llama")
-    for compressor in (saved(tmp_path / "a.safetensors", None), ClosedForm(), NoCompression()):
-        check_maps(compressor, model)
-        check_maps(compressor, model, selective(rotate=True))
-
-
 def at_distance(distance: int) -> Method:
     return replace(selective(rotate=True), position=FixedDistance(distance))
 
@@ -175,11 +168,6 @@ def test_a_file_for_other_queries_is_refused(
         check_maps(learned, model, used)
     assert "--for" in refused.value.hint
     check_maps(learned, model, replace(used, score=VoteScore()))
-
-
-def test_the_distance_of_unrotated_queries_does_not_matter(tmp_path: Path) -> None:
-    learned = saved(tmp_path / "a.safetensors", query_rotation(selective()))
-    check_maps(learned, build_model("llama"), replace(selective(), position=FixedDistance(9)))
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"kind": "llama"}'])

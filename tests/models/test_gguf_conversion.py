@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from esa_cli.apps.cli.model_choice.model_place import ModelPlace
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.files.resolve import cutting_note
-from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
+from esa_cli.models.gguf.gguf_conversion import split_as_named, unknown_way
 from esa_cli.qa.presets.preset import load as load_preset
 
 __all__ = ["home", "tiny_gguf"]
@@ -66,43 +64,11 @@ def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
         models.remove(str(tiny_gguf))
 
 
-def test_settings_are_restored(tiny_gguf: Path) -> None:
-    import gc
-
-    from transformers.utils import logging
-
-    before = (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled())
-    models.pull(str(tiny_gguf))
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled(), gc.isenabled()) == before
-
-
-def test_pre_tokenizer_is_fixed_only_where_known(tmp_path: Path, tiny_gguf: Path) -> None:
-    with GgufFile(tiny_gguf) as file:
-        assert file.metadata["tokenizer.ggml.pre"] == "smollm"
-    path = tmp_path / "tokenizer.json"
-    path.write_text('{"pre_tokenizer": {"type": "ByteLevel"}}', "utf-8")
-    split_as_named(path, "llama-bpe")
-    assert json.loads(path.read_text("utf-8"))["pre_tokenizer"]["type"] == "ByteLevel"
-    split_as_named(path, "smollm")
-    fixed = json.loads(path.read_text("utf-8"))["pre_tokenizer"]
-    assert [p["type"] for p in fixed["pretokenizers"]] == ["Digits", "ByteLevel"]
-
-
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [
         ("refact", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
         ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
-        ("hunyuan", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
-        ("deepseek-v3", "It 's Ġ 198 4 he ĠÃ©teÌģ ."),
-        ("deepseek-llm", "It ' s Ġ 1984 he ĠÃ© te Ìģ ."),
-        ("deepseek-coder", "It ' s Ġ 1 9 8 4 he ĠÃ©te Ìģ ."),
-        ("seed-coder", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
-        ("tiny_aya", "It's Ġ 1 984 he ĠÃ©teÌģ ."),
-        ("youtu", "It's Ġ 1 9 8 4 he ĠÃ©teÌģ ."),
-        ("exaone-moe", "It 's Ġ 1 9 8 4 heĠÃ©teÌģ ."),
-        ("afmoe", "It 's Ġ 1 984 he ĠÃ©teÌģ ."),
-        ("minicpm5", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
     ],
 )
 def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
@@ -115,7 +81,7 @@ def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path
     assert " ".join(piece for piece, _ in cut) == pieces
 
 
-@pytest.mark.parametrize("name", ["smollm", "llama-bpe", "olmo", "gpt-2", "minimax-m2"])
+@pytest.mark.parametrize("name", ["smollm", "llama-bpe", "olmo", "gpt-2", "tekken"])
 def test_nothing_is_said_of_a_known_way_to_cut(name: str) -> None:
     assert unknown_way({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name}) == ""
     assert unknown_way({"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default"}) == ""

@@ -6,20 +6,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gguf_kinds
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_writing import ARCHITECTURES, KIN, TOKENS, tensors, write_model
+from gguf_writing import ARCHITECTURES, TOKENS, tensors, write_model
 from model_files import TEXTS, home
 from test_families import family_model
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.supported_families import FAMILIES, keeps_state
 from esa_cli.models.files.checkpoint_files import stored_weights
-from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES
 
 __all__ = ["home"]
 
@@ -57,32 +55,10 @@ IN_GGUF: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
-    "phi": {"qk_layernorm": False},
-    "exaone4": {"sliding_window_pattern": None},
     "olmo3": {**FOUR, "rope_parameters": None},
     "cohere2": FOUR,
     "gpt_oss": FOUR,
-    "lfm2": {"block_auto_adjust_ff_dim": False},
-    "lfm2_moe": {"conv_bias": False},
     "ministral3": {"rope_parameters": YARN_OF_QUERIES},
-    "granitemoehybrid": {"mamba_d_head": 32},
-    "falcon_h1": {
-        "embedding_multiplier": 2.0,
-        "attention_in_multiplier": 0.5,
-        "attention_out_multiplier": 1.5,
-        "mlp_multipliers": [0.5, 2.0],
-        "ssm_in_multiplier": 0.5,
-        "ssm_out_multiplier": 2.0,
-        "ssm_multipliers": [0.5, 0.75, 1.5, 2.0, 0.25],
-        "mamba_norm_before_gate": False,
-    },
-    "nemotron_h": {
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention"]
-    },
-    "exaone_moe": FOUR,
-    "afmoe": {**FOUR, "mup_enabled": True},
-    "minicpm3": {"q_lora_rank": 24, "dim_model_base": 256, "scale_emb": 12, "v_head_dim": 24},
-    "minimax_m2": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }
 
 
@@ -101,115 +77,22 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def test_every_entry_is_of_a_supported_family() -> None:
-    assert set(ARCHITECTURES) <= set(FAMILIES)
-
-
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_a_family(kind: str, tmp_path: Path) -> None:
     model = tiny(kind)
     loaded = converted(write_model(tmp_path / "a.gguf", model))
     assert loaded.model.config.model_type == kind
-    # A logarithm, of which llama.cpp keeps the exponential, is not the same to the last bit.
-    rounding = 1e-4 if keeps_state(model.config) and "lfm2" not in kind else 0
-    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=0, atol=rounding)
+    assert torch.equal(logits(loaded.model), logits(model))
     for text in TEXTS:
         assert loaded.tokenizer.decode(loaded.tokenizer(text).input_ids) == text
     assert loaded.tokenizer.tokenize("19he") == ["1", "9", "he"]
     assert loaded.tokenizer.eos_token == "<|im_end|>"
 
 
-def test_nemotron_h_without_experts(tmp_path: Path) -> None:
-    model = tiny(
-        "nemotron_h", layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"]
-    )
-    path = write_model(tmp_path / "a.gguf", model, architecture="nemotron_h")
-    loaded = converted(path).model
-    assert loaded.config.layers_block_type == model.config.layers_block_type
-    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
-
-
-def test_activations_of_apertus_are_those_of_each_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny("apertus")
-    for layer, block in enumerate(model.model.layers):
-        block.mlp.act_fn.alpha_p.fill_(layer - 0.5)
-        block.mlp.act_fn.alpha_n.fill_(1.5 - 2 * layer)
-    path = write_model(tmp_path / "a.gguf", model)
-    assert torch.equal(logits(converted(path).model), logits(model))
-    assert (logits(tiny("apertus")) - logits(model)).abs().max() > 0.1
-    monkeypatch.setattr(gguf_kinds, "activations", lambda model: {})
-    with pytest.raises(ModelError, match=r"lacks the weights .*act_fn\.alpha_p"):
-        converted(write_model(tmp_path / "b.gguf", model))
-
-
-def test_one_group_of_experts_is_none(tmp_path: Path) -> None:
-    model = tiny("afmoe")
-    path = write_model(tmp_path / "a.gguf", model, expert_group_count=1, expert_group_used_count=1)
-    assert torch.equal(logits(converted(path).model), logits(model))
-    with pytest.raises(ModelError, match=r"the setting afmoe\.expert_group_count"):
-        converted(write_model(tmp_path / "b.gguf", model, expert_group_count=2))
-
-
-@pytest.mark.parametrize(("kind", "other"), KIN.items())
-def test_kin_that_are_one_to_llama_cpp(kind: str, other: str, tmp_path: Path) -> None:
-    model = tiny(kind)
-    loaded = converted(write_model(tmp_path / "a.gguf", model))
-    assert loaded.model.config.model_type == other
-    assert torch.equal(logits(loaded.model), logits(model))
-
-
 YARN_OF_LATENTS = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("deepseek_v2", {"n_group": 2, "topk_method": "group_limited_greedy"}),
-        ("deepseek_v2", {"rope_parameters": YARN_OF_LATENTS}),
-        ("deepseek_v3", {"rope_parameters": YARN_OF_LATENTS}),
-        ("deepseek_v3", {"n_group": 2, "norm_topk_prob": False, "q_lora_rank": None}),
-    ],
-)
-def test_latents_otherwise(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    model = tiny(kind, **changes)
-    loaded = converted(write_model(tmp_path / "a.gguf", model))
-    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=0, atol=1e-5)
-    assert (logits(tiny(kind)) - logits(model)).abs().max() > 0.01
-
-
-def test_a_file_from_before_latents_were_one_key_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And from before the function that makes weights of experts was named."""
-    monkeypatch.setattr(gguf_kinds, "keys_and_values", lambda *more: {})
-    model = tiny("deepseek_v3")
-    path = write_model(
-        tmp_path / "a.gguf", model, expert_gating_func=None, attention__head_count_kv=4,
-        attention__key_length_mla=None, attention__value_length_mla=None,
-        attention__key_length=20, attention__value_length=10,
-    )  # fmt: skip
-    assert torch.equal(logits(converted(path).model), logits(model))
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"expert_weights_norm": True}, "experts .* with weights that add up to one"),
-        ({"attention__temperature_scale": 0.1}, "queries .* scaled by position"),
-        ({"rope__dimension_count": None}, "lacks the sizes of latent attention"),
-        ({"expert_gating_func": 4}, "the setting deepseek2.expert_gating_func"),
-    ],
-)
-def test_latents_that_transformers_has_not(
-    entries: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ModelError, match=message):
-        converted(write_model(tmp_path / "a.gguf", tiny("deepseek_v2"), **entries))
 
 
 def test_the_largest_gemma_scales_its_queries_by_another_size(tmp_path: Path) -> None:
@@ -219,11 +102,11 @@ def test_the_largest_gemma_scales_its_queries_by_another_size(tmp_path: Path) ->
     assert torch.equal(logits(loaded.model), logits(model))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2_moe", "phi3", "glm4"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "phi3", "glm4"])
 @pytest.mark.parametrize("form", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4"])
 def test_the_numbers_are_those_that_quantisation_left(kind: str, form: str, tmp_path: Path) -> None:
-    experts = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    model = tiny(kind, head_dim=16, **(experts if "moe" in kind else {}))
+    experts = {"moe_intermediate_size": 32} if "moe" in kind else {}
+    model = tiny(kind, head_dim=16, **experts)
     path = write_model(tmp_path / "a.gguf", model, form)
     for weight in model.parameters():
         if weight.dim() > 1 and weight.shape[0] > 1:
@@ -232,80 +115,12 @@ def test_the_numbers_are_those_that_quantisation_left(kind: str, form: str, tmp_
     assert torch.allclose(logits(converted(path).model), logits(model), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3_moe")],
-)
-def test_the_language_part_of_models_that_see_images(
-    architecture: str, kind: str, tmp_path: Path
-) -> None:
-    model = tiny(kind)
-    path = write_model(
-        tmp_path / "a.gguf", model, architecture=architecture,
-        rope__dimension_sections=[4, 2, 2, 0], n_deepstack_layers=3,
-    )  # fmt: skip
-    loaded = converted(path)
-    assert loaded.model.config.model_type == kind
-    assert torch.equal(logits(loaded.model), logits(model))
-
-
-def test_layers_that_draft_tokens_are_left_out(tmp_path: Path) -> None:
-    model = tiny("glm4_moe")
-    extra = {"blk.2.attn_norm.weight": [1.0] * 96, "blk.2.nextn.enorm.weight": [1.0] * 96}
-    path = write_model(
-        tmp_path / "a.gguf", model, extra=extra, block_count=3, nextn_predict_layers=1
-    )
-    assert torch.equal(logits(converted(path).model), logits(model))
-    with pytest.raises(ModelError, match=r"lacks the weights blk\.2"):
-        converted(write_model(tmp_path / "b.gguf", model, extra=extra, block_count=3))
-
-
-def test_layers_that_draft_tokens_may_be_among_those_with_a_window(tmp_path: Path) -> None:
-    model = tiny("exaone_moe")
-    slides = [one == "sliding_attention" for one in model.config.layer_types]
-    count = len(slides)
-    extra = {f"blk.{count}.nextn.enorm.weight": [1.0] * 96}
-    path = write_model(
-        tmp_path / "a.gguf", model, extra=extra, block_count=count + 1, nextn_predict_layers=1,
-        attention__sliding_window_pattern=[*slides, False],
-    )  # fmt: skip
-    assert torch.equal(logits(converted(path).model), logits(model))
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes", "entries"),
-    [
-        (
-            "exaone4",
-            {**FOUR, "sliding_window_pattern": 4},
-            {"attention__sliding_window_pattern": [True, True, True, False]},
-        ),
-        (
-            "cohere2",
-            {**FOUR, "layer_types": ["sliding_attention", "full_attention"] * 2},
-            {"attention__sliding_window_pattern": 2},
-        ),
-        (
-            "granitemoehybrid",
-            {"num_local_experts": 0, "shared_intermediate_size": 64},
-            {"expert_shared_feed_forward_length": None},
-        ),
-        ("nemotron_h", {"moe_latent_size": 24}, {}),
-        ("falcon_h1", {"mamba_rms_norm": True}, {}),
-        (
-            "granitemoehybrid",
-            {"position_embedding_type": "rope"},
-            {"rope__scaling__finetuned": True},
-        ),
-    ],
-)
-def test_a_family_otherwise(
-    kind: str, changes: dict[str, Any], entries: dict[str, Any], tmp_path: Path
-) -> None:
-    model = tiny(kind, **changes)
+def test_windows_as_a_number_of_the_metadata(tmp_path: Path) -> None:
+    model = tiny("cohere2", **FOUR | {"layer_types": ["sliding_attention", "full_attention"] * 2})
+    entries = {"attention__sliding_window_pattern": 2}
     loaded = converted(write_model(tmp_path / "a.gguf", model, **entries))
-    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=0, atol=1e-4)
-    assert (logits(tiny(kind)) - logits(model)).abs().max() > 0.1
+    assert torch.equal(logits(loaded.model), logits(model))
+    assert (logits(tiny("cohere2")) - logits(model)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("form", ["BF16", "MXFP4", "F16", "Q8_0"])
@@ -461,6 +276,8 @@ def test_weights_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "a.gguf", tiny(), architecture="rwkv7")
-    with pytest.raises(ModelError, match="rwkv7"):
-        converted(path)
+    """Also one that transformers' own reader would take, and read without its scaled rotary."""
+    for name in ("rwkv7", "stablelm"):
+        path = write_model(tmp_path / f"{name}.gguf", tiny(), architecture=name)
+        with pytest.raises(ModelError, match=name):
+            converted(path)

@@ -134,7 +134,7 @@ def test_a_quantised_map_is_unpacked_once() -> None:
         for piece in ids.split(20, dim=1):
             got = model(piece, past_key_values=cache).logits
         close(got, want[:, 40:])
-        assert attached.latents[0]._unpacked is not None
+        assert attached.latents[0]._dequantised is not None
 
 
 def test_an_adapter_changes_quantised_maps_that_were_unpacked_before() -> None:

@@ -15,16 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ModelFactory
 from simulated_device import SimulatedDevice, lies_there
 from tiny_finder import tiny_finder
 
 from esa_cli import models
-from esa_cli.errors import ResourceError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.models.loading import layer_spreading
-from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
@@ -44,7 +41,10 @@ PLACES = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers.
 
 def apart(loaded: Any, device: SimulatedDevice) -> Any:
     """The model with its second layer, and what comes behind it, on the other device."""
-    model = spread(copy.deepcopy(loaded.model), PLACES)
+    accelerate: Any = import_module("accelerate")  # untyped
+    model = copy.deepcopy(loaded.model)
+    keys = model._skip_keys_device_placement
+    model = accelerate.dispatch_model(model, dict(PLACES), main_device="cpu", skip_keys=keys)
     device.put(model.model.layers[1], model.model.norm, model.lm_head)
     return replace(loaded, model=model)
 
@@ -111,66 +111,6 @@ def test_rows_in_the_library(loaded: Any, tmp_path: Path) -> None:
         with SimulatedDevice() as device:
             found.append(ask(apart(loaded, device) if there else loaded))
     assert found[0] == found[1]
-
-
-# Which layers
-
-
-@pytest.mark.parametrize(
-    ("rooms", "places"),
-    [
-        ({}, "cccc"),
-        ({"a": 45}, "aaaa"),
-        ({"a": 44}, "aaac"),
-        ({"a": 25, "b": 20}, "aabb"),
-        ({"a": 24, "b": 100}, "abbb"),
-        ({"a": 25, "b": 15}, "aabc"),
-        ({"a": 3, "b": -7, "d": 20}, "ddcc"),
-    ],
-)
-def test_gpus_are_filled_in_order(rooms: dict[str, int], places: str) -> None:
-    named = {"c": "cpu"}
-    assert layer_places([10] * 4, 5, rooms) == [named.get(one, one) for one in places]
-
-
-def test_every_part_of_a_model_has_a_place(make_model: ModelFactory) -> None:
-    model: Any = make_model("llama", num_hidden_layers=3)
-    layer = sum(one.nbytes for one in model.model.layers[0].parameters())
-    other = sum(one.nbytes for one in model.parameters()) - 3 * layer
-    found = device_map(model, {"cuda:0": other - 1, "cuda:1": other + 2 * layer})
-    assert found == {
-        "model.embed_tokens": "cuda:1", "model.norm": "cuda:1", "model.rotary_emb": "cuda:1",
-        "lm_head": "cuda:1", "model.layers.0": "cuda:1", "model.layers.1": "cuda:1",
-        "model.layers.2": "cpu",
-    }  # fmt: skip
-    assert set(device_map(model, {"cuda:0": -5}).values()) == {"cpu"}
-    few = device_map(model, {"cuda:0": layer})
-    assert (few["lm_head"], few["model.layers.0"]) == ("cuda:0", "cpu")
-
-
-# Loading
-
-
-def test_a_model_larger_than_the_gpus(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = sum(one.nbytes for one in loaded.model.parameters())
-    loading: Any = import_module("esa_cli.models.loading.load")
-    monkeypatch.setattr(loading, "choose_device", lambda device: "balanced")
-    monkeypatch.setattr(loading, "available_memory", lambda device="cpu": 1 << 30)
-    monkeypatch.setattr(layer_spreading, "gpu_rooms", lambda: {THERE: whole - 1})
-    monkeypatch.setattr(layer_spreading, "device_map", lambda model, rooms: PLACES)
-    with SimulatedDevice():
-        made = models.load("random:llama", device="balanced", dtype="float32")
-    assert set(made.model.hf_device_map.values()) == {"cpu", THERE}
-    assert not any(one.is_meta for one in made.model.parameters())
-    ids = torch.arange(3, 40)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(made.model(ids).logits, loaded.model(ids).logits)
-    assert "offloaded" not in capsys.readouterr().err
-    monkeypatch.setattr(loading, "available_memory", lambda device="cpu": whole - 1)
-    with pytest.raises(ResourceError, match="and cpu has"):
-        models.load("random:llama", device="balanced", dtype="float32")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ModelFactory
 
-from esa_cli.models.text_passes.partial_forward import hidden_states, padded
+from esa_cli.models.text_passes.layer_calls import hidden_states, padded
 
 
 @pytest.fixture

@@ -77,10 +77,3 @@ def test_blocks_of_several_threads(logging: Any, first_to_end: int) -> None:
     in_thread(partial(blocks.pop().__exit__, None, None, None))
     assert not is_silent(logging)
     assert list(warnings.filters) == filters
-
-
-def test_warnings_are_not_shown() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with quiet_transformers():
-            warnings.warn("no", stacklevel=1)

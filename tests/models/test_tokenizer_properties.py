@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from model_files import TEXTS
 
 from esa_cli import models
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
-from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import (
+    PlainTokenizer,
+    load_plain_tokenizer,
+    load_tokenizer,
+)
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets.cache_key import _tokens
 from esa_cli.qa.presets.preset import Prompt

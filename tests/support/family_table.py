@@ -1,4 +1,4 @@
-"""The tables of `docs/models.md`, from `esa_cli/models/attachment/supported_families.py`.
+"""The tables of `docs/models.md`, from `esa_cli/models/attachment/families.py`.
 
 PYTHONPATH=tests .venv/bin/python tests/support/family_table.py    # writes them anew
 """
@@ -9,15 +9,14 @@ from pathlib import Path
 
 from conftest import KINDS
 
-from esa_cli.models.attachment.refused_families import LIMITS
-from esa_cli.models.attachment.supported_families import (
+from esa_cli.models.attachment.families import (
     FAMILIES,
     HYBRID_SLIDING_ROTATE,
     PREFIX_SLIDING_ROTATE,
     SLIDING_ROTATE,
     Family,
 )
-from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, GgufFamily
 
 OTHER_LAYERS = {
     "sliding_attention": "windows in some layers",
@@ -76,14 +75,9 @@ def tables() -> dict[str, str]:
     for kind, family in FAMILIES.items():
         cells = [f"`{kind}`", family.models, rotary(family), attention(kind), logits(family)]
         supported.append(f"| {' | '.join(cells)} |")
-    reasons: dict[str, list[str]] = {}
-    for kind, reason in LIMITS.items():
-        reasons.setdefault(reason, []).append(f"`{kind}`")
-    refused = ["| `model_type` | why not |", "|-|-|"]
-    refused += [f"| {', '.join(types)} | {reason} |" for reason, types in reasons.items()]
     gguf = ["| architecture in GGUF | `model_type` |", "|-|-|"]
     gguf += [f"| `{name}` | {kinds(family)} |" for name, family in GGUF_FAMILIES.items()]
-    found = {"supported": supported, "gguf": gguf, "refused": refused}
+    found = {"supported": supported, "gguf": gguf}
     return {name: "\n".join(lines) for name, lines in found.items()}
 
 
@@ -91,9 +85,7 @@ def kinds(family: GgufFamily) -> str:
     """What files of an architecture become."""
     others = {
         "with experts": family.experts,
-        "with shared ones": family.shared,
         "with windows": family.windowed,
-        "with experts chosen by sigmoids": family.sigmoid,
     }
     more = [f"`{kind}` {when}" for when, kind in others.items() if kind]
     return ", ".join([f"`{family.kind}`", *more])

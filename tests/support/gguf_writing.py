@@ -7,25 +7,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf_kinds
 import numpy
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 from model_files import add_tokenizer, byte_letters
 
-from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES, GgufFamily
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, GgufFamily
 
 MERGED = ["19", "he"]
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), *MERGED]
 ARCHITECTURES = {
     kind: (name, family)
     for name, family in GGUF_FAMILIES.items()
-    for kind in (family.kind, family.experts, family.shared, family.windowed, family.sigmoid)
-    if kind and not name.endswith(("vl", "vlmoe"))
+    for kind in (family.kind, family.experts, family.windowed)
+    if kind
 }
 """llama.cpp's name, and the entry, by `model_type`."""
-KIN = {"glm4_moe_lite": "deepseek_v3", "youtu": "deepseek_v3"}
-"""What llama.cpp writes as another `model_type`, and that one."""
 SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -35,7 +32,7 @@ SIZES = {
     "attention.head_count_kv": "num_key_value_heads",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts")
 YARN = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
@@ -43,7 +40,6 @@ YARN = {
     "llama_4_scaling_beta": "attention.temperature_scale",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def write_model(
@@ -65,8 +61,7 @@ def write_model(
         pre, vocabulary: as of `add_tokenizer`. most: tensors of a file, others follow in more.
         entries: metadata, named without the architecture, "__" for "."; None leaves one out.
     """
-    kind = model.config.model_type
-    name, family = ARCHITECTURES[KIN.get(kind, kind)]
+    name, family = ARCHITECTURES[model.config.model_type]
     out = GGUFWriter(str(path), architecture or name, split_max_tensors=most)
     changes = {key.replace("__", "."): value for key, value in entries.items()}
     for key, value in (settings(model.config, family) | changes).items():
@@ -81,8 +76,6 @@ def write_model(
             out.add_array(key, value)
         elif value is not None:
             out.add_float32(key, value)
-    for key, value in gguf_kinds.activations(model).items():
-        out.add_array(key, value)
     add_tokenizer(out, vocabulary, pre)
     for tensor, numbers in tensors(model, name, family).items():
         type_ = GGMLQuantizationType[quantization if numbers.ndim > 1 else "F32"]
@@ -102,23 +95,12 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
     for name in EXPERTS:
         if count := getattr(config, name, None):
             found |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
-    for name in SHARED:
-        found |= (
-            {"expert_shared_feed_forward_length": getattr(config, name, None)}
-            if hasattr(config, name)
-            else {}
-        )
-    for name in ("layer_norm_eps", "norm_epsilon"):
-        if hasattr(config, name):
-            found["attention.layer_norm_epsilon"] = getattr(config, name)
-    for name in ("rms_norm_eps", "norm_eps"):
-        if hasattr(config, name):
-            found["attention.layer_norm_rms_epsilon"] = getattr(config, name)
-    found |= of_kind(config)
-    found |= gguf_kinds.expert_settings(config)
-    found |= gguf_kinds.mixer_settings(config)
-    if config.model_type in ("olmo", "nemotron"):
-        found["attention.layer_norm_epsilon"] = getattr(config, "norm_eps", 1e-5)
+    if hasattr(config, "layer_norm_eps"):
+        found["attention.layer_norm_epsilon"] = config.layer_norm_eps
+    if hasattr(config, "rms_norm_eps"):
+        found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    if config.model_type == "gpt_oss":
+        found["expert_feed_forward_length"] = config.intermediate_size
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = getattr(config, "rope_parameters", {"rope_theta": 10000.0})
     rope = rope.get("full_attention", rope)
@@ -129,27 +111,6 @@ def settings(config: Any, family: GgufFamily) -> dict[str, Any]:
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope.get("rope_type") == "yarn":
         found |= {key: rope.get(name) for name, key in YARN.items()}
-    return found | gguf_kinds.latent_settings(config, found)
-
-
-def of_kind(config: Any) -> dict[str, Any]:
-    """What one kind of model has besides."""
-    kind, found = config.model_type, dict[str, Any]()
-    types = getattr(config, "layer_types", None) or []
-    if "conv" in types or kind == "granitemoehybrid":
-        heads = config.num_key_value_heads
-        found["attention.head_count_kv"] = [heads * (one == "full_attention") for one in types]
-    if kind == "gpt_oss":
-        found["expert_feed_forward_length"] = config.intermediate_size
-    if kind.startswith("qwen3_5"):
-        found["rope.dimension_sections"] = [1, 1, 0, 0]
-    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        found["full_attention_interval"] = types.index("full_attention") + 1
-        heads = config.linear_num_value_heads
-        found["ssm.inner_size"] = heads * config.linear_value_head_dim
-    if kind == "granitemoehybrid":
-        found["ssm.inner_size"] = config.mamba_n_heads * config.mamba_d_head
-        found["rope.scaling.finetuned"] = False
     return found
 
 
@@ -159,107 +120,17 @@ def tensors(model: Any, name: str, family: GgufFamily) -> dict[str, Any]:
     architecture = next(key for key, value in MODEL_ARCH_NAMES.items() if value == name)
     names = get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, value in model.state_dict().items():
-        if (key == "lm_head.weight" and config.tie_word_embeddings) or ".act_fn." in key:
+        if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         numbers = value.float().numpy().copy()
-        if family.raised and key.endswith("norm.weight") and "linear_attn" not in key:
+        if family.raised and key.endswith("norm.weight"):
             numbers = numbers + 1
-        numbers = gguf_kinds.multiplied(key, numbers, config)
         if family.pairs and (match := re.search(r"self_attn\.([qk])_proj", key)):
             query = match[1] == "q"
             heads = config.num_attention_heads if query else config.num_key_value_heads
             numbers = permuted(numbers, heads)
-        if match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(.)_layernorm\.norms.*", key):
-            rows = f"blk.{match[1]}.attn_{match[2]}_norm.weight"
-            found[rows] = numpy.concatenate([*found.get(rows, []), numbers]).reshape(
-                -1, len(numbers)
-            )
-        else:
-            found |= arranged(key, numbers, config) or placed(key, numbers, names)
+        found |= placed(key, numbers, names, config)
     return found
-
-
-def arranged(key: str, numbers: Any, config: Any) -> dict[str, Any]:
-    """Tensors in another form than the weight; none: it stays as it is."""
-    block, end = "blk." + (key.split(".") + [""] * 3)[2], key.split(".")[-1]
-    if key.endswith("kv_b_proj.weight"):
-        return gguf_kinds.keys_and_values(block, numbers, config)
-    if config.model_type == "nemotron_h" and ".mixer." in key:
-        return gguf_kinds.mixer(block, key.split(".mixer.")[1], numbers, config)
-    if "query_key_value" in key and config.model_type == "gpt_neox":
-        return gguf_kinds.of_all_heads(block, end, numbers, config)
-    if config.model_type == "gpt_oss" and "experts" in key:
-        part = "bias" if end.endswith("bias") else "weight"
-        rows = numbers if part == "bias" else numbers.swapaxes(1, 2)
-        if "down" in end:
-            return {f"{block}.ffn_down_exps.{part}": rows}
-        each = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
-        return {f"{block}.ffn_{name}_exps.{part}": one for name, one in each.items()}
-    if "linear_attn" in key:
-        return delta(block, key.split("linear_attn.")[1], numbers, config)
-    names = {
-        "sinks": "attn_sinks.weight",
-        "expert_bias": "exp_probs_b.bias",
-        "e_score_correction_bias": "exp_probs_b.bias",
-        "dt_bias": "ssm_dt.bias",
-        "D": "ssm_d",
-        "A_log": "ssm_a",
-    }
-    if ".mamba." in key and end in ("D", "A_log"):
-        return {f"{block}.{names[end]}": (numbers if end == "D" else -numpy.exp(numbers))[:, None]}
-    if end in names:
-        return {f"{block}.{names[end]}": numbers}
-    if key.endswith("conv.conv.weight"):
-        return {f"{block}.shortconv.conv.weight": numbers[:, 0]}
-    if key.endswith("mamba.conv1d.weight"):
-        return {f"{block}.ssm_conv1d.weight": numbers[:, 0]}
-    if key.endswith("pre_ff_layernorm.weight"):
-        return {f"{block}.ffn_norm": numbers}
-    if key.endswith("mamba.norm.weight"):
-        return {f"{block}.ssm_norm.weight": numbers.reshape(config.mamba_n_groups, -1)}
-    if "shared_mlp" in key and not config.num_local_experts:
-        if "output" in key:
-            return {f"{block}.ffn_down.weight": numbers}
-        gate, up = numpy.split(numbers, 2)
-        return {f"{block}.ffn_gate.weight": gate, f"{block}.ffn_up.weight": up}
-    return {}
-
-
-def delta(block: str, key: str, numbers: Any, config: Any) -> dict[str, Any]:
-    """Of linear attention. Value heads are in transformers' order in Qwen3-Next alone; in Qwen3.5
-    those come first that are the first of their key head."""
-    heads, values = config.linear_num_key_heads, config.linear_num_value_heads
-    width, size = config.linear_key_head_dim, config.linear_value_head_dim
-    order = numpy.arange(values)
-    if config.model_type != "qwen3_next":
-        order = numpy.concatenate(
-            [order[first :: values // heads] for first in range(values // heads)]
-        )
-    rows = (order[:, None] * size + numpy.arange(size)).ravel()
-    behind = numpy.concatenate([numpy.arange(2 * heads * width), 2 * heads * width + rows])
-    if key == "in_proj_qkvz.weight":
-        each = [width, width, size * values // heads, size * values // heads]
-        cuts = numpy.cumsum(each)[:-1]
-        parts = numpy.split(numbers.reshape(heads, sum(each), -1), cuts, 1)
-        kinds = [one.reshape(-1, numbers.shape[1]) for one in parts]
-        return {
-            f"{block}.attn_qkv.weight": numpy.concatenate(kinds[:3]),
-            f"{block}.attn_gate.weight": kinds[3],
-        }
-    return {
-        "in_proj_qkv.weight": lambda: {f"{block}.attn_qkv.weight": numbers[behind]},
-        "in_proj_z.weight": lambda: {f"{block}.attn_gate.weight": numbers[rows]},
-        "in_proj_b.weight": lambda: {f"{block}.ssm_beta.weight": numbers[order]},
-        "in_proj_a.weight": lambda: {f"{block}.ssm_alpha.weight": numbers[order]},
-        "conv1d.weight": lambda: {
-            f"{block}.ssm_conv1d.weight": numbers[
-                behind if config.model_type != "qwen3_next" else slice(None), 0
-            ]
-        },
-        "dt_bias": lambda: {f"{block}.ssm_dt.bias": numbers[order]},
-        "A_log": lambda: {f"{block}.ssm_a": -numpy.exp(numbers[order])},
-        "out_proj.weight": lambda: {f"{block}.ssm_out.weight": numbers[:, rows]},
-    }.get(key, dict)()
 
 
 def permuted(numbers: Any, heads: int) -> Any:
@@ -268,20 +139,22 @@ def permuted(numbers: Any, heads: int) -> Any:
     return halves.swapaxes(1, 2).reshape(numbers.shape)
 
 
-def placed(key: str, numbers: Any, names: Any) -> dict[str, Any]:
+def placed(key: str, numbers: Any, names: Any, config: Any) -> dict[str, Any]:
     """The tensors of the file that one weight becomes."""
     block = "blk." + key.split(".")[2] if ".layers." in key else ""
+    if config.model_type == "gpt_oss" and "experts" in key:
+        part = "bias" if key.endswith("bias") else "weight"
+        rows = numbers if part == "bias" else numbers.swapaxes(1, 2)
+        if "down" in key:
+            return {f"{block}.ffn_down_exps.{part}": rows}
+        each = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+        return {f"{block}.ffn_{name}_exps.{part}": one for name, one in each.items()}
+    if key.endswith("sinks"):
+        return {f"{block}.attn_sinks.weight": numbers}
     if key.endswith("experts.gate_up_proj"):
         gate, up = numpy.split(numbers, 2, 1)
         return {f"{block}.ffn_gate_exps.weight": gate, f"{block}.ffn_up_exps.weight": up}
-    if key.endswith("shared_mlp.input_linear.weight"):
-        gate, up = numpy.split(numbers, 2, 0)
-        return {f"{block}.ffn_gate_shexp.weight": gate, f"{block}.ffn_up_shexp.weight": up}
     if key.endswith("experts.down_proj"):
         return {f"{block}.ffn_down_exps.weight": numbers}
-    if key.endswith("block_sparse_moe.router.weight"):
-        return {f"{block}.ffn_gate_inp.weight": numbers}
-    if key.endswith("shared_expert_gate.weight"):
-        return {f"{block}.ffn_gate_inp_shexp.weight": numbers[0]}
     base, _, suffix = key.rpartition(".")
     return {f"{names.get_name(base)}.{suffix}": numbers}

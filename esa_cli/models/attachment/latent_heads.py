@@ -25,7 +25,7 @@ class LatentHeads:
 
     Args:
         module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
-            quantised, its unpacked weight is kept from the first call on.
+            quantised, its dequantised weight is cached from the first call on.
 
     Raises:
         ModelError: the maps have a bias.
@@ -35,7 +35,7 @@ class LatentHeads:
         self._projection: nn.Module = module.kv_b_proj
         self._heads, self._latent = int(module.num_heads), int(module.kv_lora_rank)
         self._rest, self._rotary = int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)
-        self._unpacked: Tensor | None = None
+        self._dequantised: Tensor | None = None
         if getattr(self._projection, "bias", None) is not None:
             raise ModelError(
                 "maps of latents to keys must have no bias, got one",
@@ -64,10 +64,10 @@ class LatentHeads:
         """The weight of a projection that is quantised, offloaded or has an adapter: what it makes
         of unit vectors."""
         adapted = bool(self._projection._forward_hooks)  # an adapter's is not there for good
-        if self._unpacked is not None and not adapted:
-            return self._unpacked
+        if self._dequantised is not None and not adapted:
+            return self._dequantised
         unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
         weight: Tensor = self._projection(unit).T.contiguous()
         if not adapted:
-            self._unpacked = weight
+            self._dequantised = weight
         return weight

@@ -131,7 +131,7 @@ class StateHistory:
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
-        """Ends a forward call, behind which there are so many tokens."""
+        """Ends a forward call, after which there are so many tokens."""
         self.tokens = tokens
         for layer in self.layers:
             layer.detach()
@@ -145,7 +145,7 @@ class StateHistory:
             )
 
     def restore(self, tokens: int) -> None:
-        """Goes back to so many tokens, and drops the snapshots behind them. Raises UsageError: as
+        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: as
         `check`."""
         self.check(tokens)
         if self.layers and tokens != self.tokens:

@@ -1,6 +1,6 @@
 """What distinguishes each layer's attention, from the family's entry and a model's configuration.
 
-The one place that reads `supported_families.py` for attention: `attach` asks here whether a model
+The one place that reads `families.py` for attention: `attach` asks here whether a model
 is supported, for each layer's rotary embedding and factor, and for what replaces the rotary module.
 """
 
@@ -19,10 +19,8 @@ from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.attention.temperature import Temperature
 from esa_cli.attention.weighted_rope import WeightedRope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.kv_cache import Keeps
-from esa_cli.models.attachment.method_layers import ATTENTION_TYPES, layer_windows
-from esa_cli.models.attachment.row_shapes import source_layers
-from esa_cli.models.attachment.supported_families import (
+from esa_cli.models.attachment.families import (
+    ATTENTION_TYPES,
     HYBRID_SLIDING_ROTATE,
     IDLE_TYPES,
     INSTEAD,
@@ -34,7 +32,10 @@ from esa_cli.models.attachment.supported_families import (
     check_type,
     family_of,
     layer_types,
+    layer_windows,
+    source_layers,
 )
+from esa_cli.models.attachment.kv_cache import Keeps
 
 FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
 """Families whose rotary embedding has fixed frequencies where it has an alpha."""
@@ -136,7 +137,7 @@ def _head_dim(family: Family, module: Any) -> int:
 
 
 def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
-    """With the layer's own weights behind the rotation, where a family has some."""
+    """With the layer's own weights after the rotation, where a family has some."""
     if family.norms_after is None:
         return rope
     query, key = (getattr(module, name).weight for name in family.norms_after)

@@ -21,7 +21,7 @@ from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
 
 _UNKNOWN_WAY = "unknown_pre"
-"""What a prepared model's marker calls the word of `gguf_splitting.unknown_way`."""
+"""What a prepared model's marker calls the word of `gguf_conversion.unknown_way`."""
 
 
 def resolve(
@@ -109,7 +109,7 @@ def count_tokens(folder: Path, text: str) -> int:
         if file.is_file():
             from tokenizers import Tokenizer
 
-            from esa_cli.models.tokenization.plain_tokenizer import check_expansion
+            from esa_cli.models.tokenization.tokenizer import check_expansion
 
             # Here, so that --help of what counts tokens needs no numpy.
             from esa_cli.models.tokenization.windowed_tokenizer import token_rows

@@ -1,7 +1,9 @@
-"""Small JSON files of what only transformers knows of a model, kept for processes without it.
+"""Small JSON files of what only transformers knows of a model, for processes that do not import it.
 
-A file is found again by the contents of the model's files that it follows from, and is not used
-when it is damaged. It lies in the folder `settings` of `prepared_models.home`.
+A model's config.json leaves out the family's defaults: when transformers has loaded a model, its
+completed settings are stored until the model's small files or the version of transformers change.
+A file is found by the contents of the model's files that it follows from, and is not used when it
+is damaged. It lies in the folder `settings` of `prepared_models.home`.
 """
 
 from __future__ import annotations
@@ -62,3 +64,33 @@ def write_settings(path: Path, values: dict[str, Any]) -> None:
 def installed(package: str) -> str:
     """The version of a package, which is not imported. Raises PackageNotFoundError."""
     return version(package)
+
+
+FORMAT = 1
+"""Raised when what is kept differs."""
+SMALL_FILES = ("config.json", "generation_config.json")
+"""The files of a model's folder from which transformers makes its settings."""
+
+
+def cached_config(folder: Path) -> dict[str, Any] | None:
+    """The completed settings of the model in a folder; None: they are not known, or damaged."""
+    with suppress(*UNUSABLE):
+        return read_settings(_path(folder))
+    return None
+
+
+def cache_config(folder: Path, config: Any) -> None:
+    """Keeps the completed settings of a model that transformers has loaded from a folder; where
+    they cannot be written, they are not kept.
+
+    Args:
+        config: of transformers.
+    """
+    if cached_config(folder) is None:
+        with suppress(*UNUSABLE):
+            write_settings(_path(folder), config.to_dict())
+
+
+def _path(folder: Path) -> Path:
+    kind = f"{FORMAT} {installed('transformers')}"
+    return settings_path(kind, [folder / name for name in SMALL_FILES])

@@ -2,22 +2,25 @@
 
 It is done once, since unpacking takes tens of seconds. The weights keep the precision that
 quantisation left, in float32, since 16 bits would lose digits of 4-bit weights. The tokenizer is
-the one the GGUF file describes. Architectures without an entry in `gguf_families.py` are read by
-transformers where it can, which takes more memory.
+the one the GGUF file describes. Architectures without an entry in `GGUF_FAMILIES` are refused:
+transformers' own reader ignores how most of them scale their rotary embedding.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
-from esa_cli.models.gguf.gguf_families import GGUF_FAMILIES
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_settings import GgufSettings, check_counts
-from esa_cli.models.gguf.gguf_splitting import split_as_named, unknown_way
+from esa_cli.models.gguf.gguf_settings import (
+    GGUF_FAMILIES,
+    SAFETENSORS,
+    check_counts,
+    model_config,
+)
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
@@ -45,8 +48,7 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
         with quiet_transformers(), gc_paused(), GgufFile(gguf_file) as file:
             report("convert", 0, None)
             check_counts(file)
-            known = file.architecture in GGUF_FAMILIES
-            (_convert if known else _convert_by_transformers)(file, folder, report)
+            _convert(file, folder, report)
             _write_tokenizer(file, folder)
             unknown = unknown_way(file.metadata)
     except (EsaError, OSError):
@@ -68,45 +70,27 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
 
 
 def _convert(file: GgufFile, folder: Path, report: StageProgress) -> None:
-    """By the entry of its architecture; about as much memory as one file of weights."""
+    """Takes about as much memory as one file of weights."""
     import torch
     from transformers import GenerationConfig
 
     from esa_cli.models.gguf.gguf_weights import GgufWeights
 
-    family = GGUF_FAMILIES[file.architecture]
-    config = GgufSettings(file, family).config()
+    family = GGUF_FAMILIES.get(file.architecture)
+    if family is None:
+        known = ", ".join(GGUF_FAMILIES)
+        raise ModelError(
+            f"{file.path.name} is of the architecture '{file.architecture}'; from GGUF esa takes "
+            f"{known}"[:300],
+            SAFETENSORS,
+        )
+    config = model_config(file, family)
     weights = GgufWeights(file, family, config)
     weights.write(folder, report)
     config.architectures, config.dtype = [weights.architecture], torch.float32
     config.save_pretrained(folder)
     generation: Any = GenerationConfig.from_model_config(config)
     generation.save_pretrained(folder)
-
-
-def _convert_by_transformers(file: GgufFile, folder: Path, report: StageProgress) -> None:
-    import torch
-    import transformers
-
-    options: dict[str, Any] = {}
-    # Without it, a machine that has the `kernels` package keeps the weights packed.
-    if hasattr(transformers, "GgufConfig"):
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    # transformers draws a progress bar for a GGUF file whatever its settings are.
-    with contextlib.redirect_stderr(io.StringIO()):
-        automatic: Any = transformers.AutoModelForCausalLM
-        model, info = automatic.from_pretrained(
-            file.path.parent, gguf_file=file.path.name, local_files_only=True,
-            trust_remote_code=False, dtype=torch.float32, output_loading_info=True, **options,
-        )  # fmt: skip
-    if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"transformers cannot convert {file.path.name} of the architecture "
-            f"'{file.architecture}': it does not find the weights {missing[0]}",
-            "use the model's safetensors files",
-        )
-    report("save", 0, None)
-    _without_quantization(model).save_pretrained(folder)
 
 
 def _write_tokenizer(file: GgufFile, folder: Path) -> None:
@@ -120,15 +104,61 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
     split_as_named(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
 
 
-def _without_quantization(model: Any) -> Any:
-    """The same weights in a model whose configuration does not say it came from GGUF."""
-    import torch
+# How a tokenizer cuts text before it merges bytes: llama.cpp names the way by one word.
+# transformers knows the words of Llama 3, Qwen, GPT-4o and Tekken, and cuts as GPT-2 otherwise,
+# which is right for some.
 
-    values = model.config.to_dict()
-    values.pop("quantization_config", None)
-    with torch.device("meta"):
-        clean = type(model)(type(model.config)(**values))
-    clean.load_state_dict(model.state_dict(), strict=True, assign=True)
-    clean.tie_weights()
-    clean.generation_config = model.generation_config
-    return clean
+
+def _bytes(use_regex: bool) -> dict[str, Any]:
+    """Bytes as letters; with `use_regex` cut as GPT-2 does."""
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)]
+_THREE_DIGITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UP_TO_THREE_DIGITS = [
+    {
+        "type": "Split",
+        "pattern": {"Regex": _THREE_DIGITS},
+        "behavior": "Isolated",
+        "invert": False,
+    },
+    _bytes(use_regex=False),
+]
+_WAYS: dict[str, list[dict[str, Any]]] = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _EACH_DIGIT),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), _UP_TO_THREE_DIGITS),
+}
+_BY_TRANSFORMERS = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe", "tekken", "qwen2",
+    "deepseek-r1-qwen", "gpt-4o", "llama4",
+}  # fmt: skip
+_AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
+
+
+def unknown_way(metadata: Mapping[str, Any]) -> str:
+    """llama.cpp's word in the metadata of a file whose text is cut as GPT-2's for want of a better
+    way; "": the way is known, or the tokenizer cuts nothing."""
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        return ""
+    name = str(metadata.get("tokenizer.ggml.pre", "default"))
+    return "" if name in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2 else name
+
+
+def split_as_named(tokenizer_json: Path, name: str | None) -> None:
+    """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's `name` needs another.
+    Raises ModelError: there is no tokenizer.json."""
+    if not tokenizer_json.is_file():
+        raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
+    if name in _WAYS:
+        content = json.loads(tokenizer_json.read_text("utf-8"))
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _WAYS[name]}
+        tokenizer_json.write_text(json.dumps(content, ensure_ascii=False, indent=2), "utf-8")

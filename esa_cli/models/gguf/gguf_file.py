@@ -1,7 +1,8 @@
 """Reading a GGUF file: its metadata, and its tensors as numbers.
 
 Every count, length and offset in the file is held against the file's size before it is used, so
-that a file that is cut off or made to do harm is refused and nothing else.
+that a file that is cut off or made to do harm is refused and nothing else. `gguf.GGUFReader` does
+not do so: an array with a large count grows its lists until the memory is used up.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class GgufFile:
         if not isinstance(found, str):
             raise ModelError(f"{self.path.name} does not say which kind of model it is", _AGAIN)
         return found
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """The metadata of this name below that of the architecture."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
 
     @property
     def size(self) -> int:
@@ -215,7 +220,7 @@ class GgufFile:
 
 
 def other_parts(path: Path) -> list[Path]:
-    """The files of a split model behind its first. Raises ModelError: it is not the first, or one
+    """The files of a split model after its first. Raises ModelError: it is not the first, or one
     is lacking."""
     if not (match := _PART.fullmatch(path.name)):
         return []

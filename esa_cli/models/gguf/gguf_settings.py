@@ -1,19 +1,85 @@
 """A model's configuration of transformers, from the metadata of a GGUF file.
 
-A setting that no entry knows is refused: a model that runs with a wrong one answers, but wrongly.
+`GGUF_FAMILIES` has the architectures that are converted: what llama.cpp names otherwise than
+transformers, has in its code, or changes in the weights. A setting that no entry knows is refused:
+a model that runs with a wrong one answers, but wrongly.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import check_settings
-from esa_cli.models.gguf.gguf_families import DIVIDED, GgufFamily
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_latents import by_sigmoid, latent_settings
-from esa_cli.models.gguf.gguf_layers import GgufLayers
-from esa_cli.models.gguf.gguf_rotary import GgufRotary, refused
+
+SAFETENSORS = "use the model's safetensors files"
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """How one of llama.cpp's architectures becomes a model of transformers.
+
+    Args:
+        kind: `model_type`.
+        settings: those that few architectures have, with their names in config.json.
+        pairs: llama.cpp puts rows of queries and keys side by side that rotate together.
+        raised: norms are stored with one added.
+        windows: every how many layers one attends to all; 0: all do.
+        local_theta: the rotary base of layers with windows, where it differs.
+        large: layers of the model whose queries are scaled by the hidden size over the heads.
+        experts, windowed: `model_type` of files with experts, and with layers that have a window.
+        fixed: settings that llama.cpp has in its code, where transformers' default differs.
+        rope: settings of the rotary embedding, likewise.
+    """
+
+    kind: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    pairs: bool = False
+    raised: bool = False
+    windows: int = 0
+    local_theta: float = 0.0
+    large: int = 0
+    experts: str = ""
+    windowed: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GGUF_FAMILIES: dict[str, GgufFamily] = {
+    "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
+    "mistral3": GgufFamily("ministral3", pairs=True),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3"),
+    "qwen3moe": GgufFamily("qwen3_moe", fixed={"norm_topk_prob": True}),
+    "gemma": GgufFamily("gemma", raised=True),
+    "gemma2": GgufFamily("gemma2", _WINDOW | _CAPS, raised=True, windows=2, large=46),
+    "gemma3": GgufFamily(
+        "gemma3_text", _WINDOW | _CAPS, raised=True, windows=6, local_theta=1e4, large=62
+    ),
+    "phi3": GgufFamily("phi3", _WINDOW),
+    "smollm3": GgufFamily("smollm3", pairs=True),
+    "granite": GgufFamily("granite", _SCALES, pairs=True),
+    "gpt-oss": GgufFamily("gpt_oss", _WINDOW, windows=2, rope={"truncate": False}),
+    "glm4": GgufFamily("glm4"),
+    "olmo2": GgufFamily("olmo2", _WINDOW, windowed="olmo3", windows=4),
+    "cohere2": GgufFamily("cohere2", _WINDOW | {"logit_scale": "logit_scale"}, windows=4),
+}
+"""By llama.cpp's name of the architecture."""
 
 _COMMON = {
     "context_length": "max_position_embeddings",
@@ -25,72 +91,29 @@ _COMMON = {
     "expert_used_count": "num_experts_per_tok",
     "expert_weights_norm": "norm_topk_prob",
 }
+_REQUIRED = list(_COMMON)[:5]
 _ANY_OF = {
-    # what one architecture or other calls it in config.json
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
-    "attention.layer_norm_epsilon": (
-        "layer_norm_eps",
-        "norm_epsilon",
-        "norm_eps",
-        "layer_norm_epsilon",
-        None,
-    ),
-    "expert_count": ("moe_num_experts", "num_experts", "num_local_experts", "n_routed_experts"),
-    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
-    "expert_group_count": ("n_group",),
-    "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": (
-        "first_k_dense_replace",
-        "num_dense_layers",
-        "moe_layer_start_index",
-    ),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", None),
+    "expert_count": ("num_experts", "num_local_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
-    "expert_shared_feed_forward_length": (
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "moe_shared_expert_intermediate_size",
-        None,
-    ),
 }
-_GROUPS = ("expert_group_count", "expert_group_used_count")
-"""One group is none, also to models without groups."""
+"""Names in config.json, of which the model has one; None: it needs none."""
 _TOKENS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }
 _ELSEWHERE = {
-    "vocab_size",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.freq_base_swa",
-    "rope.scale_linear",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.attn_factor",
-    "rope.scaling.finetuned",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_log_multiplier",
-    "rope.dimension_sections",
-    "attention.temperature_scale",
-    "attention.sliding_window_pattern",
-    "full_attention_interval",
-    "nextn_predict_layers",
-    "n_deepstack_layers",
-    "tensor_data_layout",
-}
-"""Settings that are read by name, or that change nothing: parts of the rotary embedding are for
-places in an image, and so are layers of `n_deepstack_layers`."""
-
-
-_CONTEXT = ("context_length", "original_context_length", "sliding_window", "token_id")
+    "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+    "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
+    "attention.sliding_window_pattern", "tensor_data_layout",
+}  # fmt: skip
+"""Settings that are read by name, or that change nothing."""
+_NO_SIZES = ("context_length", "original_context_length", "sliding_window", "token_id")
 """Ends of the names of settings that are no sizes of weights."""
 
 
@@ -98,168 +121,223 @@ def check_counts(file: GgufFile) -> None:
     """Raises ModelError where a file says that it has more layers than tensors, or that something
     is larger than the file."""
     for name, value in file.metadata.items():
-        if not name.startswith(f"{file.architecture}.") or name.endswith(_CONTEXT):
+        if not name.startswith(f"{file.architecture}.") or name.endswith(_NO_SIZES):
             continue
         layers = name.endswith(".block_count")
         most = len(file.tensors) if layers else file.size
-        every = value if isinstance(value, list) else [value]
-        if any(type(one) is int and one > most for one in every):
-            what = "tensors" if layers else "bytes"
-            raise ModelError(
-                f"{file.path.name} has {most:,} {what}, which is too few for {name} = {value}"[
-                    :300
-                ],
-                "it may be damaged; fetch it again",
-            )
+        numbers = value if isinstance(value, list) else [value]
+        if any(type(number) is int and number > most for number in numbers):
+            unit = "tensors" if layers else "bytes"
+            message = f"{file.path.name} has {most:,} {unit}, too few for {name} = {value}"
+            raise ModelError(message[:300], "it may be damaged; fetch it again")
 
 
-class GgufSettings:
-    """The settings of one file. Raises ModelError: one is missing, or cannot be kept."""
+def model_config(file: GgufFile, family: GgufFamily) -> Any:
+    """The configuration of transformers. Raises ModelError: a setting is missing or unknown."""
+    from transformers import AutoConfig
 
-    def __init__(self, file: GgufFile, family: GgufFamily) -> None:
-        self._file, self._family = file, family
-        self._prefix = f"{file.architecture}."
-        self.kind = self._kind()
+    kind = family.kind
+    if family.experts and file.setting("expert_count"):
+        kind = family.experts
+    elif family.windowed and file.setting("attention.sliding_window"):
+        kind = family.windowed
+    default: Any = AutoConfig.for_model(kind)
+    values = dict(family.fixed) | _named(file, family, default) | _tokens(file)
+    values |= _from_tensors(file, default)
+    even = int(values["hidden_size"] // values["num_attention_heads"])
+    head = int(file.setting("attention.key_length", even))
+    if file.setting("attention.value_length", head) != head:
+        raise refused(file, "values", "of another size than keys")
+    rope = {**rope_parameters(file, head, values, default), **family.rope}
+    values["rope_parameters"] = rope
+    name = "original_max_position_embeddings"
+    if name in rope and hasattr(default, name):
+        values[name] = rope[name]
+    if hasattr(default, "head_dim") or head != even:
+        values["head_dim"] = head
+    if family.windows and file.setting("attention.sliding_window"):
+        values |= _windows(file, family, default, values)
+    if family.large:
+        large = values["num_hidden_layers"] == family.large
+        values["query_pre_attn_scalar"] = even if large else head
+    check_settings(values, file.path.name)
+    config: Any = AutoConfig.for_model(kind, **values)
+    return config
 
-    def config(self) -> Any:
-        """The configuration of transformers."""
-        from transformers import AutoConfig
 
-        default: Any = AutoConfig.for_model(self.kind)
-        found: dict[str, Any] = dict(self._family.fixed)
-        found |= self._named(default) | self._tokens() | self._tensors(default)
-        if self._family.latents:
-            found |= latent_settings(self._file, self.kind, found)
-        head = found["qk_rope_head_dim"] if self._family.latents else self._head(found)
-        if hasattr(default, "rope_parameters"):
-            rope = self._rope(default, head, found["max_position_embeddings"])
-            found["rope_parameters"] = {**rope, **self._family.rope}
-            name = "original_max_position_embeddings"
-            if name in found["rope_parameters"] and hasattr(default, name):
-                found[name] = found["rope_parameters"][name]
-        if self._family.latents:
-            pass  # follows from the parts of a head
-        elif hasattr(default, "head_dim") or head != _even_head(found):
-            found["head_dim"] = head
-        found |= GgufLayers(self._file, self._family).settings(default, found)
-        if self._family.large:
-            scalar = _even_head(found) if found["num_hidden_layers"] == self._family.large else head
-            found["query_pre_attn_scalar"] = scalar
-        check_settings(found, self._file.path.name)
-        config: Any = AutoConfig.for_model(self.kind, **found)
-        return config
-
-    def _get(self, name: str, default: Any = None) -> Any:
-        return self._file.metadata.get(self._prefix + name, default)
-
-    def _kind(self) -> str:
-        family = self._family
-        if family.sigmoid and by_sigmoid(self._file):
-            return family.sigmoid
-        if family.shared and self._get("expert_shared_feed_forward_length"):
-            return family.shared
-        if family.experts and self._get("expert_count"):
-            return family.experts
-        if family.windowed and self._get("attention.sliding_window"):
-            return family.windowed
-        return family.kind
-
-    def _named(self, default: Any) -> dict[str, Any]:
-        """The settings that have a name in config.json."""
-        found: dict[str, Any] = {}
-        known = {**_COMMON, **self._family.settings}
-        for key, value in self._file.metadata.items():
-            name = key.removeprefix(self._prefix)
-            if name == key or name in _ELSEWHERE:
+def _named(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
+    """The settings that have a name in config.json."""
+    values: dict[str, Any] = {}
+    names = {**_COMMON, **family.settings}
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{file.architecture}.")
+        if name == key or name in _ELSEWHERE:
+            continue
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        target = names.get(name)
+        if name in _ANY_OF:
+            known = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
+            if known and known[0] is None:
                 continue
-            if name in self._family.implied and value == self._family.implied[name]:
-                continue
-            if name == "expert_gating_func" and self._family.sigmoid and value in (1, 2):
-                continue
-            value = self._of_all_layers(value)
-            target = known.get(name)
-            if name in _ANY_OF:
-                names = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
-                if (names and names[0] is None) or (name in _GROUPS and not names and value < 2):
-                    continue
-                target = names[0] if names else None
-            if name in ("expert_count", "expert_used_count") and not value:
-                continue
-            if target is None or isinstance(value, list):
-                raise self._refused(f"the setting {key}", value)
-            found[target] = value
-        if missing := [name for name in list(_COMMON)[:5] if self._get(name) is None]:
-            raise ModelError(
-                f"{self._file.path.name} lacks the setting {self._prefix}{missing[0]}",
-                "convert the model again with a newer llama.cpp",
-            )
-        found.setdefault("num_key_value_heads", found["num_attention_heads"])
-        found["num_hidden_layers"] -= self._get("nextn_predict_layers", 0)
-        if "mamba_d_head" in found:
-            found["mamba_expand"] = found["mamba_d_head"] // found["hidden_size"]
-        for size in DIVIDED.keys() & found.keys():
-            found[size] //= found[DIVIDED[size]]
-        if not (found.get("sliding_window") or self._family.fixed.get("sliding_window", 1)):
-            found["sliding_window"] = None
-            if hasattr(default, "layer_types"):
-                found["layer_types"] = ["full_attention"] * found["num_hidden_layers"]
-        return found
-
-    def _of_all_layers(self, value: Any) -> Any:
-        """A setting that is listed for each layer, where it is the same in all that have it."""
-        if not isinstance(value, list):
-            return value
-        found = {*value} - ({0} if self._family.states else set())
-        return found.pop() if len(found) == 1 else value
-
-    def _tokens(self) -> dict[str, Any]:
-        metadata = self._file.metadata
-        found = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
-        if (unknown := metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
-            found["unk_token_id"] = unknown  # part of what stored rows are found by
-        return found
-
-    def _tensors(self, default: Any) -> dict[str, Any]:
-        """What the presence of tensors and their sizes say."""
-        tensors = self._file.tensors
-        if "token_embd.weight" not in tensors:
-            raise ModelError(
-                f"{self._file.path.name} has no token embeddings",
-                "give the file with the language model, not a projector or an adapter",
-            )
-        found: dict[str, Any] = {
-            "vocab_size": tensors["token_embd.weight"].shape[0],
-            "tie_word_embeddings": "output.weight" not in tensors,
-        }
-        for name in ("attention_bias", "use_qkv_bias"):
-            if hasattr(default, name):
-                found[name] = bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensors.keys())
-        if hasattr(default, "mlp_bias"):
-            found["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-        if hasattr(default, "mamba_rms_norm"):
-            found["mamba_rms_norm"] = "blk.0.ssm_norm.weight" in tensors
-        for name in ("qk_layernorm", "use_qk_norm"):
-            if hasattr(default, name):
-                found[name] = "blk.0.attn_q_norm.weight" in tensors
-        return found
-
-    def _head(self, found: dict[str, Any]) -> int:
-        size = self._get("attention.key_length", _even_head(found))
-        if self._get("attention.value_length", size) != size:
-            raise self._refused("values", "of another size than keys")
-        return int(size)
-
-    def _rope(self, default: Any, head: int, longest: int) -> dict[str, Any]:
-        base = GgufRotary(self._file, head, longest, self._family.latents)
-        partial = isinstance(default.rope_parameters, dict) and (
-            "partial_rotary_factor" in default.rope_parameters
+            target = known[0] if known else None
+        if name in ("expert_count", "expert_used_count") and not value:
+            continue
+        if target is None or isinstance(value, list):
+            raise refused(file, f"the setting {key}", value)
+        values[target] = value
+    if missing := [name for name in _REQUIRED if file.setting(name) is None]:
+        raise ModelError(
+            f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}",
+            "convert the model again with a newer llama.cpp",
         )
-        return base.parameters(partial)
-
-    def _refused(self, what: str, got: Any) -> ModelError:
-        return refused(self._file, what, got)
+    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    return values
 
 
-def _even_head(found: dict[str, Any]) -> int:
-    """A head's size where all heads together are as wide as the hidden states."""
-    return int(found["hidden_size"] // found["num_attention_heads"])
+def _tokens(file: GgufFile) -> dict[str, Any]:
+    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
+    if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
+        ids["unk_token_id"] = unknown  # part of the key of stored documents
+    return ids
+
+
+def _from_tensors(file: GgufFile, default: Any) -> dict[str, Any]:
+    """What the presence of tensors and their sizes say."""
+    tensors = file.tensors
+    if "token_embd.weight" not in tensors:
+        raise ModelError(
+            f"{file.path.name} has no token embeddings",
+            "give the file with the language model, not a projector or an adapter",
+        )
+    values: dict[str, Any] = {
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    if hasattr(default, "attention_bias"):
+        biases = {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}
+        values["attention_bias"] = bool(biases & tensors.keys())
+    if hasattr(default, "mlp_bias"):
+        values["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    return values
+
+
+def _windows(
+    file: GgufFile, family: GgufFamily, default: Any, values: dict[str, Any]
+) -> dict[str, Any]:
+    """Of families in which all layers attend to a window, but for the last of each few."""
+    count, listed = values["num_hidden_layers"], file.setting("attention.sliding_window_pattern")
+    every = listed if isinstance(listed, int) and listed > 0 else family.windows
+    slides = [layer % every for layer in range(1, count + 1)]
+    if isinstance(listed, list):
+        slides = listed[:count]
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
+    if "full_attention" not in default.rope_parameters:
+        return {"layer_types": kinds}
+    rope = values["rope_parameters"]
+    theta = family.local_theta or rope["rope_theta"]
+    local = {
+        "rope_type": "default",
+        "rope_theta": float(file.setting("rope.freq_base_swa", theta)),
+    }
+    return {
+        "layer_types": kinds,
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    }
+
+
+_FREQUENCIES, _LONG, _SHORT = "rope_freqs", "rope_factors_long", "rope_factors_short"
+_LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Of all models so far; the file has only what follows from them."""
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}
+
+
+def rope_parameters(
+    file: GgufFile, head: int, values: dict[str, Any], default: Any
+) -> dict[str, Any]:
+    """The rotary embedding, as config.json has it.
+
+    Args:
+        head: dimensions of a head. values: settings known so far. default: a configuration of
+            the same `model_type`.
+
+    Raises:
+        ModelError: a scaling that transformers does not have.
+    """
+    theta = float(file.setting("rope.freq_base", 10000.0))
+    part = file.setting("rope.dimension_count", head) / head
+    rope: dict[str, Any] = {"rope_theta": theta}
+    usual = default.rope_parameters
+    if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
+        rope["partial_rotary_factor"] = part
+    tensors = {name.removesuffix(".weight"): name for name in file.tensors}
+    kind = file.setting("rope.scaling.type", "none")
+    factor = float(file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1)
+    original = file.setting("rope.scaling.original_context_length")
+    attention = file.setting("rope.scaling.attn_factor")
+    if _LONG in tensors:
+        if _SHORT not in tensors:
+            raise refused(file, "a rotary embedding", "without factors for short texts")
+        rope |= {
+            "rope_type": "longrope",
+            "long_factor": file.read(tensors[_LONG]).tolist(),
+            "short_factor": file.read(tensors[_SHORT]).tolist(),
+            "original_max_position_embeddings": original or values["max_position_embeddings"],
+        }
+        return rope if attention is None else rope | {"attention_factor": attention}
+    if _FREQUENCIES in tensors:
+        return rope | _llama3(file, file.read(tensors[_FREQUENCIES]).tolist(), theta, part * head)
+    if factor == 1 or kind == "none":
+        return rope | {"rope_type": "default"}
+    if attention not in (None, 1) or kind not in ("linear", "yarn") or (kind, original) == (
+        "yarn", None
+    ):  # fmt: skip
+        raise refused(file, "a rotary embedding", f"scaled by {kind}")
+    rope |= {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = original
+        known = {name: file.setting(key) for key, name in _YARN.items()}
+        rope |= {name: value for name, value in known.items() if value is not None}
+        if "mscale_all_dim" in rope:
+            rope["mscale"] = rope["mscale_all_dim"]
+    return rope
+
+
+def _llama3(file: GgufFile, stored: list[float], theta: float, dims: float) -> dict[str, Any]:
+    """The rule of Llama 3.1, if it gives the factors that are stored."""
+    factor, count = max(stored), int(dims) // 2
+    lengths = [2 * math.pi * theta ** (2 * i / int(dims)) for i in range(count)]
+    wanted = [_llama3_factor(length, factor) for length in lengths]
+    if len(stored) != count or any(
+        abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)
+    ):
+        raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
+    if factor == 1:
+        return {"rope_type": "default"}
+    return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+
+
+def _llama3_factor(length: float, factor: float) -> float:
+    """What a wave of `length` positions is slowed by, as Llama 3.1 does."""
+    original, low, high = 8192, _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    if length < original / high:
+        return 1.0
+    if length > original / low:
+        return factor
+    smooth = (original / length - low) / (high - low)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def refused(file: GgufFile, what: str, value: Any) -> ModelError:
+    """The error for something that a file has and esa does not know."""
+    message = f"{file.path.name} has {what} that esa does not know from GGUF: {value}"
+    return ModelError(message[:300], SAFETENSORS)

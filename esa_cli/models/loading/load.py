@@ -6,48 +6,71 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.models.attachment.supported_families import check_type
-from esa_cli.models.files.checkpoint_files import check_tokenizer, stored_weights
-from esa_cli.models.files.config_cache import cache_config
+from esa_cli.models.attachment.families import check_type
+from esa_cli.models.files.checkpoint_files import check_tokenizer, read_config, said, stored_weights
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
-from esa_cli.models.loading.layer_spreading import overflows, read_spread
-from esa_cli.models.loading.model_in_memory import ModelInMemory
-from esa_cli.models.loading.packed_formats import check_loadable_format, kept_format
-from esa_cli.models.loading.pretrained_reading import SMALLER, load_error, read_pretrained
+from esa_cli.models.files.settings_cache import cache_config, cached_config
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     bytes_needed,
+    check_loadable_format,
+    check_plain,
     check_quantization,
-    check_unpacked,
+    kept_format,
     packing_of,
+    quantisation_error,
+    quantization_in,
+    settings_in,
+    settle,
 )
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
-from esa_cli.models.loading.text_part import language_config, language_settings
-from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.models.loading.text_part import (
+    has_text_part,
+    language_config,
+    language_settings,
+    reading_options,
+)
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage.cache_choice import check_cache
 from esa_cli.system.machine import available_memory, size_text
 from esa_cli.system.progress import StageProgress, silent
 
+SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel(ModelInMemory):
-    """A model in memory: `model` and `tokenizer` are transformers' own objects, in eval mode."""
+class LoadedModel:
+    """A model in memory, in eval mode, and where it is from.
+
+    Args:
+        model: of transformers. tokenizer: of transformers, or a `PlainTokenizer`.
+        ref: the model's reference. folder: its local files.
+        dtype: a torch.dtype. device: the torch.device of the first weights (with the device
+            "balanced", later layers may be on others).
+        cache: where keys and values will be; see `storage.cache_choice`.
+    """
 
     model: Any
+    tokenizer: Any
+    ref: str
+    folder: Path
+    dtype: Any
+    device: Any
+    cache: str = "auto"
 
     @property
     def text_model(self) -> Any:
-        """What finds and reads passages; see `deferred_model.DeferredModel`."""
+        """The model that finds and reads passages; see `DeferredModel`."""
         return self.model
 
 
@@ -64,10 +87,10 @@ def load(
     """Loads a model, fetched and converted first where that is needed.
 
     Args:
-        device: "auto" (the GPU if there is one, else the processor), "cpu", "cuda", "cuda:1",
-            "mps", or "balanced": layers on all GPUs, and on the processor where these are full.
+        device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1",
+            "mps", or "balanced": layers on all GPUs.
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
-            `QUANTIZATIONS`, in which the layers' matrices are packed.
+            `QUANTIZATIONS`, to which the layers' matrices are quantised.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
         cache: where keys and values of documents will be kept; see `storage.cache_choice`.
@@ -91,17 +114,14 @@ def load(
     packing = packing_of(dtype)
     check_loadable_format(config, place, ref.name)
     if packing:
-        check_unpacked(packing, config, ref.name)
+        check_plain(packing, config, ref.name)
     kept = not packing and kept_format(config, place) is not None
     need = bytes_needed(folder, chosen.itemsize, packing, kept)
-    spread = place == "balanced" and not packing and not kept and overflows(need)
-    check_memory(need, "cpu" if spread else place, ref)
+    check_memory(need, place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    read = (
-        read_spread if spread else partial(read_pretrained, place=place, packing=packing, kept=kept)
-    )
-    model = into_memory(ref, config, place, lambda: read(folder, dtype=chosen))
+    read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
+    model = into_memory(ref, config, place, read)
     if not packing and not kept:
         check_finite(model, ref)
     if not packing:
@@ -111,6 +131,84 @@ def load(
         model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
         device=weight.device, cache=cache,
     )  # fmt: skip
+
+
+def read_pretrained(
+    folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False
+) -> Any:
+    """The model in a folder, on a device of `choose_device`.
+
+    Args:
+        dtype: of torch. packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
+        kept: whether the weights of quantised files stay as they are; else they are dequantised.
+
+    Raises:
+        ModelError: the files lack some of the weights. Others: see `load_error`.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # It reports each cast, and kernels that it does without.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
+    if packing:
+        options["quantization_config"] = QUANTIZATIONS[packing].config(dtype)
+    options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
+    dequantised = settings_in(read_config(folder)) and not kept
+    if dequantised:
+        config: Any = options.get("config") or AutoConfig.from_pretrained(
+            folder, local_files_only=True
+        )
+        config.quantization_config = {**config.quantization_config, "dequantize": True}
+        options["config"] = config
+    automatic: Any = AutoModelForCausalLM
+    model, info = automatic.from_pretrained(
+        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelError(
+            f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}",
+            "fetch the model again; weights that were quantised may need another version of "
+            "transformers",
+        )
+    if dequantised:
+        _cast(model, dtype)
+    settle(model)
+    return model
+
+
+def _cast(model: Any, dtype: Any) -> None:
+    """Gives the weights that quantised files store plainly the type that is asked for, but for
+    those that the model computes in float32; transformers leaves all as they are stored."""
+    import torch
+
+    wide = {*(model._keep_in_fp32_modules_strict or ())}
+    if dtype == torch.float16:
+        wide |= {*(model._keep_in_fp32_modules or ())}
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and not wide.intersection(name.split(".")):
+            weight.data = weight.data.to(dtype)
+
+
+def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaError:
+    """What to say of an error of `read_pretrained`; config: of config.json."""
+    kind = config["model_type"]
+    text = str(error)
+    if "memory" in text.lower() and isinstance(error, RuntimeError):
+        return ResourceError(f"not enough memory to load {ref.name}", SMALLER)
+    if "trust_remote_code" in text or "auto_map" in text:
+        return ModelError(
+            f"{ref.name} brings its own Python code, and esa does not run code from a model",
+            "choose a model that transformers supports by itself",
+        )
+    if isinstance(error, (ValueError, KeyError)) and str(kind) in text:
+        return ModelError(
+            f"{ref.name} is of the kind '{kind}', which this transformers cannot load as a "
+            "language model",
+            "upgrade transformers, or choose another model (llama, qwen3, mistral, ...)",
+        )
+    if packed := quantisation_error(ref.name, config, error):
+        return packed
+    return ModelError(f"{ref.name} cannot be loaded: {said(error)}", "remove it and fetch it again")
 
 
 def check_finite(model: Any, ref: ModelRef) -> None:
@@ -230,7 +328,7 @@ def choose_dtype(dtype: str, device: str) -> Any:
     """The torch.dtype for the option's value, on a device `choose_device` returned.
 
     "auto" is bfloat16 where the hardware computes in it; else float16 on a GPU and float32 on a
-    processor. With packed weights it is the type that is computed in, chosen likewise.
+    CPU. With quantised weights it is the type that is computed in, chosen likewise.
     """
     import torch
 
@@ -241,13 +339,13 @@ def choose_dtype(dtype: str, device: str) -> Any:
     elif dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
-        return torch.bfloat16 if _processor_has_bfloat16() else torch.float32
+        return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
     if device == "mps":
         return torch.float16
     return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
 
 
-def _processor_has_bfloat16() -> bool:
+def _cpu_has_bfloat16() -> bool:
     import torch
 
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -266,3 +364,101 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
             f"{size_text(free)} available",
             SMALLER,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeferredModel:
+    """As `LoadedModel`; transformers loads `model` when it is first needed.
+
+    Finding and reading passages need weights and a tokenizer alone: `text_model` is a
+    `PlainDecoder`, and `tokenizer`, where that can be, a `PlainTokenizer`. What generates text or
+    runs a method needs transformers' model, whose import and loading take seconds.
+    """
+
+    text_model: Any
+    tokenizer: Any
+    ref: str
+    folder: Path
+    dtype: Any
+    device: Any
+    cache: str = "auto"
+
+    @cached_property
+    def model(self) -> Any:
+        """transformers' model with the same weights, loaded now. Raises ModelError,
+        ResourceError."""
+        import torch
+
+        from esa_cli.models.text_passes.layer_calls import pass_calls_on
+
+        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+            config = read_config(self.folder)
+            model = into_memory(as_reference(self.ref), config, "cpu", self._read)
+        pass_calls_on(self.text_model, model)
+        return model
+
+    def _read(self) -> Any:
+        """The model of transformers whose parameters are the tensors of `text_model`."""
+        import transformers
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        if (self.folder / "generation_config.json").is_file():
+            generation: Any = transformers.GenerationConfig
+            options["generation_config"] = generation.from_pretrained(self.folder)
+        config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(self.text_model.named_parameters()),
+            **options,
+        )
+
+
+def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
+    """Loads a model to find and read passages with: deferred, where that can be.
+
+    Args:
+        options: those of `load`, whose errors it raises.
+    """
+    return load_deferred(ref, **options) or load(ref, **options)
+
+
+def load_deferred(
+    ref: str | ModelRef,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: StageProgress | None = None,
+    offline: bool = False,
+    tokenizer: Any = None,
+    cache: str = "auto",
+) -> DeferredModel | None:
+    """A model whose loading by transformers is deferred; None: transformers has not loaded it on
+    this machine before, it is a part of a checkpoint or quantised, or `FusedForward` cannot
+    compute it. Arguments and errors: as `load`."""
+    report, ref = progress or silent, as_reference(ref)
+    folder = resolve(ref, progress=progress, offline=offline)
+    config = read_config(folder)
+    check_tokenizer(folder)
+    report("import", 0, None)
+    if dtype in QUANTIZATIONS or has_text_part(config) or quantization_in(config):
+        return None
+    if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
+        return None
+    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
+
+    if not can_be_plain(settings):
+        return None
+    chosen = choose_dtype(dtype, place)
+    check_memory(bytes_needed(folder, chosen.itemsize), place, ref)
+    report("load", 0, None)
+    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
+        return None
+    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
+    return DeferredModel(
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
+        device=model.device, cache=cache,
+    )  # fmt: skip

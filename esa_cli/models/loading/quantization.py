@@ -1,37 +1,34 @@
-"""Weights that torchao or bitsandbytes packs while a model is loaded.
+"""Quantised weights: of plain files while a model is loaded, and of files that are quantised.
 
-Of a model that is packed here the matrices of the layers are, and embeddings, norms and the head
-are not. Mixtures of experts keep their experts as they are: neither package packs these.
+torchao and bitsandbytes quantise the matrices of the layers while a model is loaded; embeddings,
+norms, the head and the experts of mixtures stay as they are. Files that are quantised are loaded
+by transformers, which keeps their weights so or dequantises them; see `FORMATS`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError, UsageError, first_line
-from esa_cli.models.files.checkpoint_files import read_config
-from esa_cli.models.loading.packed_formats import (
-    FORMATS,
-    PLAIN_INSTEAD,
-    quantization_in,
-    settings_in,
-)
-from esa_cli.models.loading.packed_layouts import PLAIN, plain_weights
+from esa_cli.models.files.checkpoint_files import StoredWeight, read_config
 from esa_cli.models.loading.text_part import language_weights
+
+PLAIN_INSTEAD = "use the model's plain weights, or a GGUF file"
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """One way to pack weights.
+    """One way to quantise weights.
 
     Args:
         package: that does it, and the extra that installs it.
-        bytes: of a packed weight, with its share of the scales.
+        bytes: of a quantised weight, with its share of the scales.
         config: transformers' configuration, for a type to compute in.
         devices: types of torch devices that can compute with such weights.
     """
@@ -79,9 +76,6 @@ def _llm_int8(dtype: Any) -> Any:
     return config(load_in_8bit=True)
 
 
-WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of a number of types that are not made the one that is computed in; others have one."""
-
 QUANTIZATIONS: dict[str, Quantization] = {
     "int8": Quantization("torchao", 1.01, _int8),
     "fp8": Quantization("torchao", 1.01, _fp8),
@@ -89,27 +83,27 @@ QUANTIZATIONS: dict[str, Quantization] = {
     "nf4": Quantization("bitsandbytes", 0.57, _nf4),
     "llm-int8": Quantization("bitsandbytes", 1.01, _llm_int8),
 }
-"""By the name that `dtype` has for it. int4 of torchao is stored in 8 bits on a processor."""
+"""By the name that `dtype` has for it. int4 of torchao is stored in 8 bits on a CPU."""
 
 
 def packing_of(dtype: str) -> str:
-    """What the option's value packs weights by; "": by nothing."""
+    """The way that the option's value quantises weights; "": it does not."""
     return dtype if dtype in QUANTIZATIONS else ""
 
 
-def packed_bytes(packing: str, size: int) -> float:
-    """Bytes of a weight; `size` where nothing packs it."""
-    return QUANTIZATIONS[packing].bytes if packing else size
+def packed_bytes(way: str, size: int) -> float:
+    """Bytes of a weight; `size` where nothing quantises it."""
+    return QUANTIZATIONS[way].bytes if way else size
 
 
 def check_quantization(name: str, device: str) -> None:
-    """Raises UsageError when weights cannot be packed so on this device, or the package is missing.
+    """Raises UsageError when weights cannot be quantised so on this device, or the package is
+    missing.
 
     Args:
         name: of `QUANTIZATIONS`. device: of `choose_device`.
     """
-    way = QUANTIZATIONS[name]
-    kind = "cuda" if device == "balanced" else device.partition(":")[0]
+    way, kind = QUANTIZATIONS[name], _kind(device)
     if kind not in way.devices:
         other = [one for one, found in QUANTIZATIONS.items() if kind in found.devices]
         raise UsageError(
@@ -123,36 +117,258 @@ def check_quantization(name: str, device: str) -> None:
         )
 
 
-def bytes_needed(folder: Path, size: int, packing: str = "", kept: bool = False) -> int:
-    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights` and
-    `plain_weights`.
+@dataclass(frozen=True)
+class FileFormat:
+    """What loads files of one `quant_method`.
 
     Args:
-        size: of a number of the type that is computed in. packing: of `QUANTIZATIONS`; "": none.
-        kept: whether quantised files stay as they are; else their weights are unpacked.
+        dequantised: whether transformers can compute the plain weights, on any device.
+        packages: needed to keep the weights quantised, as pip names them; of a format that is
+            always dequantised, needed for that.
+        modules: by which these are imported.
+        devices: types of torch devices that compute with such weights.
+        capability: the least of a CUDA device.
+        bits: of a weight; 0: `quantization_config` says.
+        experts_alone: whether only the experts of mixtures are quantised.
     """
-    weights = language_weights(folder)
-    plain, unpacked = (weights, {}) if kept else plain_weights(weights)
-    settings = settings_in(read_config(folder))
-    total = sum(
-        one.count(settings) * _bytes_of(name, True, size, packing) for name, one in unpacked.items()
+
+    dequantised: bool = False
+    packages: str = ""
+    modules: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    capability: tuple[int, int] = (0, 0)
+    bits: int = 0
+    experts_alone: bool = False
+
+
+_ANY = ("cpu", "cuda", "mps")
+_KERNELS = ("kernels", ("kernels",), ("cuda",))
+_GPTQ = ("gptqmodel optimum", ("gptqmodel", "optimum"), ("cuda",))
+FORMATS: dict[str, FileFormat] = {
+    "fp8": FileFormat(True, *_KERNELS, capability=(8, 9), bits=8),
+    "mxfp8": FileFormat(True, *_KERNELS, capability=(8, 9), bits=8),
+    "mxfp4": FileFormat(True, *_KERNELS, capability=(7, 5), bits=4, experts_alone=True),
+    "compressed-tensors": FileFormat(True, "compressed-tensors", ("compressed_tensors",)),
+    "gptq": FileFormat(False, *_GPTQ),
+    "awq": FileFormat(False, *_GPTQ),
+    "auto-round": FileFormat(False, "auto-round", ("auto_round",), ("cuda",)),
+    "bitsandbytes": FileFormat(False, "'esa-cli[bitsandbytes]'", ("bitsandbytes",), _ANY),
+    "torchao": FileFormat(False, "'esa-cli[torchao]'", ("torchao",), _ANY),
+    "bitnet": FileFormat(devices=("cpu", "cuda"), bits=2),
+    "gemma": FileFormat(devices=_ANY, bits=4),
+    "hqq": FileFormat(False, "hqq", ("hqq",), ("cuda",)),
+    "quanto": FileFormat(False, "optimum-quanto", ("optimum.quanto",), _ANY),
+}
+"""By `quant_method`. Files of other methods are refused."""
+
+
+def quantization_in(config: Mapping[str, Any]) -> str:
+    """The method by which a config.json says its weights are quantised; "": they are not."""
+    settings = settings_in(config)
+    if not settings:
+        return ""
+    method = settings.get("quant_method")
+    if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        return "bitsandbytes"
+    return str(getattr(method, "value", method) or "an unknown method")
+
+
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `quantization_config` of a config.json; {}: it has none."""
+    text = config.get("text_config")
+    settings = config.get("quantization_config") or (
+        text.get("quantization_config") if isinstance(text, dict) else None
     )
-    for name, kind, shape in plain:
+    return settings if isinstance(settings, dict) else {}
+
+
+def kept_format(config: Mapping[str, Any], place: str) -> FileFormat | None:
+    """The format of a model whose weights stay in memory as the files have them; None: they are
+    plain, or are dequantised. Nothing is raised where they cannot be loaded.
+
+    Args:
+        place: of `choose_device`.
+    """
+    form = FORMATS.get(quantization_in(config))
+    if form is None or (form.dequantised and (_device_lacks(form, place) or _missing(form))):
+        return None
+    return form
+
+
+def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
+    """What becomes of the weights of quantised files, in words; "": they are plain.
+
+    Args:
+        config: of config.json. place: of `choose_device`.
+        way: of `QUANTIZATIONS`; "": none. dtype: its name, or of what is computed in.
+    """
+    method = quantization_in(config)
+    if not method:
+        return ""
+    kept = not way and kept_format(config, place) is not None
+    return f"quantised by {method}, {'kept so' if kept else f'dequantised to {dtype}'}"
+
+
+def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> None:
+    """Raises ModelError when a model's files are quantised in a way that cannot be loaded here.
+
+    Args:
+        config: of config.json. place: of `choose_device`.
+    """
+    method = quantization_in(config)
+    if not method:
+        return
+    form = FORMATS.get(method)
+    if form is None:
+        raise ModelError(f"{ref} is quantised by {method}, which esa does not load", PLAIN_INSTEAD)
+    if form.dequantised and form.devices:
+        return
+    lacks = "" if form.dequantised else _device_lacks(form, place)
+    if lacks:
+        raise ModelError(f"{ref} is quantised by {method}, which needs {lacks}", PLAIN_INSTEAD)
+    if missing := _missing(form):
+        raise ModelError(
+            f"{ref} is quantised by {method}, and what loads that is not installed: {missing}",
+            f"pip install {form.packages}; or {PLAIN_INSTEAD}",
+        )
+
+
+def check_plain(name: str, config: Mapping[str, Any], ref: str) -> None:
+    """Raises UsageError when weights are to be quantised that are so already."""
+    if method := quantization_in(config):
+        raise UsageError(
+            f"{ref} is quantised by {method} already, and its weights cannot be made {name}",
+            "leave --dtype out, or use the model's plain weights",
+        )
+
+
+def _kind(place: str) -> str:
+    return "cuda" if place == "balanced" else place.partition(":")[0]
+
+
+def _device_lacks(form: FileFormat, place: str) -> str:
+    """What a device must be and is not; "": it is."""
+    kind = _kind(place)
+    if kind not in form.devices:
+        return f"a device of the kind {' or '.join(form.devices)}, not {kind}"
+    if kind == "cuda" and form.capability > (0, 0):
+        import torch
+
+        has = torch.cuda.get_device_capability(None if place == "balanced" else place)
+        if has < form.capability:
+            least, here = (".".join(map(str, one)) for one in (form.capability, has))
+            return f"a CUDA GPU of compute capability {least} or more, and this one has {here}"
+    return ""
+
+
+def _missing(form: FileFormat) -> str:
+    """The packages that are not installed, by the names of their modules."""
+    return ", ".join(module for module in form.modules if not _installed(module))
+
+
+def _installed(module: str) -> bool:
+    if module == "kernels":  # transformers takes some versions of it only
+        from transformers.utils.import_utils import is_kernels_available
+
+        return bool(is_kernels_available())
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types in safetensors files that become the type that is computed in."""
+_WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
+"""Bytes of a number of other types; the rest have one."""
+_NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
+_BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
+"""Ends of the names of tensors that are stored beside the numbers of a quantised weight."""
+
+
+def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
+    """Raises ModelError where a tensor has numbers of few bits and no scales that transformers
+    uses rightly: it would load wrong weights and say nothing.
+
+    Args:
+        settings: `quantization_config`.
+    """
+    shapes = {weight.name: weight.shape for weight in weights}
+    scaled = any(_BESIDE.search(name) for name in shapes)
+    for name, kind, shape in weights:
+        number = kind not in FLOATS and _NUMBERS.search(name)
+        lacks = bool(number) and not settings and (scaled or not kind.startswith("F8"))
+        if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
+            begin = name.removesuffix("weight")
+            ends = ("weight_scale_inv", "scale", "qscale_weight")
+            scales = [shapes[begin + end] for end in ends if begin + end in shapes]
+            lacks = name != begin and not scales
+            if scales:
+                _check_blocks(name, shape, scales[0], settings.get("weight_block_size"))
+        if lacks or name.endswith(".pre_quant_scale"):
+            raise ModelError(
+                f"the tensor {name} is stored as {kind}, and its files do not say what it means",
+                PLAIN_INSTEAD,
+            )
+
+
+def _check_blocks(
+    name: str, shape: tuple[int, ...], scales: tuple[int, ...], block: object
+) -> None:
+    """Raises ModelError where the last blocks are smaller than the others: transformers 5.23
+    makes all blocks alike."""
+    if not isinstance(block, (list, tuple)) or len(scales) < 2:
+        return
+    for size, count, width in zip(shape[-2:], scales[-2:], block, strict=True):
+        if count > 1 and size != count * width:
+            raise ModelError(
+                f"blocks of {block} must divide {name} {shape}: transformers reads others wrongly",
+                PLAIN_INSTEAD,
+            )
+
+
+def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
+    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights` and
+    `check_types`.
+
+    Args:
+        size: of a number of the type that is computed in. way: of `QUANTIZATIONS`; "": none.
+        kept: whether quantised files stay as they are; else their weights are dequantised.
+    """
+    weights, settings = language_weights(folder), settings_in(read_config(folder))
+    check_types(weights, settings)
+    total = 0.0
+    for name, kind, shape in weights:
         count = math.prod(shape)
-        if kind in PLAIN or (kind.startswith("F8") and not kept):
-            total += count * _bytes_of(name, len(shape) == 2, size, packing)
-        else:
-            total += count * WIDTHS.get(kind, 1)
+        if kind in FLOATS or (kind.startswith("F8") and not settings):
+            matrix = len(shape) == 2 and ".layers." in name
+            total += count * (packed_bytes(way, size) if matrix else size)
+        elif kept:
+            total += count * _WIDTHS.get(kind, 1)
+        elif not _BESIDE.search(name):
+            per = {"U8": 2, "I32": 32 // (_bits(settings) or 8)}.get(kind, 1)
+            total += count * per * size
     return int(total)
 
 
-def _bytes_of(name: str, matrix: bool, size: int, packing: str) -> float:
-    packs = packing and matrix and ".layers." in name
-    return packed_bytes(packing, size) if packs else size
+def _bits(settings: Mapping[str, Any]) -> int:
+    """Bits of a weight, as a checkpoint's settings say; 0: they do not."""
+    groups = (settings.get("config_groups") or {}).values()
+    said = [settings.get("bits"), settings.get("nbits")]
+    said += [(group.get("weights") or {}).get("num_bits") for group in groups]
+    if settings.get("load_in_4bit") or "int4" in str(settings.get("quant_type")).lower():
+        said.append(4)
+    return min((bits for bits in said if isinstance(bits, int) and bits > 0), default=0)
+
+
+def kept_bytes(form: FileFormat, config: Mapping[str, Any]) -> float:
+    """Bytes of a weight that stays quantised, with its share of the scales; about, as this depends
+    on the size of groups."""
+    return (form.bits or _bits(settings_in(config)) or 8) / 8 + 0.05
 
 
 def settle(model: Any) -> None:
-    """Has bitsandbytes rearrange weights for the processor, which it does when they are first used:
+    """Has bitsandbytes rearrange weights for the CPU, which it does when they are first used:
     a model has one fingerprint, before and after."""
     import torch
 
@@ -161,19 +377,8 @@ def settle(model: Any) -> None:
             model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
 
 
-def check_unpacked(name: str, config: Mapping[str, Any], ref: str) -> None:
-    """Raises UsageError when weights are to be packed that are packed already, and that esa cannot
-    unpack."""
-    method = quantization_in(config)
-    if method and not FORMATS[method].unpacked:
-        raise UsageError(
-            f"{ref} is quantised by {method} already, and its weights cannot be made {name}",
-            "leave --dtype out, or use the model's plain weights",
-        )
-
-
-def packing_error(ref: str, config: Mapping[str, Any], error: Exception) -> ModelError | None:
-    """What to say when a model with packed weights cannot be loaded; None: it has none."""
+def quantisation_error(ref: str, config: Mapping[str, Any], error: Exception) -> ModelError | None:
+    """What to say when a model with quantised weights cannot be loaded; None: it has none."""
     method = quantization_in(config)
     if not method:
         return None

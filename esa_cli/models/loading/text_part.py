@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.refused_families import LIMITS
-from esa_cli.models.attachment.supported_families import FAMILIES
+from esa_cli.models.attachment.families import FAMILIES
 from esa_cli.models.files.checkpoint_files import (
     StoredWeight,
     read_config,
     reading,
     stored_weights,
 )
-from esa_cli.models.files.config_cache import cache_config, cached_config
+from esa_cli.models.files.settings_cache import cache_config, cached_config
 from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
 BODIES = (
@@ -41,16 +40,20 @@ _OF_TEXT = {"qwen3_vl_text": "qwen3"}
 """Language models whose rotary embedding knows places in an image, and the `model_type` of those
 that compute the same where there is none."""
 _PLACES = ("mrope_section", "mrope_interleaved")
+LLAMA_4 = "llama4_text"
+"""A `model_type` that answers from passages alone."""
+BIDIRECTIONAL = "paligemma"
+"""A `model_type` that reads its prompt in both directions, though its part alone would not."""
 _UNPACKED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers")
 """Settings of quantised checkpoints that list modules by name."""
 
 
 def has_text_part(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of several parts, one of which is a known language model."""
+    """Whether a config.json is of several parts, one of which is a language model."""
     kind, text = config.get("model_type"), config.get("text_config")
-    if kind in FAMILIES or kind in LIMITS or not isinstance(text, dict):
+    if kind in FAMILIES or kind == BIDIRECTIONAL or not isinstance(text, dict):
         return False
-    return _own_type(text) in FAMILIES or _own_type(text) in LIMITS
+    return _own_type(text) in (*FAMILIES, LLAMA_4)
 
 
 def _own_type(text: Mapping[str, Any]) -> Any:

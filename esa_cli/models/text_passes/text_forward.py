@@ -1,19 +1,92 @@
-"""Forward passes of plain text through a model that nothing is attached to, by two ways.
+"""Forward passes of plain text through a model that nothing is attached to.
 
 Finding and reading passages need hidden states and logits of short texts, and what is kept of them
-to continue. `ModelForward` is transformers' own; `FusedForward` is the fast one.
+to continue. `ModelForward` is transformers' own, with a cache; `WholeForward` has none, for models
+whose cache does not give their own logits; `small_decoder.FusedForward` is the fast one.
+`PromptBatch` reads several prompts in one call.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from esa_cli.models.attachment.supported_families import family_of
-from esa_cli.models.text_passes.text_past import CachePast, TextPast
+from esa_cli.errors import ModelError
+from esa_cli.models.attachment.families import FAMILIES, family_of
+
+KeysValues = tuple[Tensor, Tensor]
+"""Keys and values of a layer, each (B, G, N, D)."""
+
+
+class TextPast(Protocol):
+    """What is kept of B sequences of N tokens each, padding included."""
+
+    def chosen(self, rows: Sequence[int]) -> Self:
+        """Of these sequences, each as often as it is named; what is appended to them does not
+        change this."""
+
+    def cut(self, length: int) -> Self:
+        """Of the first tokens alone; where prompts are padded."""
+
+
+@dataclass(frozen=True)
+class KeyValuePast:
+    """Keys and values of all layers."""
+
+    pairs: Sequence[KeysValues]
+
+    def chosen(self, rows: Sequence[int]) -> KeyValuePast:
+        """See `TextPast`."""
+        if len({*rows}) == 1:
+            only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
+            return KeyValuePast([
+                (keys[only].expand(shape), values[only].expand(shape))
+                for keys, values in self.pairs
+            ])  # fmt: skip
+        at = torch.tensor([*rows], device=self.pairs[0][0].device)
+        return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
+
+    def cut(self, length: int) -> KeyValuePast:
+        """See `TextPast`."""
+        return KeyValuePast([
+            (keys[:, :, :length], values[:, :, :length]) for keys, values in self.pairs
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CachePast:
+    """A cache of transformers, whatever its layers keep."""
+
+    cache: Any
+    device: torch.device
+
+    def chosen(self, rows: Sequence[int]) -> CachePast:
+        """See `TextPast`."""
+        out = copy.copy(self.cache)
+        out.layers = [_shallow(layer) for layer in self.cache.layers]
+        out.reorder_cache(torch.tensor([*rows], device=self.device))
+        return CachePast(out, self.device)
+
+    def cut(self, length: int) -> CachePast:
+        """See `TextPast`."""
+        if (more := self.cache.get_seq_length() - length) > 0:
+            self.cache.crop(-more)
+        return self
+
+
+def _shallow(layer: Any) -> Any:
+    """A layer of a cache with the same tensors, which can get others."""
+    out = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            setattr(out, name, dict(value))
+    return out
 
 
 class TextForward(Protocol):
@@ -81,3 +154,195 @@ def scaled_logits(logits: Tensor, config: Any) -> Tensor:
     if family.cap and (cap := getattr(config, family.cap)) is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
+
+
+GROUP = 8
+"""Prompts of a forward call: of like lengths, so that little is padded."""
+
+
+class PromptBatch:
+    """Prompts that a model has processed, with the logits after each.
+
+    Args:
+        prompts: their token ids. shared: first tokens that all prompts have in common, which are
+            processed once.
+
+    `logits` is (prompts, vocabulary), float32: of the token that follows each prompt.
+    """
+
+    def __init__(
+        self, forward: TextForward, prompts: Sequence[Sequence[int]], shared: int = 0
+    ) -> None:
+        self._forward, self._lengths = forward, [len(ids) for ids in prompts]
+        logits: list[Tensor] = [torch.empty(0)] * len(prompts)
+        # The last token of a prompt is its own: its logits are wanted.
+        shared = min([shared, *(length - 1 for length in self._lengths)])
+        before: TextPast | None = None
+        if shared:
+            first = torch.tensor([list(prompts[0][:shared])], device=forward.device)
+            _, before = forward.states(first)
+        order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
+        where: dict[int, tuple[TextPast, int]] = {}
+        together = GROUP if forward.pads else 1
+        for at in range(0, len(order), together):
+            group = order[at : at + together]
+            width = self._lengths[group[-1]] - shared
+            batch = torch.zeros(len(group), width, dtype=torch.long)
+            for row, n in enumerate(group):
+                batch[row, : self._lengths[n] - shared] = torch.tensor(list(prompts[n][shared:]))
+            past = None if before is None else before.chosen([0] * len(group))
+            states, kept = forward.states(batch.to(forward.device), past)
+            last = torch.tensor([self._lengths[n] - shared - 1 for n in group])
+            lines = forward.logits(states[torch.arange(len(group)), last])
+            for row, (n, line) in enumerate(zip(group, lines, strict=True)):
+                where[n], logits[n] = (kept, row), line
+        self._where = [where[n] for n in range(len(prompts))]
+        self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
+
+    def continuation(self, number: int) -> Continuation:
+        """Prompt `number` alone, to append tokens to."""
+        kept, row = self._where[number]
+        return Continuation(self._forward, kept.chosen([row]).cut(self._lengths[number]))
+
+
+class Continuation:
+    """One prompt with several alternative continuations, all of the same length.
+
+    Args:
+        past: what is kept of the prompt.
+    """
+
+    def __init__(self, forward: TextForward, past: TextPast) -> None:
+        self._forward, self._past = forward, past
+
+    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """Logits (len(tokens), vocabulary) after each token, float32.
+
+        Args:
+            parents: which continuation each token extends; the first time 0, the prompt.
+        """
+        ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
+        states, self._past = self._forward.states(ids, self._past.chosen(parents))
+        return self._forward.logits(states[:, -1])
+
+
+UNFIT = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
+_LENGTHS, _SHARED = (13, 6, 9), 3
+"""Of the prompts that are tried, and the first tokens that these have in common."""
+
+
+@dataclass(frozen=True)
+class TokenPast:
+    """Nothing but the tokens (B, N) themselves."""
+
+    ids: Tensor
+
+    def chosen(self, rows: Sequence[int]) -> TokenPast:
+        """See `TextPast`."""
+        return TokenPast(self.ids[[*rows]])
+
+    def cut(self, length: int) -> TokenPast:
+        """See `TextPast`."""
+        return TokenPast(self.ids[:, :length])
+
+
+class WholeForward:
+    """A forward pass without a cache: all tokens are processed each time, one prompt at a time.
+
+    Args:
+        model: any causal language model of transformers.
+    """
+
+    pads = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model's first weights."""
+        device: torch.device = self._model.device
+        return device
+
+    def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
+        """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
+        every = ids if past is None else torch.cat((past.ids, ids), 1)
+        logits: Tensor = self._model(input_ids=every, use_cache=False).logits
+        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(every)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `TextForward`."""
+        return states.float()
+
+
+def plain_forward(model: Any) -> TextForward:
+    """A bare model's forward pass: with a cache where that gives the model's own logits.
+
+    Raises:
+        ModelError: the model is of no supported family, and looks at later tokens, too, or its
+            logits are no numbers in its type.
+    """
+    if model.config.model_type in FAMILIES:
+        return ModelForward(model)
+    with torch.inference_mode():
+        return _tried(model)
+
+
+def _tried(model: Any) -> TextForward:
+    whole, cached = WholeForward(model), ModelForward(model)
+    first = torch.arange(1, 1 + max(_LENGTHS)) * 7 % model.config.vocab_size
+    prompts = [first.tolist()]
+    for length in _LENGTHS[1:]:
+        prompts.append([*first[:_SHARED].tolist(), *first[-length:][_SHARED:].flip(0).tolist()])
+    alone = torch.stack([_last(whole, ids) for ids in prompts])
+    every, _ = whole.states(first[None].to(whole.device))
+    _check_finite(model, torch.cat((alone, every[0].float())))
+    apart = 1e-4 if model.dtype == torch.float32 else 3e-2
+    if not _close(every[0, 5].float(), _last(whole, prompts[0][:6]), apart):
+        raise ModelError(
+            f"models of type {model.config.model_type!r} look at later tokens, too, so that they "
+            "cannot read passages from left to right",
+            "choose a causal language model",
+        )
+    try:
+        batch = PromptBatch(cached, prompts, _SHARED)
+        more = batch.continuation(1)
+        later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
+    except UNFIT:  # the model can be used without a cache
+        return whole
+    then = [_last(whole, [*prompts[1], 9]), _last(whole, [*prompts[1], 9, 11])]
+    found = torch.stack([*batch.logits, *later])
+    return cached if _close(found, torch.stack([*alone, *then]), apart) else whole
+
+
+def _check_finite(model: Any, logits: Tensor) -> None:
+    """Raises ModelError where logits (n, vocabulary) are no numbers: NaN is close to nothing, and
+    the model would be refused for another reason."""
+    # A model may give tokens that it never writes minus infinity.
+    if not bool((logits.isnan() | logits.isposinf()).any() | logits.isinf().all()):
+        return
+    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
+    raise ModelError(
+        f"logits of models of type {kind!r} must be numbers, got NaN or infinity in {dtype}",
+        "check the model's files: weights that are damaged give such logits"
+        if model.dtype == torch.float32
+        else "use --dtype float32; in Python, dtype='float32'",
+    )
+
+
+def _last(whole: WholeForward, ids: Sequence[int]) -> Tensor:
+    """Logits (vocabulary,) after a prompt."""
+    states, _ = whole.states(torch.tensor([list(ids)], device=whole.device))
+    return whole.logits(states[0, -1])
+
+
+def _close(found: Tensor, wanted: Tensor, apart: float) -> bool:
+    """Whether logits differ by no more than rounding, as a share `apart` of the largest number;
+    minus infinity is in the same places."""
+    numbers = wanted.isfinite()
+    difference, largest = (found - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
+    return torch.equal(found[~numbers], wanted[~numbers]) and bool(difference <= apart * largest)

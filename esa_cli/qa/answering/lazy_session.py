@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.models import DeferredModel, LoadedModel
-from esa_cli.models.attachment.supported_families import keeps_state
+from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.loading.load import hindrance
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.ingestion.archive import check_asked_together

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.models.attachment.method_layers import layer_windows
+from esa_cli.models.attachment.families import layer_windows
 from esa_cli.models.inspection import layer_devices, row_layers
 from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
 from esa_cli.qa.planning.costs import Costs, rank_of

@@ -15,10 +15,9 @@ from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.forward_start import last_alone
+from esa_cli.models.attachment.attach import attach, last_alone
+from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.attachment.supported_families import keeps_state
 from esa_cli.qa.answering.cached_text import CachedText
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.ingestion.archive import check_joins

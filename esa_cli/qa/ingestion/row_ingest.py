@@ -11,7 +11,7 @@ import torch
 
 from esa_cli.attention.interfaces import LayerState
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.row_shapes import key_shapes, latent_block
+from esa_cli.models.attachment.families import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable

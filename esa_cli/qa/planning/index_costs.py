@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esa_cli.models.text_passes.fused_forward import MOST_BYTES
+from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.load_encoder import IndexSizes
 from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.ingestion.index_archive import PIECE

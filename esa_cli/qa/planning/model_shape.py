@@ -7,9 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.layer_kinds import layer_kinds
-from esa_cli.models.attachment.row_shapes import key_shape
-from esa_cli.models.attachment.supported_families import FAMILIES, family_of
+from esa_cli.models.attachment.families import FAMILIES, family_of, key_shape, layer_kinds
 from esa_cli.qa.planning.mlp_sizes import UNGATED, dense_mlps, first_of, mlp_sizes
 from esa_cli.qa.planning.shared_rows import ALIKE, SharedRows, shared_rows
 

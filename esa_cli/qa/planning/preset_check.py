@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.supported_families import check_type
+from esa_cli.models.attachment.families import check_type
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Plan, Planner
 from esa_cli.qa.presets.preset import Preset

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from esa_cli.models.attachment.row_shapes import (
+from esa_cli.models.attachment.families import (
     key_shape,
     key_shapes,
     layer_shapes,
+    layer_types,
     source_layers,
 )
-from esa_cli.models.attachment.supported_families import layer_types
 from esa_cli.qa.planning.mlp_sizes import mean_size
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from esa_cli.models.loading.packed_formats import kept_bytes, kept_format
-from esa_cli.models.loading.quantization import packed_bytes
+from esa_cli.models.loading.quantization import kept_bytes, kept_format, packed_bytes
 from esa_cli.qa.planning.model_shape import Shape
 
 

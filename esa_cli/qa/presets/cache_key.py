@@ -17,10 +17,10 @@ from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.methods.source_hashes import contents, sources
-from esa_cli.models.attachment.supported_families import family_of
+from esa_cli.models.attachment.families import family_of
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import weight_errors, weight_tensors
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
+from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library.formats.row_layout import Layout
 from esa_cli.system.text import text_digest

@@ -12,8 +12,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.moments import Moments
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.method_layers import method_layers
-from esa_cli.models.attachment.supported_families import FAMILIES, family_of
+from esa_cli.models.attachment.families import FAMILIES, family_of, method_layers
 from esa_cli.models.fingerprint import check_maps
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage.prefilled_document import PrefilledDocument

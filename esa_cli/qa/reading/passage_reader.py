@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.models.text_passes.checked_forward import plain_forward
-from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.prompt_batch import PromptBatch
-from esa_cli.models.text_passes.text_forward import TextForward
+from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
+from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.span_search import LONGEST, PATIENCE, most_probable_span
 from esa_cli.qa.reading.token_bytes import token_bytes

@@ -29,7 +29,7 @@ tokens each."""
 
 
 class NextTokens(Protocol):
-    """Logits behind continuations of one prompt; see `models.prompt_batch.Continuation`."""
+    """Logits behind continuations of one prompt; see `text_forward.Continuation`."""
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
 

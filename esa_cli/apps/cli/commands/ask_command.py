@@ -83,7 +83,7 @@ def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     from esa_cli.apps.cli.options.output_paths import spare
     from esa_cli.documents.sources import source_files
     from esa_cli.models import parse_reference
-    from esa_cli.models.tokenization.tokenizer_loading import read_ahead
+    from esa_cli.models.tokenization.tokenizer import read_ahead
     from esa_cli.storage.library import Library
 
     ways = request.options

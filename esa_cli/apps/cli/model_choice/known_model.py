@@ -13,12 +13,12 @@ from esa_cli import models
 from esa_cli.apps.cli.model_choice.model_place import ModelPlace
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.supported_families import check_type
+from esa_cli.models.attachment.families import check_type
 from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
 from esa_cli.models.loading.load import check_loadable
-from esa_cli.models.loading.packed_formats import check_loadable_format, stored_as
+from esa_cli.models.loading.quantization import check_loadable_format, stored_as
 from esa_cli.models.loading.text_part import language_settings
-from esa_cli.models.tokenization.tokenizer_loading import load_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.system import machine

@@ -1,22 +1,32 @@
-"""Where a tokenizer of transformers is taken, and what its place is not taken for."""
+"""Tokenizers loaded by the general class, and those that take the place of transformers'."""
 
 from __future__ import annotations
 
 import copy
+import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
-from model_files import change, folder
+from model_files import TEXTS, change, folder
 
+from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.tokenization import tokenizer_cache, tokenizer_loading
+from esa_cli.models.tokenization import tokenizer as tokenizer_module
 from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.plain_tokenizer import PlainTokenizer
-from esa_cli.models.tokenization.tokenizer_cache import cache_facts, cached_facts
-from esa_cli.models.tokenization.tokenizer_loading import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import (
+    PlainTokenizer,
+    cache_facts,
+    cached_facts,
+    load_plain_tokenizer,
+    load_tokenizer,
+    plain_backend,
+    read_ahead,
+)
 
 __all__ = ["folder"]
 
@@ -155,14 +165,9 @@ def test_classes_with_ways_of_their_own(folder: Path, monkeypatch: pytest.Monkey
     cache_facts(folder, Backwards.from_pretrained(folder))
     assert cached_facts(folder) is None
     loaded = []
-    monkeypatch.setattr(tokenizer_cache, "plain_backend", loaded.append)
+    monkeypatch.setattr(tokenizer_module, "plain_backend", loaded.append)
     cache_facts(folder, load_tokenizer(folder))
     assert not loaded, "it is known that it is not plain"
-
-
-def test_others_than_transformers_own(folder: Path) -> None:
-    cache_facts(folder, object())
-    assert cached_facts(folder) is None
 
 
 def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
@@ -176,30 +181,12 @@ def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == good
 
 
-def test_facts_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: Any) -> None:
-        raise OSError(28, "no room")
-
-    monkeypatch.setattr(tokenizer_cache, "write_settings", full)
-    assert not is_plain(folder)
-
-
 def test_a_tokenizer_that_was_damaged_since(folder: Path) -> None:
     assert is_plain(folder)
     (folder / "tokenizer.json").write_text("{")
     assert load_plain_tokenizer(folder) is None
     with pytest.raises(ModelError, match="cannot be read"):
         load_tokenizer(folder)
-
-
-def test_a_file_that_the_package_cannot_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_plain(folder)
-
-    def broken(folder: Path) -> Any:
-        raise RuntimeError("of another version")
-
-    monkeypatch.setattr(tokenizer_loading, "plain_backend", broken)
-    assert load_plain_tokenizer(folder) is None
 
 
 def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
@@ -215,3 +202,80 @@ def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lengths, [True, False, True, False]))
     assert [sorted(one) for one in found] == [[500], [50], [500], [50]]
+
+
+def test_a_chat_template_in_a_file_of_its_own_is_used(folder: Path) -> None:
+    """As processors of models that also see images have it."""
+    file = folder / "chat_template.json"
+    file.write_text(json.dumps({"chat_template": "{{ messages[0]['content'] }}!"}))
+    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] != "!"
+    change(folder / "tokenizer_config.json", chat_template=None)
+    assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] == "!"
+
+
+def refuse(*given: object, **options: object) -> None:
+    raise AssertionError("AutoTokenizer is used")
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_the_same_without_auto(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    change(folder / "tokenizer_config.json", tokenizer_class=name)
+    want = AutoTokenizer.from_pretrained(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
+        found = load_tokenizer(folder)
+    assert type(found) is type(want)
+    for text in [*TEXTS, "<|im_start|>user"]:
+        for special in (False, True):
+            options = {"split_special_tokens": special, "return_offsets_mapping": True}
+            assert dict(found(text, **options)) == dict(want(text, **options))
+    for prompt in (False, True):
+        text = want.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=prompt)
+        made = found.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=prompt)
+        assert made == text
+    assert found.backend_tokenizer.to_str() == want.backend_tokenizer.to_str()
+    assert found.special_tokens_map == want.special_tokens_map
+    assert found.bos_token_id == want.bos_token_id
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_others_are_left_to_auto(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = (folder / file).read_text()
+    other = SimpleNamespace(chat_template=None, is_fast=False)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *given, **more: other)
+    assert load_tokenizer(folder) is not other
+    for text in ("{", "[]", "{}", None):
+        if text is None:
+            (folder / file).unlink()
+        else:
+            (folder / file).write_text(text)
+        assert load_tokenizer(folder) is other
+    (folder / file).write_text(kept)
+    change(folder / "config.json", model_type="qwen2")
+    assert load_tokenizer(folder) is other
+
+
+@pytest.mark.parametrize("kind", ["folder", "random"])
+def test_what_is_read_ahead_is_read_once(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = models.parse_reference("random:llama" if kind == "random" else str(folder))
+    place = models.resolve(ref)
+    load_tokenizer(place)
+    threads: list[str] = []
+
+    def noted(folder: Path) -> object:
+        threads.append(threading.current_thread().name)
+        return plain_backend(folder)
+
+    monkeypatch.setattr(tokenizer_module, "plain_backend", noted)
+    read_ahead(ref)
+    read_ahead(ref)
+    first = load_plain_tokenizer(place)
+    assert isinstance(first, PlainTokenizer)
+    assert first("Who?")["input_ids"] == load_tokenizer(place)("Who?")["input_ids"]
+    assert threads == ["esa-tokenizer_0"]
+    assert load_plain_tokenizer(place) is not first
+    assert len(threads) == 2

@@ -1,18 +1,19 @@
-"""The model families ESA can be attached to and what distinguishes their attention: one entry each.
-
-`layer_traits.py` reads an entry together with a model's configuration.
+"""The model families ESA can be attached to, one entry each, and what follows from a configuration:
+the types, windows and sizes of its layers. Importing this costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.refused_families import LIMITS
 
 if TYPE_CHECKING:
     from esa_cli.attention.rope import Pairs
+
 
 SLIDING_ROTATE = "layers with a window"
 HYBRID_SLIDING_ROTATE = "layers with a window, if there are any"
@@ -213,13 +214,12 @@ INSTEAD = (
 def check_type(kind: str | None) -> None:
     """Raises ModelError when models of this `model_type` cannot be attached."""
     if kind not in FAMILIES:
-        why = f": {LIMITS[kind]}" if kind in LIMITS else ""
-        raise ModelError(f"ESA's methods cannot run in models of type {kind!r}{why}", INSTEAD)
+        raise ModelError(f"ESA's methods cannot run in models of type {kind!r}", INSTEAD)
 
 
 def family_of(config: object) -> Family:
     """The entry of a model's configuration. For a `model_type` that has none, Llama's, with the
-    soft cap of logits that some have: `checked_forward` tries whether that is all."""
+    soft cap of logits that some have: `text_forward.plain_forward` tries whether that is all."""
     if (found := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
         return found
     cap = "final_logit_softcapping"
@@ -239,3 +239,173 @@ def keeps_state(config: Any) -> bool:
     """Whether some layers of a model keep a state in place of keys: it cannot be cropped, and those
     of several documents cannot be joined."""
     return not {*STATE_TYPES, *MIXED_TYPES}.isdisjoint(layer_types(config))
+
+
+FULL_TYPES = ("full_attention", *MIXED_TYPES)
+ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The window of each layer; None where it attends to all tokens, or has no attention.
+
+    A window that no text within the model's limit is longer than counts as none.
+
+    Raises:
+        ModelError: a layer is of another type, or none attends to all tokens.
+    """
+    types, window = layer_types(config), getattr(config, "sliding_window", None)
+    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+        raise ModelError(
+            f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
+            "full or sliding attention",
+            INSTEAD,
+        )
+    if not set(types) & {*ATTENTION_TYPES}:
+        raise ModelError(
+            f"no layer of this {config.model_type} model has attention, so that nothing can be "
+            "selected",
+            INSTEAD,
+        )
+    longest = getattr(config, "max_position_embeddings", None)
+    if window is None or (longest is not None and window >= longest):
+        return [None] * len(types)
+    windows = [window if one == "sliding_attention" else None for one in types]
+    if {*FULL_TYPES}.isdisjoint(types):
+        raise ModelError(
+            f"all layers of this {config.model_type} model attend to a window of {window} tokens "
+            "only, so that nothing can be selected",
+            INSTEAD,
+        )
+    return windows
+
+
+def method_layers(config: Any) -> list[int]:
+    """Indices of the layers that run a method. Raises ModelError: as `layer_windows`."""
+    each = zip(layer_types(config), layer_windows(config), strict=True)
+    return [
+        i for i, (kind, window) in enumerate(each) if kind in ATTENTION_TYPES and window is None
+    ]
+
+
+FULL_DIM = 512
+"""Of key heads in full layers of Gemma 4, where `global_head_dim` is not said."""
+
+
+def latent_block(config: Any) -> int:
+    """Numbers of a row that share a scale in 8 bits where a model keeps latents, else 0. Rotary
+    parts are not normed as latents are, and may be many times as large."""
+    if not family_of(config).latent:
+        return 0
+    return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
+
+
+def key_shape(config: Any) -> tuple[int, int]:
+    """G and D of stored keys, of the layers with full attention; in families with latents these are
+    one head of rotary and latent dimensions. Raises AttributeError: the configuration lacks a
+    size."""
+    if family_of(config).latent:
+        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
+    if not family_of(config).wide:
+        return _plain_shape(config)
+    types = layer_types(config)
+    return _wide_shape(config, types.index("full_attention"), True)
+
+
+def layer_shapes(config: Any) -> list[tuple[int, int]]:
+    """G and D of the keys that each layer attends to. Raises AttributeError: as `key_shape`."""
+    types = layer_types(config)
+    if not family_of(config).wide:
+        return [key_shape(config)] * len(types)
+    each = enumerate(types)
+    return [_wide_shape(config, layer, one == "full_attention") for layer, one in each]
+
+
+def key_shapes(config: Any) -> list[tuple[int, int]]:
+    """G and D of each layer that keeps rows, where they are not alike; else []. Raises
+    AttributeError: as `key_shape`."""
+    readers = source_layers(config)
+    found = [one for i, one in enumerate(layer_shapes(config)) if i not in readers]
+    return found if len({*found}) > 1 else []
+
+
+def source_layers(config: Any) -> dict[int, int]:
+    """Index of each layer that keeps no rows and reads those of another one -> the index of that
+    one: the last one of its type before all such layers. Raises ValueError: there is none."""
+    count = int(getattr(config, family_of(config).sharing or "", None) or 0)
+    if not count:
+        return {}
+    types = layer_types(config)
+    first = len(types) - count
+    own = types[: max(0, first)][::-1]
+    return {i: first - 1 - own.index(types[i]) for i in range(first, len(types))}
+
+
+def _plain_shape(config: Any) -> tuple[int, int]:
+    heads = int(config.num_attention_heads)
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return int(groups), int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _wide_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
+    """Of one layer, which may have full attention, as transformers has completed the configuration,
+    as it writes it or as it is in config.json."""
+    each = getattr(config, "per_layer_config", None)
+    if each is not None and not isinstance(each, Mapping):
+        return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
+    groups, dim = _plain_shape(config)
+    if each is not None:
+        own = {int(i): settings for i, settings in each.items()}.get(layer, {})
+        return int(own.get("num_key_value_heads", groups)), int(own.get("head_dim", dim))
+    if not full:
+        return groups, dim
+    wanted = getattr(config, "attention_k_eq_v", False)
+    found = getattr(config, "num_global_key_value_heads", None) if wanted else None
+    return int(found or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
+
+
+Kind = Literal["attention", "reader", "state", "both", "idle"]
+
+_STATE = ("conv", "linear_attention", "mamba", "recurrent")
+_PATTERN: dict[str, Kind] = {"*": "attention", "M": "state", "-": "idle", "E": "idle"}
+"""Letters of Nemotron's `hybrid_override_pattern`."""
+_IDLE = ("mlp", "moe")
+INTERVAL = 4
+"""Every how many layers one of Qwen3-Next and Qwen3.5 has attention, where nothing is said."""
+
+
+def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
+    """Whether each layer has attention, reads the keys of another one, keeps a state in place of
+    keys, has attention and a state, or neither."""
+    kinds, readers = _own_kinds(settings), 0
+    family = FAMILIES.get(str(settings.get("model_type")))
+    if family is not None and family.sharing:
+        readers = int(settings.get(family.sharing) or 0)
+    last: list[Kind] = ["reader"] * readers
+    return kinds[: len(kinds) - readers] + last
+
+
+def _own_kinds(settings: Mapping[str, Any]) -> list[Kind]:
+    if pattern := settings.get("hybrid_override_pattern"):
+        return [_PATTERN[letter] for letter in pattern]
+    if types := settings.get("layer_types") or settings.get("layers_block_type"):
+        return [_kind(one) for one in types]
+    # LongCat-Flash counts as one layer what attends twice.
+    count = int(settings.get("num_hidden_layers") or 2 * settings["num_layers"])
+    if settings.get("model_type") == "falcon_h1":
+        return ["both"] * count
+    return ["attention" if has else "state" for has in _attending(settings, count)]
+
+
+def _attending(settings: Mapping[str, Any], count: int) -> list[bool]:
+    """Whether each layer has attention, by what families say that do not list the types."""
+    if settings.get("model_type") in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        every = int(settings.get("full_attention_interval") or INTERVAL)
+        return [(i + 1) % every == 0 for i in range(count)]
+    named = settings.get("full_attn_idxs")
+    return [named is None or i in named for i in range(count)]
+
+
+def _kind(name: str) -> Kind:
+    if name in _STATE:
+        return "state"
+    return "idle" if name in _IDLE else "attention"

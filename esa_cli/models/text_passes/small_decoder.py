@@ -1,0 +1,406 @@
+"""The quick path of finding and reading passages: a small decoder's weights and forward pass.
+
+`PlainDecoder` holds the weights on the CPU, in modules named as transformers' are, without its
+code: importing that takes longer than answering a question. `FusedForward` computes with them, or
+with those of a model of transformers: queries, keys and values of a layer are one matrix product,
+and a LoRA adapter is added to the weights. It is plain causal attention at true positions. Nothing
+of the model is changed, or called but the norm, the rotary embedding, the embedding and the head.
+The reference is transformers' own forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+from esa_cli.models.files.checkpoint_files import weight_files
+from esa_cli.models.inspection import is_plain
+from esa_cli.models.text_passes.layer_calls import call_before_layer
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast
+
+BLOCK = 128
+"""Queries of a block: fewer mask less and make smaller products."""
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Outputs (B, T, H, D) of queries (B, H, T, D) with keys and values (B, G, N, D): query t sees
+    the keys up to N - T + t."""
+    batch, heads, count, size = query.shape
+    groups, length = key.shape[1], key.shape[2]
+    shared, earlier = heads // groups, length - count
+    queries = (query * size**-0.5).reshape(batch, groups, shared, count, size)
+    keys = key.reshape(batch * groups, length, size).transpose(1, 2)
+    values = value.reshape(batch * groups, length, size)
+    out = []
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        rows, seen = stop - start, earlier + stop
+        block = queries[:, :, :, start:stop].reshape(batch * groups, shared * rows, size)
+        scores = torch.bmm(block, keys[:, :, :seen]).view(-1, shared, rows, seen)
+        if rows > 1:
+            later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+            scores[..., seen - rows :].masked_fill_(later, -torch.inf)
+        weights = scores.softmax(-1).view(batch * groups, shared * rows, seen)
+        found = torch.bmm(weights, values[:, :seen])
+        out.append(found.view(batch, heads, rows, size).transpose(1, 2))
+    return torch.cat(out, 1) if len(out) > 1 else out[0]
+
+
+SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` whose layers are computed here."""
+OTHER_RULES = ("sliding_window", "attention_chunk_size")
+"""Settings of models whose attention is not plain causal attention."""
+MOST_BYTES = 1 << 30
+"""Of the layers' weights: with larger ones the copy costs more memory than it is worth in time."""
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
+    ((H + 2 G) D, hidden)."""
+
+    before_attention: Tensor
+    projection: Tensor
+    projection_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    before_mlp: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class FusedForward:
+    """The forward pass of a model's first layers, with an adapter added to their weights.
+
+    Takes as much memory as these layers' weights. Weights that change later are not seen.
+
+    Args:
+        model: of transformers, for which `can_be_fused` holds. layers: how many; None: all.
+        adapter: of this model.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self, model: Any, layers: int | None = None, adapter: LoraAdapter | None = None
+    ) -> None:
+        base, config = model.base_model, model.config
+        self._model, self._embedding, self._norm = model, base.embed_tokens, base.norm
+        self._rotary = base.rotary_emb
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.eps = config.rms_norm_eps
+        added = {} if adapter is None else adapter.products()
+        self.layers = [_fused(layer, added) for layer in base.layers[:layers]]
+        self.size = self.layers[0].output.shape[1] // self.heads
+
+    @property
+    def pads(self) -> bool:
+        """All layers keep the keys and values of all tokens."""
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        device: torch.device = self._embedding.weight.device
+        return device
+
+    @torch.inference_mode()
+    def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
+        """Hidden states (B, T, hidden) after the last of the layers, before the model's norm, and
+        the layers' keys and values, those of `past` before the new ones.
+
+        Args:
+            ids: (B, T); shorter sequences are padded at their ends, which their tokens do not see.
+            past: of the tokens before.
+        """
+        start = past.pairs[0][0].shape[2] if past else 0
+        x = self._embedding(ids)
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        cos, sin = (one[:, :, None] for one in self._rotary(x, positions))
+        kept: list[KeysValues] = []
+        for number, layer in enumerate(self.layers):
+            call_before_layer(self._model)
+            found, pair = self._attention(
+                layer, rms_norm(x, x.shape[-1:], layer.before_attention, self.eps), cos, sin,
+                past.pairs[number] if past else None,
+            )  # fmt: skip
+            kept.append(pair)
+            x += found
+            wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
+            inner = silu(linear(wide, layer.gate), inplace=True)
+            x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
+        return x, KeyValuePast(kept)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits (..., vocabulary), float32, of hidden states after all layers."""
+        logits: Tensor = self._model.lm_head(self._norm(states))
+        return logits.float()
+
+    def _attention(
+        self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
+    ) -> tuple[Tensor, KeysValues]:
+        batch, count, _ = x.shape
+        heads, groups = self.heads, self.groups
+        every = linear(x, layer.projection, layer.projection_bias)
+        every = every.view(batch, count, heads + 2 * groups, self.size)
+        rotated = every[:, :, : heads + groups]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            rotated = torch.cat((
+                rms_norm(rotated[:, :, :heads], (self.size,), layer.query_norm, self.eps),
+                rms_norm(rotated[:, :, heads:], (self.size,), layer.key_norm, self.eps),
+            ), 2)  # fmt: skip
+        half = self.size // 2
+        turned = torch.cat((-rotated[..., half:], rotated[..., :half]), -1)
+        rotated = (rotated * cos + turned * sin).transpose(1, 2)
+        query, key = rotated[:, :heads], rotated[:, heads:]
+        value = every[:, :, heads + groups :].transpose(1, 2)
+        if past is not None:
+            key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
+        found = _attended(query, key, value).reshape(batch, count, -1)
+        return linear(found, layer.output, layer.output_bias), (key, value)
+
+
+def can_be_fused(model: Any) -> bool:
+    """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
+    plain weights on the CPU, has the same attention in all layers, and is not too large."""
+    config = model.config
+    if config.model_type not in SMALL_FAMILIES:
+        return False
+    layers, weight = model.base_model.layers, next(model.parameters())
+    return (
+        weight.device.type == "cpu"
+        and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
+        and all(getattr(config, name, None) is None for name in OTHER_RULES)
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and all(_is_plain(layer, weight.dtype) for layer in layers)
+    )
+
+
+def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether all weights are of one type on the CPU, in layers of torch itself; what is
+    quantised, or moved there when it is called, is not."""
+    linears = [one for name, one in layer.named_modules() if name.endswith("_proj")]
+    return all(type(one) is nn.Linear for one in linears) and all(
+        is_plain(one) and one.dtype == dtype and one.device.type == "cpu"
+        for one in layer.parameters()
+    )
+
+
+def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    three = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = [one.bias for one in three]
+
+    def weights(*parts: Any) -> Tensor:
+        if len(parts) == 1 and parts[0] not in added:
+            alone: Tensor = parts[0].weight.detach()
+            return alone
+        sizes = [part.weight.shape[0] for part in parts]
+        out: Tensor = parts[0].weight.new_empty(sum(sizes), parts[0].weight.shape[1])
+        for part, rows in zip(parts, torch.split(out, sizes), strict=True):
+            if part in added:
+                a, b = (matrix.to(part.weight) for matrix in added[part])
+                torch.addmm(part.weight, b, a, out=rows)
+            else:
+                rows.copy_(part.weight)
+        return out
+
+    return FusedLayer(
+        before_attention=layer.input_layernorm.weight,
+        projection=weights(*three),
+        projection_bias=None if biases[0] is None else torch.cat(biases),
+        query_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
+        key_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
+        output=weights(attention.o_proj),
+        output_bias=attention.o_proj.bias,
+        before_mlp=layer.post_attention_layernorm.weight,
+        gate=weights(mlp.gate_proj),
+        up=weights(mlp.up_proj),
+        down=weights(mlp.down_proj),
+    )
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """(B, T, H, D) of queries (B, H, T, D) at the end of the keys and values (B, G, N, D)."""
+    if query.dtype == torch.bfloat16:
+        return causal_attention(query, key, value)
+    count, length = query.shape[2], key.shape[2]
+    mask = None
+    if 1 < count < length:
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+    found = scaled_dot_product_attention(
+        query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
+    )
+    return found.transpose(1, 2)
+
+
+ROPE = {"rope_type", "rope_theta"}
+"""All settings of a rotary embedding that is computed here."""
+
+
+class PlainConfig(SimpleNamespace):
+    """A model's settings, as transformers completes those of config.json."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings by name."""
+        return dict(vars(self))
+
+
+def can_be_plain(settings: Mapping[str, Any]) -> bool:
+    """Whether a model with these settings, of `PlainConfig`, can be a `PlainDecoder`."""
+    rope = settings.get("rope_parameters") or {}
+    return (
+        settings.get("model_type") in SMALL_FAMILIES
+        and settings.get("hidden_act") == "silu"
+        and not settings.get("mlp_bias")
+        and all(settings.get(name) is None for name in (*OTHER_RULES, "quantization_config"))
+        and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and set(rope) == ROPE
+        and rope["rope_type"] == "default"
+    )
+
+
+class PlainDecoder(nn.Module):
+    """The modules of a causal language model, with parameters in transformers' order.
+
+    Args:
+        config: for which `can_be_plain` holds. The weights are on the device `meta` until `load`.
+    """
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        self.config = config
+        size, words = config.hidden_size, config.vocab_size
+        self.model = nn.ModuleDict({
+            # The class itself would draw numbers, by code of torch that takes a second to import.
+            "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+                torch.empty(words, size, device="meta")
+            ),
+            "layers": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers)),
+            "norm": PlainNorm(size, config.rms_norm_eps),
+            "rotary_emb": UnscaledRotary(head_size(config), config.rope_parameters["rope_theta"]),
+        })  # fmt: skip
+        self.lm_head = nn.Linear(size, words, bias=False, device="meta")
+        self.requires_grad_(False)
+        self._tie()
+
+    def _tie(self) -> None:
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.base_model.embed_tokens.weight
+
+    @classmethod
+    def load(
+        cls, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype
+    ) -> PlainDecoder | None:
+        """The decoder with a folder's weights; None: it is too large to be fused, or the files do
+        not have exactly its weights.
+
+        Args:
+            settings: of `PlainConfig`.
+        """
+        model = cls(PlainConfig(**settings))
+        numbers = sum(one.numel() for one in model.base_model.layers.parameters())
+        if numbers * dtype.itemsize > MOST_BYTES:
+            return None
+        weights: dict[str, Tensor] = {}
+        try:
+            for path in weight_files(folder):
+                with safe_open(path, "pt") as file:
+                    for name in file.keys():  # noqa: SIM118
+                        weights[name] = file.get_tensor(name).to(dtype)
+        except (OSError, SafetensorError):
+            return None
+        wanted = {name: one.shape for name, one in model.named_parameters()}
+        if wanted != {name: one.shape for name, one in weights.items()}:
+            return None
+        model.load_state_dict(weights, strict=False, assign=True)
+        model._tie()
+        return model.eval()
+
+    @property
+    def base_model(self) -> Any:
+        """Everything but the head."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """Of the weights."""
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.lm_head.weight.dtype
+
+
+class PlainNorm(nn.Module):
+    """The RMS norm of hidden states (..., hidden), in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(size, device="meta")), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As transformers rounds: the weight is multiplied in the type of `x`."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class UnscaledRotary(nn.Module):
+    """Cosines and sines (B, T, D) of positions (B, T), for rotary embeddings without scaling."""
+
+    def __init__(self, size: int, theta: float) -> None:
+        super().__init__()
+        rates = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float) / size)
+        self.register_buffer("inv_freq", rates, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """In the type of `x`, from angles in float32."""
+        angles = positions[..., None].float() * self.get_buffer("inv_freq")
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def head_size(config: Any) -> int:
+    """D, the numbers of one head."""
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
+
+
+def _layer(config: Any) -> nn.Module:
+    """The modules of one layer; which projections have a bias is the family's rule."""
+    size, wide, own = config.hidden_size, config.intermediate_size, head_size(config)
+    heads, groups = config.num_attention_heads * own, config.num_key_value_heads * own
+    bias = config.model_type in ("llama", "qwen3") and config.attention_bias
+    inner = bias or config.model_type == "qwen2"
+    attention: dict[str, nn.Module] = {
+        "q_proj": nn.Linear(size, heads, bias=inner, device="meta"),
+        "k_proj": nn.Linear(size, groups, bias=inner, device="meta"),
+        "v_proj": nn.Linear(size, groups, bias=inner, device="meta"),
+        "o_proj": nn.Linear(heads, size, bias=bias, device="meta"),
+    }
+    if config.model_type == "qwen3":
+        attention |= {name: PlainNorm(own, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
+    mlp = {
+        "gate_proj": nn.Linear(size, wide, bias=False, device="meta"),
+        "up_proj": nn.Linear(size, wide, bias=False, device="meta"),
+        "down_proj": nn.Linear(wide, size, bias=False, device="meta"),
+    }
+    return nn.ModuleDict({
+        "self_attn": nn.ModuleDict(attention),
+        "mlp": nn.ModuleDict(mlp),
+        "input_layernorm": PlainNorm(size, config.rms_norm_eps),
+        "post_attention_layernorm": PlainNorm(size, config.rms_norm_eps),
+    })  # fmt: skip
