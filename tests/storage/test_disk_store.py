@@ -19,7 +19,7 @@ from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.formats.int8_rows import decode, encode
 from esa_cli.storage.library.formats.segment import Segment
-from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
+from esa_cli.storage.library.library_copy import pull, push
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -261,9 +261,9 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document 3 ")
     assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
-    export_documents(library, tmp_path / "one.tar", [entry])
+    push(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
-    assert import_documents(other, tmp_path / "one.tar").copied == [entry.key]
+    assert pull(other, str(tmp_path / "one.tar")).copied == [entry.key]
     layers = other.open(other.entries()[0]).layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])

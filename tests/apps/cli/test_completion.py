@@ -57,7 +57,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
 
 def test_names_and_ids_of_stored_documents(library: Library) -> None:
     moby, notes = keep(library, "moby-dick.txt", 0), keep(library, "notes.md", 50)
-    for command in ("show", "rm", "verify", "export", "push memory://x"):
+    for command in ("show", "rm", "verify", "copy library memory://x"):
         assert offered(f"esa library {command} ") == ["moby-dick.txt", "notes.md"]
     assert offered("esa library show mo") == ["moby-dick.txt"]
     assert offered(f"esa library rm notes.md {moby[:5]}") == [moby]

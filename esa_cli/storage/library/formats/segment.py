@@ -125,23 +125,19 @@ class Segment:
 
     Args:
         tokens: the expected number. key: the document's, for messages. name: the segment's, where
-            the file has another one. place: start and length in a file that has more than it.
+            the file has another one.
 
     Raises:
         LibraryError: it is missing, damaged, of another version, or another segment's.
     """
 
-    def __init__(
-        self, path: Path, layout: Layout, tokens: int, key: str, name: str = "",
-        place: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
         self.name = name or path.stem
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
         self._sections = layout.sections(tokens)
         try:
             with open(path, "rb") as file:
-                start, size = place or (0, os.fstat(file.fileno()).st_size)
-                file.seek(start)
+                size = os.fstat(file.fileno()).st_size
                 facts = self._check_header(file.read(layout.header_bytes), size)
                 self._whole, self._tails = facts["records"], facts["tails"]
         except FileNotFoundError as error:
@@ -151,9 +147,7 @@ class Segment:
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
-            self._bytes = torch.from_file(
-                str(path), shared=False, size=start + size, dtype=torch.uint8
-            )[start:]
+            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         array: Any = self._bytes.numpy()
         self._array, self._view = array, memoryview(array)
         self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)

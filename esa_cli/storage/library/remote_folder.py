@@ -36,6 +36,8 @@ class RemoteFolder:
         url: as fsspec takes it; a path is one, too.
     """
 
+    is_archive = False
+
     def __init__(self, url: str) -> None:
         self.shown = without_password(url)
         with self._errors():
@@ -95,7 +97,7 @@ class RemoteFolder:
                 Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, path: Path, name: str) -> None:
-        """Copies a file there; it is whole as soon as it has its name, whoever copies it, too."""
+        """Uploads a file atomically: it gets its name when it is complete."""
         target = self._path(name)
         folder, _, last = target.rpartition("/")
         with self._errors():
