@@ -44,7 +44,7 @@ from esa_cli.models.attachment.layer_traits import check_supported as check_supp
 from esa_cli.models.attachment.row_shapes import source_layers
 from esa_cli.models.attachment.supported_families import family_of, keeps_state
 from esa_cli.models.inspection import attention_modules, check_readers, row_layers
-from esa_cli.storage.store_places import MakeStore
+from esa_cli.storage.memory_store import MakeStore
 
 NAME = "esa"
 

@@ -11,9 +11,7 @@ from transformers.cache_utils import CacheLayerMixin
 from esa_cli.attention.interfaces import KVStore
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.errors import UsageError
-from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.reduced_rows import ReducedRows
-from esa_cli.storage.store_places import MakeStore
+from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
 def in_memory(
@@ -60,7 +58,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
-            if self.expected and isinstance(store, ReducedRows):
+            if self.expected and isinstance(store, MemoryStore):
                 store.expect(self.expected)
             self.hold(LayerMemory(self.layer, store))
         assert self.memory is not None

@@ -23,7 +23,7 @@ from esa_cli.models.attachment.layer_state import (
     StateHistory,
     StateLayer,
 )
-from esa_cli.storage.store_places import MakeStore
+from esa_cli.storage.memory_store import MakeStore
 
 Keeps = Literal["rows", "state", "both", "nothing"]
 """What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
