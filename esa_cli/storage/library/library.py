@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from esa_cli.errors import LibraryError, ResourceError
 from esa_cli.storage.library import maintenance
-from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
+from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.storage.library.catalogue.catalogue import (
     Catalogue,
     open_catalogue,
     search_catalogue,
+    stored_keys,
     tidy,
 )
 from esa_cli.storage.library.catalogue.present_entries import DividedEntries
@@ -80,25 +81,22 @@ class Library:
         return catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
 
     def matches(self, text: str) -> list[Entry]:
-        """The documents whose key begins with `text`, or whose name or source it is: the present
-        ones, else former ones. Raises: as `entries`."""
-        paths = self._paths
+        """The documents whose key begins with `text`, at least 4 digits; if there are none, those
+        whose name or source it is. The present ones, else former ones. Raises: as `entries`."""
+        paths, prefix = self._paths, text.lower()
         paths.check()
-
-        def divided(db: sqlite3.Connection) -> DividedEntries:
-            found = manifest_copies.ManifestCopies(paths, db).matching(text)
-            return Catalogue(paths, db).known_files().divide(found)
-
-        present, former = catalogue_file.with_catalogue(paths, divided)
+        keys = [key for key in manifest.keys(paths) if len(text) >= 4 and key.startswith(prefix)]
+        entries = manifest.read_all(paths, keys or None)
+        if not keys:
+            entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
+        known = catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).known_files())
+        present, former = known.divide(entries)
         return present or former
 
     def text_digests(self) -> set[str]:
         """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
-        paths = self._paths
-        paths.check()
-        return catalogue_file.with_catalogue(
-            paths, lambda db: set(Catalogue(paths, db).stored_keys())
-        )
+        self._paths.check()
+        return set(stored_keys(self._paths))
 
     @property
     def nbytes(self) -> int:

@@ -18,7 +18,6 @@ from esa_cli.storage.library.catalogue.catalogue_file import (
 )
 from esa_cli.storage.library.catalogue.catalogue_tables import transaction
 from esa_cli.storage.library.catalogue.file_records import FileRecords
-from esa_cli.storage.library.catalogue.manifest_copies import ManifestCopies
 from esa_cli.storage.library.catalogue.present_entries import DividedEntries, KnownFiles
 from esa_cli.storage.library.catalogue.text_index import TextIndex
 from esa_cli.storage.library.formats import manifest
@@ -29,10 +28,6 @@ COMMIT_S, MOST_WRITES = 1.0, 100
 """Seconds of work that a kill may cost, and most changes that are in memory meanwhile."""
 Write = Callable[[], object]
 """A change of the catalogue, to be called in a transaction."""
-_UNUSED = """
-SELECT digest FROM texts WHERE digest NOT IN (SELECT digest FROM files)
-AND digest NOT IN (SELECT text_sha256 FROM manifests)
-"""
 
 
 class Catalogue:
@@ -49,7 +44,7 @@ class Catalogue:
     def entries(self) -> DividedEntries:
         """The library's documents, the last used first. Raises LibraryError: the folder may not be
         read."""
-        return self.known_files().divide(ManifestCopies(self._paths, self._db).entries())
+        return self.known_files().divide(manifest.read_all(self._paths))
 
     def known_files(self) -> KnownFiles:
         """The records of all files, as they are now."""
@@ -58,10 +53,7 @@ class Catalogue:
     def stored_keys(self) -> dict[str, list[str]]:
         """Keys of the library's documents by the digest of their text, in the order in which they
         were stored. Raises LibraryError: the folder may not be read."""
-        found: dict[str, list[str]] = {}
-        for key, digest in ManifestCopies(self._paths, self._db).digests():
-            found.setdefault(digest, []).append(key)
-        return found
+        return stored_keys(self._paths)
 
     def keep_synced(self, folder: str) -> None:
         """Writes the records of a synchronised folder beside the documents, from which they come
@@ -111,14 +103,23 @@ class Catalogue:
 
     def drop_unused_texts(self) -> int:
         """Removes the words of texts of no document and no file; how many texts these were."""
-        self.stored_keys()
-        if self._db.execute(_UNUSED).fetchone() is None:
+        stored = {*stored_keys(self._paths)}
+        if not self.texts.digests() - stored - self.files.digests():
             return 0
         with self.transaction():  # within it no other process can begin to use one
-            unused = [digest for (digest,) in self._db.execute(_UNUSED)]
+            unused = self.texts.digests() - stored - self.files.digests()
             for digest in unused:
                 self.texts.remove(digest)
         return len(unused)
+
+
+def stored_keys(paths: LibraryPaths) -> dict[str, list[str]]:
+    """See `Catalogue.stored_keys`."""
+    keys: dict[str, list[str]] = {}
+    for entry in sorted(manifest.read_all(paths), key=lambda one: (one.created, one.key)):
+        if not entry.damage:
+            keys.setdefault(entry.text_sha256, []).append(entry.key)
+    return keys
 
 
 @contextmanager

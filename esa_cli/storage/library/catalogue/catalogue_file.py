@@ -1,6 +1,5 @@
 """The catalogue of a library: one sqlite file of what commands would otherwise scan many files for.
 
-    manifests   verified copies of the documents' manifests            (`manifest_copies.py`)
     files       files that were read, with size, time, text's digest   (`file_records.py`);
                 those of `esa sync` are in files of their own, too     (`synced_folders.py`)
     texts, passages   words of texts, each once by its digest          (`text_index.py`)
@@ -47,17 +46,13 @@ def catalogue_bytes(paths: LibraryPaths) -> int:
 
 def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:
     """What `work` returns of the catalogue; where it cannot be written, of a copy that ends with
-    this call, and where there is no library yet, of an empty one. `work` may run three
-    times."""
+    this call, and where there is no library yet, of an empty one. `work` may run twice."""
     if not (paths.root / MARKER).is_file():
         with catalogue_in_memory() as db:
             return work(db)
     with suppress(sqlite3.Error, UnicodeError, OSError, EsaError), _opened(paths) as db:
         return work(db)
-    with suppress(sqlite3.Error, UnicodeError), catalogue_copy(paths) as db:
-        return work(db)
-    with catalogue_in_memory() as db:  # what is damaged passed the check of the copy
-        restore(db, lambda: synced_folders.read_all(paths))
+    with catalogue_copy(paths) as db:
         return work(db)
 
 

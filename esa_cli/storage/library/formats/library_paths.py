@@ -1,7 +1,7 @@
 """Paths, file names, marker and locks of a library.
 
     esa-library           the marker file: only a folder that has it, or an empty one, is a library
-    catalogue-1.sqlite    copies of manifests, and words; made again from the other files
+    catalogue-1.sqlite    records of files, and words; made again from the other files
     documents/KEY.doc     a document's manifest: written last, removed first; the document exists
                           while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp),
                           of a model whose layers keep states KEY.states and, of a token index,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -134,23 +135,17 @@ def write(paths: LibraryPaths, entry: Entry) -> None:
 def read(paths: LibraryPaths, key: str) -> Entry:
     """The entry of a document. Raises LibraryError: the manifest is missing, damaged, another
     document's or another version's."""
-    payload = checksummed_file.read(paths.document(key), "document", key)
-    entry = _of_payload(paths, key, payload)
+    entry = decode_entry(paths, key, checksummed_file.read_bytes(paths.document(key), key))
     return replace(entry, used=last_use(paths, key, entry.created))
 
 
 def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """The entry that the bytes of a manifest contain, without `used`. Raises LibraryError: as
     `read`."""
-    return _of_payload(
-        paths, key, checksummed_file.decode(data, "document", paths.document(key), key)
-    )
-
-
-def _of_payload(paths: LibraryPaths, key: str, payload: bytes) -> Entry:
-    facts = json.loads(payload)
+    path = paths.document(key)
+    facts = json.loads(checksummed_file.decode(data, "document", path, key))
     if facts["key"] != key:
-        raise damage_error(paths.document(key), "it is the manifest of another document", key)
+        raise damage_error(path, "it is the manifest of another document", key)
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **facts)
@@ -164,34 +159,25 @@ def keys(paths: LibraryPaths) -> set[str]:
     return {name.partition(".")[0] for name in filter(is_manifest, names)}
 
 
-def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document as its file is, the most recently used first; those that cannot be used have
-    `damage`. Raises LibraryError: the folder may not be read."""
-    found = [one for key in keys(paths) if (one := read_or_none(paths, key)) is not None]
-    return last_used_first(found)
-
-
-def last_used_first(entries: list[Entry]) -> list[Entry]:
+def read_all(paths: LibraryPaths, chosen: Iterable[str] | None = None) -> list[Entry]:
+    """The documents with the chosen keys (None: all), the most recently used first; those that
+    cannot be used have `damage`. Raises LibraryError: the folder may not be read."""
+    entries = list[Entry]()
+    for key in keys(paths) if chosen is None else chosen:
+        try:
+            entries.append(read(paths, key))
+        except LibraryError as error:
+            if exists(paths, key):  # else another process has removed it
+                entries.append(
+                    Entry(
+                        key,
+                        used=last_use(paths, key, 0.0),
+                        damage=error.message,
+                        foreign=isinstance(error, ForeignVersionError),
+                        unreadable=isinstance(error, UnreadableError),
+                    )
+                )
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
-
-
-def read_or_none(paths: LibraryPaths, key: str) -> Entry | None:
-    """As `read`, but with `damage` where it cannot be used; None where another process has removed
-    it. Raises LibraryError: the folder may not be read."""
-    try:
-        return read(paths, key)
-    except LibraryError as error:
-        return _without_contents(paths, key, error) if exists(paths, key) else None
-
-
-def _without_contents(paths: LibraryPaths, key: str, error: LibraryError) -> Entry:
-    return Entry(
-        key,
-        used=last_use(paths, key, 0.0),
-        damage=error.message,
-        foreign=isinstance(error, ForeignVersionError),
-        unreadable=isinstance(error, UnreadableError),
-    )
 
 
 def entry_error(entry: Entry) -> LibraryError:
