@@ -35,7 +35,7 @@ from common import append_line, load_lines
 
 from esa_cli.qa.ingestion.folder_sync import sync_folder
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.catalogue.catalogue_file import catalogue_in_memory
+from esa_cli.storage.library.catalogue.catalogue import catalogue_in_memory
 from esa_cli.storage.library.catalogue.text_index import TextIndex
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths

@@ -22,8 +22,8 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.document_files import pack_states, read_states
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
-from esa_cli.storage.library.formats.state_file import pack_states, read_states
 
 pytestmark = pytest.mark.families
 

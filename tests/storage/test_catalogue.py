@@ -16,8 +16,8 @@ from test_library import files, ingest
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.storage.library.catalogue import catalogue_file
-from esa_cli.storage.library.catalogue.catalogue_file import NAME
+from esa_cli.storage.library.catalogue import catalogue as catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.formats.library_paths import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest

@@ -17,8 +17,7 @@ from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats.int8_rows import decode, encode
-from esa_cli.storage.library.formats.segment import Segment
+from esa_cli.storage.library.formats.segment import Segment, decode, encode
 from esa_cli.storage.library.library_copy import pull, push
 from esa_cli.storage.memory_store import MemoryStore
 

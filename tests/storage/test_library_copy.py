@@ -31,13 +31,12 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
-from esa_cli.storage.library import Library, disk_room, maintenance
-from esa_cli.storage.library.archive_file import ArchiveReader
-from esa_cli.storage.library.formats import checksummed_file, manifest
+from esa_cli.storage.library import Library, maintenance
+from esa_cli.storage.library.copy_places import ArchiveReader, RemoteFolder, without_password
+from esa_cli.storage.library.formats import checksummed_file, library_paths, manifest
 from esa_cli.storage.library.formats.document_files import pack_tokens
 from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths
 from esa_cli.storage.library.library_copy import pull, push
-from esa_cli.storage.library.remote_folder import RemoteFolder, without_password
 
 IDS = [*range(40)]
 
@@ -445,7 +444,7 @@ def test_a_pull_needs_room_for_what_is_not_there(
     pull(other, far)
     for path in other.root.glob("documents/*.doc"):
         path.unlink()
-    monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(library_paths.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     assert len(pull(other, far).copied) == 2
     with pytest.raises(DiskError, match="the document would take"):
         pull(Library(tmp_path / "new"), far)

@@ -12,7 +12,7 @@ from esa_cli.storage.joined_store import JoinedStore, PrefilledDocument, StoreSl
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats.int8_rows import decode, encode
+from esa_cli.storage.library.formats.segment import decode, encode
 from esa_cli.storage.memory_store import MemoryStore
 
 HEADS, DIM, COUNT = 1, 6, 50

@@ -26,7 +26,7 @@ from test_library import (
 from esa_cli.errors import ForeignVersionError, LibraryError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.state_file import check_states, pack_states
+from esa_cli.storage.library.formats.document_files import check_states, pack_states
 from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(70)]

@@ -15,13 +15,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from esa_cli.storage.library.formats import checksummed_file, content_names, manifest
+from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import damage_error
-from esa_cli.storage.library.formats.document_files import fit_name
+from esa_cli.storage.library.formats.document_files import check_states, fit_name
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.formats.segment import Segment
-from esa_cli.storage.library.formats.state_file import check_states
 from esa_cli.system.strict_json import load_json
 from esa_cli.system.text import text_digest
 
@@ -92,7 +91,7 @@ def _check_text(path: Path, entry: Entry, payload: bytes) -> None:
         text = payload.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise damage_error(path, "it is no text", entry.key) from error
-    named = content_names.document_key(entry.identity, text)
+    named = manifest.document_key(entry.identity, text)
     if (named, text_digest(text), len(text)) != (entry.key, entry.text_sha256, entry.characters):
         raise damage_error(path, "it is the text of another document", entry.key)
 
@@ -101,7 +100,7 @@ def _are_tokens(path: Path, entry: Entry, payload: bytes) -> bool:
     """Whether these are the tokens after which the document's segments are named."""
     tensors = load(payload)
     ids, offsets = tensors["ids"].tolist(), tensors["offsets"]
-    names = content_names.segment_names(entry.identity, ids, entry.layout)
+    names = manifest.segment_names(entry.identity, ids, entry.layout)
     return (
         len(ids) == entry.tokens
         and tuple(offsets.shape) == (len(ids), 2)

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING
 
 from esa_cli.errors import LibraryError, ResourceError
 from esa_cli.storage.library import maintenance
-from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.storage.library.catalogue.catalogue import (
     Catalogue,
+    catalogue_bytes,
+    change_catalogue,
     open_catalogue,
     search_catalogue,
+    stale_note,
     stored_keys,
     tidy,
+    with_catalogue,
 )
-from esa_cli.storage.library.catalogue.present_entries import DividedEntries
-from esa_cli.storage.library.disk_room import check_room, nearest_folder
-from esa_cli.storage.library.formats import checksummed_file, content_names, library_paths, manifest
+from esa_cli.storage.library.catalogue.file_records import DividedEntries
+from esa_cli.storage.library.formats import checksummed_file, library_paths, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.library_paths import LibraryPaths, check_room, nearest_folder
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.formats.row_layout import OTHER_BYTES, Layout
 
@@ -53,7 +55,7 @@ class Library:
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text that was prefilled with what `identity` names."""
-        return content_names.document_key(identity, text)
+        return manifest.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
         """The document with that key, or None. Raises LibraryError: its manifest is damaged or of
@@ -78,7 +80,7 @@ class Library:
         removed. Raises: as `entries`."""
         paths = self._paths
         paths.check()
-        return catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
+        return with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
 
     def matches(self, text: str) -> list[Entry]:
         """The documents whose key begins with `text`, at least 4 digits; if there are none, those
@@ -89,7 +91,7 @@ class Library:
         entries = manifest.read_all(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        known = catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).known_files())
+        known = with_catalogue(paths, lambda db: Catalogue(paths, db).known_files())
         present, former = known.divide(entries)
         return present or former
 
@@ -107,14 +109,12 @@ class Library:
     def synced_files(self) -> int:
         """How many files `esa sync` has put into it, to be found by their words."""
         paths = self._paths
-        return catalogue_file.with_catalogue(
-            paths, lambda db: len(Catalogue(paths, db).files.synced())
-        )
+        return with_catalogue(paths, lambda db: len(Catalogue(paths, db).files.synced()))
 
     @property
     def catalogue_bytes(self) -> int:
         """Bytes of its catalogue, which `nbytes` does not include."""
-        return catalogue_file.catalogue_bytes(self._paths)
+        return catalogue_bytes(self._paths)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
@@ -253,8 +253,8 @@ class Library:
         return done
 
     def _change_catalogue(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        if why := catalogue_file.change_catalogue(self._paths, work):
-            self.catalogue_note = catalogue_file.stale_note(self._paths, why)
+        if why := change_catalogue(self._paths, work):
+            self.catalogue_note = stale_note(self._paths, why)
 
 
 def _busy() -> None:

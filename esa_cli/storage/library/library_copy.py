@@ -22,21 +22,27 @@ from esa_cli.errors import (
     RemoteError,
     UsageError,
 )
-from esa_cli.storage.library.archive_file import (
+from esa_cli.storage.library.contents_check import check_file, checked_entry, document_files
+from esa_cli.storage.library.copy_places import (
     ArchiveReader,
     ArchiveWriter,
+    MissingCopyError,
+    RemoteFolder,
     is_archive,
     new_archive,
 )
-from esa_cli.storage.library.contents_check import check_file, checked_entry, document_files
-from esa_cli.storage.library.disk_room import check_room
 from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths, is_manifest, size_of
+from esa_cli.storage.library.formats.library_paths import (
+    MARKER,
+    LibraryPaths,
+    check_room,
+    is_manifest,
+    size_of,
+)
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.library import Library
-from esa_cli.storage.library.remote_folder import MissingCopyError, RemoteFolder
-from esa_cli.storage.library.reservations import reserve
+from esa_cli.storage.library.maintenance import reserve
 from esa_cli.system.progress import Progress
 
 _AGAIN = "copy the document again from a library that has it"

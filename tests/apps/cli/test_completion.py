@@ -17,7 +17,7 @@ from test_library import ingest
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import completion
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue.catalogue_file import NAME
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.apps.cli.output.entry_output import facts
 from esa_cli.errors import EsaError, ForeignVersionError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -114,8 +114,8 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
 ) -> None:
     for number in range(3):
         ingest(library, [number, *range(20)])
-    (library.root / catalogue_file.NAME).unlink(missing_ok=True)
-    (library.root / catalogue_file.NAME).mkdir()
+    (library.root / NAME).unlink(missing_ok=True)
+    (library.root / NAME).mkdir()
     first, second, _ = library.entries()
     assert main(["library", "rm", first.id, second.id, "--yes"]) == 0
     out, err = capsys.readouterr()
@@ -123,7 +123,7 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
     assert err.count("words of what was removed are still in it") == 1
     assert main(["library", "prune"]) == 0
     assert "cannot be changed" in capsys.readouterr().err
-    (library.root / catalogue_file.NAME).rmdir()
+    (library.root / NAME).rmdir()
     assert main(["library", "prune"]) == 0
     assert capsys.readouterr().err == ""
 
