@@ -51,6 +51,19 @@ def as_index(places: Sequence[int]) -> slice | list[int]:
     return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
 
 
+def pieces(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (part, low, high) of every part of [start, stop); low and high count in the part.
+
+    Args:
+        starts: where each part begins, and where the last one ends.
+    """
+    while start < stop:
+        part = bisect_right(starts, start) - 1
+        high = min(stop, starts[part + 1])
+        yield part, start - starts[part], high - starts[part]
+        start = high
+
+
 class GrowingRows:
     """A growing (N, width) matrix, stored as a list of contiguous segments."""
 
@@ -95,12 +108,8 @@ class GrowingRows:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of every segment's part of [start, stop)."""
-        while start < stop:
-            i = bisect_right(self._starts, start) - 1
-            low = start - self._starts[i]
-            high = min(stop - self._starts[i], self._segments[i].shape[0])
-            yield start, self._segments[i][low:high]
-            start = self._starts[i] + high
+        for part, low, high in pieces([*self._starts, self.capacity], start, stop):
+            yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:

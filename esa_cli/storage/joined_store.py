@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
-from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.growing_rows import RESERVE, pieces
 from esa_cli.storage.memory_store import BLOCK, MemoryStore
 
 
@@ -61,14 +61,9 @@ class JoinedStore:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
-        while start < min(stop, self.stored):
-            i = bisect_right(self._starts, start) - 1
-            part, offset = self._parts[i], self._parts[i].low - self._starts[i]
-            high = min(stop, self._starts[i + 1])
-            yield start, part.store, start + offset, high + offset
-            start = high
-        if start < stop:
-            yield start, self.tail, start - self.stored, stop - self.stored
+        for i, low, high in pieces([*self._starts, len(self)], start, stop):
+            store, first, _ = [*self._parts, StoreSlice(self.tail, 0, 0)][i]
+            yield self._starts[i] + low, store, first + low, first + high
 
     @property
     def resident(self) -> bool:

@@ -55,12 +55,10 @@ def other(tmp_path: Path) -> Library:
     return Library(tmp_path / "other")
 
 
-@pytest.fixture(params=["memory", "file", "path"])
+@pytest.fixture(params=["memory", "path"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     place = tmp_path / "far away" / "library"
-    yield {"memory": "memory://bucket/library", "file": place.as_uri(), "path": str(place)}[
-        request.param
-    ].replace("%20", " ")
+    yield {"memory": "memory://bucket/library", "path": str(place)}[request.param]
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.storage.growing_rows import pieces
 from esa_cli.storage.library.formats.row_layout import Layout
 from esa_cli.storage.library.formats.segment import Segment
 from esa_cli.storage.memory_store import BLOCK, CPU, LastSpan, split_rows
@@ -71,11 +71,8 @@ class DiskStore:
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Segment, int, int]]:
         """Yields (absolute start, part, low, high) of every part's rows in [start, stop);
         low and high count in the part."""
-        while start < stop:
-            i = bisect_right(self._starts, start) - 1
-            high = min(stop, self._starts[i + 1])
-            yield start, self.parts[i], start - self._starts[i], high - self._starts[i]
-            start = high
+        for i, low, high in pieces(self._starts, start, stop):
+            yield self._starts[i] + low, self.parts[i], low, high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""

@@ -45,7 +45,7 @@ from esa_cli.system.text import text_bytes, text_digest
 
 @dataclass(frozen=True)
 class ResumedSegments:
-    """First segments of a document, the fit of their reduced keys, and the states behind them."""
+    """First segments of a document, the fit of their reduced keys, and the states after them."""
 
     segments: list[Segment] = field(default_factory=list)
     fit: str = NO_FIT
@@ -57,7 +57,7 @@ def resumed_segments(
     paths: LibraryPaths, key: str, prefixes: Sequence[str], layout: Layout, tokens: int
 ) -> ResumedSegments:
     """The longest run of whole first segments on disk, every byte of it checked. Where layers of
-    the model keep states, all segments up to the one behind which they were stored, or none.
+    the model keep states, all segments up to the one after which they were stored, or none.
 
     Args:
         key: the document's. prefixes: names of all its segments, without that of the fit.
@@ -114,7 +114,7 @@ class Writer:
         done: tokens on disk, of this ingest or of another document with the same beginning.
         layers: one store for each layer; prefill appends from token `done` on.
         projections: those of the reduced keys on disk; None while there are none.
-        states: of the layers that keep one, behind token `done`; empty before the first.
+        states: of the layers that keep one, after token `done`; empty before the first.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Writer:
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
-            states: of the layers that keep one, behind the last token in memory; they are stored
+            states: of the layers that keep one, after the last token in memory; they are stored
                 where a segment ends with it.
 
         Raises:
@@ -256,7 +256,7 @@ class Writer:
         Args:
             text: the whole text. offsets: (n, 2) character offsets of all tokens.
             marks, provenance: JSON data. head: tokens of the prompt before the document.
-            projections: as for `flush`. states: behind the last token.
+            projections: as for `flush`. states: after the last token.
 
         Raises:
             ValueError: tokens or states are missing. ResourceError: as `flush`.

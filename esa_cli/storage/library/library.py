@@ -7,7 +7,6 @@ file may be removed (except on Windows, where `remove` fails).
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -21,9 +20,7 @@ from esa_cli.storage.library.catalogue.catalogue import (
     change_catalogue,
     open_catalogue,
     search_catalogue,
-    stale_note,
     stored_keys,
-    tidy,
     with_catalogue,
 )
 from esa_cli.storage.library.catalogue.file_records import DividedEntries
@@ -80,7 +77,7 @@ class Library:
         removed. Raises: as `entries`."""
         paths = self._paths
         paths.check()
-        return with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
+        return with_catalogue(paths, Catalogue.entries)
 
     def matches(self, text: str) -> list[Entry]:
         """The documents whose key begins with `text`, at least 4 digits; if there are none, those
@@ -91,7 +88,7 @@ class Library:
         entries = manifest.read_all(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        known = with_catalogue(paths, lambda db: Catalogue(paths, db).known_files())
+        known = with_catalogue(paths, Catalogue.known_files)
         present, former = known.divide(entries)
         return present or former
 
@@ -108,8 +105,7 @@ class Library:
     @property
     def synced_files(self) -> int:
         """How many files `esa sync` has put into it, to be found by their words."""
-        paths = self._paths
-        return with_catalogue(paths, lambda db: len(Catalogue(paths, db).files.synced()))
+        return with_catalogue(self._paths, lambda catalogue: len(catalogue.files.synced()))
 
     @property
     def catalogue_bytes(self) -> int:
@@ -162,7 +158,7 @@ class Library:
         Args:
             ids: all tokens. waiting: called every half second while another process ingests the
                 same document; an exception it raises propagates.
-            devices: where each layer's tail is kept; (): the processor. states: see `size_of`.
+            devices: where each layer's tail is kept; (): the CPU. states: see `size_of`.
 
         Raises:
             ResourceError: the disk lacks room. LibraryError: the library cannot be written, its
@@ -232,7 +228,7 @@ class Library:
         with write_errors(self.root):
             self._paths.make()
         freed = maintenance.remove(self._paths, entry)
-        self._change_catalogue(lambda db: Catalogue(self._paths, db).drop_unused_texts())
+        self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
 
     def prune(
@@ -249,12 +245,11 @@ class Library:
         former = {entry.key for entry in self.divided_entries().former}
         done = maintenance.prune(self._paths, max_bytes, dry_run, former)
         if not dry_run:
-            self._change_catalogue(lambda db: tidy(self._paths, db))
+            self._change_catalogue(Catalogue.tidy)
         return done
 
-    def _change_catalogue(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        if why := change_catalogue(self._paths, work):
-            self.catalogue_note = stale_note(self._paths, why)
+    def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
+        self.catalogue_note = change_catalogue(self._paths, work) or self.catalogue_note
 
 
 def _busy() -> None:

@@ -46,190 +46,6 @@ BUSY_S = 30.0
 """Seconds of waiting while another process writes."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 Result = TypeVar("Result")
-
-
-def catalogue_path(paths: LibraryPaths) -> Path:
-    return paths.root / NAME
-
-
-def catalogue_bytes(paths: LibraryPaths) -> int:
-    """Bytes of the catalogue."""
-    return size_of(catalogue_path(paths))
-
-
-def with_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], Result]) -> Result:
-    """What `work` returns of the catalogue; where it cannot be written, of a copy that ends with
-    this call, and where there is no library yet, of an empty one. `work` may run twice."""
-    if not (paths.root / MARKER).is_file():
-        with catalogue_in_memory() as db:
-            return work(db)
-    with suppress(sqlite3.Error, UnicodeError, OSError, EsaError), _opened(paths) as db:
-        return work(db)
-    with catalogue_copy(paths) as db:
-        return work(db)
-
-
-def change_catalogue(paths: LibraryPaths, work: Callable[[sqlite3.Connection], object]) -> str:
-    """Does `work`, a change after which nothing else depends on the catalogue. Why it could not be
-    done; empty: it was, or the catalogue was damaged and is removed."""
-    try:
-        with _opened(paths) as db:
-            work(db)
-    except (sqlite3.Error, UnicodeError, OSError) as error:
-        return str(error) if _inode(catalogue_path(paths)) else ""
-    except EsaError as error:
-        return error.message
-    return ""
-
-
-def stale_note(paths: LibraryPaths, why: str) -> str:
-    """What to tell people where `change_catalogue` could not do its work."""
-    return (
-        f"the catalogue {catalogue_path(paths)} cannot be changed ({why}): words of what was "
-        "removed are still in it, until `esa library prune` can change it, or it is deleted"
-    )
-
-
-@contextmanager
-def writable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
-    """The catalogue, for work that is not repeated. Raises LibraryError, DiskError: it cannot be
-    written."""
-    with write_errors(paths.root):
-        paths.make()
-    try:
-        with _opened(paths) as db:
-            yield db
-    except (sqlite3.Error, UnicodeError) as error:
-        full = _code(error) == sqlite3.SQLITE_FULL
-        raise (DiskError if full else LibraryError)(
-            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
-            "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
-            "the file may be deleted, and is made again",
-        ) from error
-
-
-@contextmanager
-def readable_catalogue(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
-    """The catalogue; where it cannot be written, a copy that ends with its block. Raises
-    LibraryError: the folder is no library, or may not be read."""
-    with ExitStack() as stack:
-        try:
-            db = stack.enter_context(writable_catalogue(paths))
-        except EsaError:
-            paths.check()
-            db = stack.enter_context(catalogue_copy(paths))
-        yield db
-
-
-@contextmanager
-def catalogue_copy(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
-    """A copy of the catalogue that ends with its block, in a file without a name where it is large.
-    What cannot be copied is left out, as when it is made again. Raises LibraryError: the folder may
-    not be read."""
-    with closing(sqlite3.connect("", isolation_level=None)) as db:
-        try:
-            _copy(catalogue_path(paths), db)
-            prepare(db)
-        except (sqlite3.Error, UnicodeError):
-            with catalogue_in_memory() as empty:
-                empty.backup(db)
-        restore(db, partial(synced_records, paths))
-        yield db
-
-
-@contextmanager
-def catalogue_in_memory() -> Iterator[sqlite3.Connection]:
-    """An empty catalogue that ends with its block."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        prepare(db)
-        yield db
-
-
-@contextmanager
-def _opened(paths: LibraryPaths) -> Iterator[sqlite3.Connection]:
-    """The catalogue; one that is damaged is removed, before or when it is found to be."""
-    path = catalogue_path(paths)
-    before = _inode(path)
-    try:
-        db = _connect(paths)
-    except (sqlite3.Error, UnicodeError) as error:
-        if not _is_damage(error):
-            raise
-        _remove(paths, before)
-        db = _connect(paths)
-    with closing(db):
-        opened = _inode(path)
-        try:
-            yield db
-        except (sqlite3.Error, UnicodeError) as error:
-            if _is_damage(error):
-                _remove(paths, opened)
-            raise
-
-
-def _copy(path: Path, db: sqlite3.Connection) -> None:
-    """Raises sqlite3.Error: the catalogue is not there, may not be read, is locked or damaged."""
-    address = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as there:
-        # While this reads nobody else can lock it, for which `backup` would wait without end.
-        there.execute("BEGIN")
-        there.execute("SELECT 1 FROM sqlite_master").fetchone()
-        there.backup(db)
-    [(found,)] = db.execute("PRAGMA quick_check(1)")
-    if found != "ok":
-        raise DamagedRowError(f"{path} is damaged: {found}")
-
-
-def _connect(paths: LibraryPaths) -> sqlite3.Connection:
-    path = catalogue_path(paths)
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
-    except OSError as error:
-        raise sqlite3.OperationalError(error.strerror) from error
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-    try:
-        prepare(db)
-        restore(db, partial(synced_records, paths))
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _remove(paths: LibraryPaths, damaged: int) -> None:
-    """Removes the catalogue, unless another process has made a new one by now.
-
-    Args:
-        damaged: the inode of the damaged file.
-    """
-    path = catalogue_path(paths)
-    with paths.locked("catalogue"):
-        if _inode(path) == damaged:
-            # A journal that is left would be applied to the catalogue that is made next.
-            for suffix in ("-journal", ""):
-                path.with_name(NAME + suffix).unlink(missing_ok=True)
-
-
-def _inode(path: Path) -> int:
-    """0 where there is no such file."""
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
-
-
-def _is_damage(error: sqlite3.Error | UnicodeError) -> bool:
-    """Whether the file is to blame: what is in it, or that its tables are not ours."""
-    if isinstance(error, UnicodeError):
-        return isinstance(error, UnicodeDecodeError)
-    return _code(error) in _DAMAGED or "Could not decode" in str(error)
-
-
-def _code(error: Exception) -> int:
-    """The primary result code."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
 COMMIT_S, MOST_WRITES = 1.0, 100
 """Seconds of work that a kill may cost, and most changes that are in memory meanwhile."""
 Write = Callable[[], object]
@@ -318,6 +134,15 @@ class Catalogue:
                 self.texts.remove(digest)
         return len(unused)
 
+    def tidy(self) -> None:
+        """Forgets files that do not exist any more, but those of `esa sync`, and words that nothing
+        needs; then rewrites the file without them."""
+        gone = self.files.gone()
+        with self.transaction():
+            self.files.remove(gone)
+        self.drop_unused_texts()
+        self.texts.compact()
+
 
 def stored_keys(paths: LibraryPaths) -> dict[str, list[str]]:
     """See `Catalogue.stored_keys`."""
@@ -328,29 +153,187 @@ def stored_keys(paths: LibraryPaths) -> dict[str, list[str]]:
     return keys
 
 
+def catalogue_path(paths: LibraryPaths) -> Path:
+    return paths.root / NAME
+
+
+def catalogue_bytes(paths: LibraryPaths) -> int:
+    """Bytes of the catalogue."""
+    return size_of(catalogue_path(paths))
+
+
+def with_catalogue(paths: LibraryPaths, work: Callable[[Catalogue], Result]) -> Result:
+    """What `work` returns of the catalogue; where it cannot be written, of a copy that ends with
+    this call, and where there is no library yet, of an empty one. `work` may run twice."""
+    if not (paths.root / MARKER).is_file():
+        with _in_memory(paths) as catalogue:
+            return work(catalogue)
+    with suppress(sqlite3.Error, UnicodeError, OSError, EsaError), _opened(paths) as catalogue:
+        return work(catalogue)
+    with _copied(paths) as catalogue:
+        return work(catalogue)
+
+
+def change_catalogue(paths: LibraryPaths, work: Callable[[Catalogue], object]) -> str:
+    """Does `work`, a change after which nothing else depends on the catalogue. What to tell people
+    where it could not be done; empty: it was, or the catalogue was damaged and is removed."""
+    try:
+        with _opened(paths) as catalogue:
+            work(catalogue)
+        return ""
+    except (sqlite3.Error, UnicodeError, OSError) as error:
+        if not _inode(catalogue_path(paths)):
+            return ""
+        why = str(error)
+    except EsaError as error:
+        why = error.message
+    return (
+        f"the catalogue {catalogue_path(paths)} cannot be changed ({why}): words of what was "
+        "removed are still in it, until `esa library prune` can change it, or it is deleted"
+    )
+
+
 @contextmanager
-def open_catalogue(paths: LibraryPaths, keep: bool) -> Iterator[Catalogue]:
-    """The library's catalogue; an empty one in memory if not `keep`. Raises LibraryError,
-    DiskError: it cannot be written."""
-    with writable_catalogue(paths) if keep else catalogue_in_memory() as db:
-        yield Catalogue(paths, db)
+def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue]:
+    """The library's catalogue, for work that is not repeated; an empty one in memory if not `keep`.
+    Raises LibraryError, DiskError: it cannot be written."""
+    if not keep:
+        with _in_memory(paths) as catalogue:
+            yield catalogue
+        return
+    with write_errors(paths.root):
+        paths.make()
+    try:
+        with _opened(paths) as catalogue:
+            yield catalogue
+    except (sqlite3.Error, UnicodeError) as error:
+        full = _code(error) == sqlite3.SQLITE_FULL
+        raise (DiskError if full else LibraryError)(
+            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
+            "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
+            "the file may be deleted, and is made again",
+        ) from error
 
 
 @contextmanager
 def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalogue]:
-    """The library's catalogue, to be searched; where it cannot be written, or is not to be, a copy.
-    Raises LibraryError: the folder is no library, or may not be read. DiskError: there is no room
-    for what is written into it."""
-    with catalogue_copy(paths) if copy else readable_catalogue(paths) as db:
+    """The library's catalogue, to be searched; where it cannot be written, or is not to be, a copy
+    that ends with the block. Raises LibraryError: the folder is no library, or may not be read.
+    DiskError: there is no room for what is written into it."""
+    with ExitStack() as stack:
+        try:
+            opened = None if copy else stack.enter_context(open_catalogue(paths))
+        except EsaError:
+            paths.check()
+            opened = None
+        yield opened or stack.enter_context(_copied(paths))
+
+
+@contextmanager
+def _copied(paths: LibraryPaths) -> Iterator[Catalogue]:
+    """A copy of the catalogue that ends with its block, in a file without a name where it is large.
+    What cannot be copied is left out, as when it is made again. Raises LibraryError: the folder may
+    not be read."""
+    with closing(sqlite3.connect("", isolation_level=None)) as db:
+        try:
+            _copy(catalogue_path(paths), db)
+            prepare(db)
+        except (sqlite3.Error, UnicodeError):
+            with closing(sqlite3.connect(":memory:")) as empty:
+                empty.backup(db)
+            prepare(db)
+        restore(db, partial(synced_records, paths))
         yield Catalogue(paths, db)
 
 
-def tidy(paths: LibraryPaths, db: sqlite3.Connection) -> None:
-    """Forgets files that do not exist any more, but those of `esa sync`, and words that nothing
-    needs; then rewrites the file without them."""
-    catalogue = Catalogue(paths, db)
-    gone = catalogue.files.gone()
-    with catalogue.transaction():
-        catalogue.files.remove(gone)
-    catalogue.drop_unused_texts()
-    catalogue.texts.compact()
+@contextmanager
+def _in_memory(paths: LibraryPaths) -> Iterator[Catalogue]:
+    """An empty catalogue that ends with its block."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        prepare(db)
+        yield Catalogue(paths, db)
+
+
+@contextmanager
+def _opened(paths: LibraryPaths) -> Iterator[Catalogue]:
+    """The catalogue; one that is damaged is removed, before or when it is found to be."""
+    path = catalogue_path(paths)
+    before = _inode(path)
+    try:
+        db = _connect(paths)
+    except (sqlite3.Error, UnicodeError) as error:
+        if not _is_damage(error):
+            raise
+        _remove(paths, before)
+        db = _connect(paths)
+    with closing(db):
+        opened = _inode(path)
+        try:
+            yield Catalogue(paths, db)
+        except (sqlite3.Error, UnicodeError) as error:
+            if _is_damage(error):
+                _remove(paths, opened)
+            raise
+
+
+def _copy(path: Path, db: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error: the catalogue is not there, may not be read, is locked or damaged."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True, timeout=BUSY_S)) as there:
+        # While this reads nobody else can lock it, for which `backup` would wait without end.
+        there.execute("BEGIN")
+        there.execute("SELECT 1 FROM sqlite_master").fetchone()
+        there.backup(db)
+    [(found,)] = db.execute("PRAGMA quick_check(1)")
+    if found != "ok":
+        raise DamagedRowError(f"{path} is damaged: {found}")
+
+
+def _connect(paths: LibraryPaths) -> sqlite3.Connection:
+    path = catalogue_path(paths)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
+    except OSError as error:
+        raise sqlite3.OperationalError(error.strerror) from error
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    try:
+        prepare(db)
+        restore(db, partial(synced_records, paths))
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _remove(paths: LibraryPaths, damaged: int) -> None:
+    """Removes the catalogue, unless another process has made a new one by now.
+
+    Args:
+        damaged: the inode of the damaged file.
+    """
+    path = catalogue_path(paths)
+    with paths.locked("catalogue"):
+        if _inode(path) == damaged:
+            # A journal that is left would be applied to the catalogue that is made next.
+            for suffix in ("-journal", ""):
+                path.with_name(NAME + suffix).unlink(missing_ok=True)
+
+
+def _inode(path: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _is_damage(error: sqlite3.Error | UnicodeError) -> bool:
+    """Whether the file is to blame: what is in it, or that its tables are not ours."""
+    if isinstance(error, UnicodeError):
+        return isinstance(error, UnicodeDecodeError)
+    return _code(error) in _DAMAGED or "Could not decode" in str(error)
+
+
+def _code(error: Exception) -> int:
+    """The primary result code."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -42,14 +42,14 @@ _UNPACKING = (SafetensorError, KeyError, OverflowError, RuntimeError, TypeError,
 
 
 class StoredStates(NamedTuple):
-    """Each layer's state behind the last token of a segment, by the first part of its name."""
+    """Each layer's state after the last token of a segment, by the first part of its name."""
 
     segment: str
     states: list[State]
 
 
 def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """The states behind the last token of the segment of that name, as bytes."""
+    """The states after the last token of the segment of that name, as bytes."""
     tensors = {
         f"{layer}.{name}": one.cpu().contiguous()
         for layer, state in enumerate(states)
@@ -158,7 +158,7 @@ class StoredDocument:
         """(n, 2): start and end of each token in `text`, in characters."""
         self.projections = read_fit(paths, entry.fit, key)
         self.states: list[State] = []
-        """Of the model's layers that keep one, behind the last token."""
+        """Of the model's layers that keep one, after the last token."""
         if entry.layout.states:
             self.states = read_states(paths.document(key, "states"), entry).states
         self.head, self.marks = entry.head, list(entry.marks)
