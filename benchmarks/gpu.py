@@ -41,8 +41,8 @@ from esa_cli.models.text_passes.layer_calls import hidden_states
 from esa_cli.qa.planning.model_shapes import known_shapes
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.row_allocation import RESERVE
-from esa_cli.storage.store_places import StorePlaces
+from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.memory_store import StorePlaces
 
 WAYS = ("dense", "esa", "host", "index")
 LOWER_RIGHT = "lower-right"
@@ -102,7 +102,7 @@ class Reader:
         if way == "dense":
             return self._dense(ids)
         with attach(self.model, self.method) as attachment:
-            places = StorePlaces(self.method.window.local + 2 * self.piece)
+            places = StorePlaces()
             layers = range(len(attachment.traits)) if way == "host" else ()
             cache = attachment.new_cache(places.stores(layers))
             cache.expect(ids.shape[1] + RESERVE)

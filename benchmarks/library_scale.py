@@ -35,8 +35,6 @@ from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.folder_sync import sync_folder
 from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.catalogue.catalogue_file import catalogue_in_memory
-from esa_cli.storage.library.catalogue.text_index import TextIndex
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.system.text import text_digest
@@ -174,8 +172,8 @@ def measure_real(pairs: Path, texts: Path, questions: int, seed: int) -> dict[st
     asked = random.Random(seed).sample(asked, min(questions, len(asked)))
     numbers = {text_digest(part): at for at, part in enumerate(parts)}
     ranks: dict[str, list[int]] = {}
-    with catalogue_in_memory() as db:
-        index = TextIndex(db)
+    with Library(texts).catalogue(keep=False) as catalogue:
+        index = catalogue.texts
         for digest, at in numbers.items():
             index.add(parts[at], digest)
         for kind, question, wanted in asked:

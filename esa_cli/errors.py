@@ -8,7 +8,7 @@
     │   └── LibraryError        the library or a stored document cannot be used
     │       ├── ForeignVersionError   a file of another version of esa
     │       ├── UnreadableError       the system refuses to read a file, which may be intact
-    │       ├── ExportFileError       a file of `esa library export` cannot be imported
+    │       ├── ArchiveFileError      an archive of a library cannot be read
     │       └── RemoteError           a folder at a URL cannot be used
     ├── PresetError         4   a preset, or an override of one, is invalid
     ├── PluginError         4   a selector, score, compressor or position encoding is invalid
@@ -77,8 +77,8 @@ class ForeignVersionError(LibraryError):
     """The file was written by another version of esa, and shows no damage."""
 
 
-class ExportFileError(LibraryError):
-    """A file of `esa library export` cannot be imported."""
+class ArchiveFileError(LibraryError):
+    """An archive of `esa library copy` cannot be read."""
 
 
 class RemoteError(LibraryError):

@@ -638,8 +638,8 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row segments of 8, 8, 16, 32, 32, ... so that a few dozen tokens cross several borders."""
-    monkeypatch.setattr("esa_cli.storage.row_allocation.FIRST_SEGMENT", 8)
-    monkeypatch.setattr("esa_cli.storage.row_allocation.LAST_SEGMENT", 32)
+    monkeypatch.setattr("esa_cli.storage.growing_rows.FIRST_SEGMENT", 8)
+    monkeypatch.setattr("esa_cli.storage.growing_rows.LAST_SEGMENT", 32)
 
 
 def build_rope(dim: int, **changes: Any) -> Rope:

@@ -25,7 +25,7 @@ from esa_cli.evaluation.metrics import library
 from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.storage.library.transfer.remote_folder import RemoteFolder
+from esa_cli.storage.library.copy_places import RemoteFolder
 from esa_cli.system import files
 
 ROOT = Path(__file__).parent.parent

@@ -77,10 +77,6 @@ class KVStore(Protocol):
         """Keys and values at ascending positions (K,), each (G, K, D)."""
         ...
 
-    def prefetch(self, at: Tensor) -> None:
-        """Begins to fetch what `gather(at)` with the same tensor will return."""
-        ...
-
     def release(self) -> None:
         """Frees copies of rows, which are made again when they are needed."""
         ...

@@ -102,8 +102,6 @@ class Attention:
         position = self.method.position
         local = local_tokens(self.method.window, chunk, query)
         selected = self._select(memory, q, chunk, local, query)
-        if isinstance(selected, Tensor) and chunk.size > 1:
-            memory.store.prefetch(selected)
         count = selected.shape[0] if isinstance(selected, Tensor) else 0
         near = near_positions(position, local, chunk.size, chunk.start, count)
         far = far_positions(position, selected, local, chunk.size, chunk.start)

@@ -11,8 +11,8 @@ from torch import Tensor
 from esa_cli.documents.document import Document
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords
+from esa_cli.storage.joined_store import PrefilledDocument, text_rows
 from esa_cli.storage.library import Entry
-from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""A matrix that grows by rows.
+"""A matrix that grows by rows, and how much memory is allocated for it, by which plans count.
 
-On the processor it is a list of segments, none of which is ever copied, so a 300k-token document
-never needs twice its memory. On a GPU it is one segment, as finding the segment of a row there
-would wait for the GPU in every layer: of as many rows as are expected, and copied into a longer one
-when it is full. `row_allocation` has the sizes.
+On the CPU it is a list of segments, none of which is ever copied (1,024 rows, then doubling up to
+16,384), so a 300k-token document never needs twice its memory, and the system gives no memory for
+what was not written to. On a GPU it is one segment, as finding the segment of a row there would
+synchronise in every layer: of as many rows as are expected, with a reserve for questions and
+answers, and copied into a longer one when it is full.
 """
 
 from __future__ import annotations
@@ -14,12 +15,34 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from esa_cli.storage.row_allocation import (
-    in_one_segment,
-    next_segment,
-    one_segment,
-    pinned_bytes,
-)
+FIRST_SEGMENT = 1024
+LAST_SEGMENT = 16384
+GROWTH = 1.25
+"""Length of a copied segment, in that of the full one, where the length is not known beforehand."""
+RESERVE = 2048
+"""Rows after a document's on a GPU, for questions and answers; as many again when they are full,
+of which plans know nothing."""
+
+
+def in_one_segment(device: torch.device) -> bool:
+    """Whether rows on this device are one segment."""
+    return device.type == "cuda"
+
+
+def one_segment(rows: int, expected: int = 0, before: int = 0) -> int:
+    """Length of the one segment for so many rows.
+
+    Args:
+        expected: rows there will be; 0: not known. before: length of the segment that is full.
+    """
+    if not before:
+        return max(rows, expected or FIRST_SEGMENT)
+    return max(rows, before + RESERVE if expected else int(GROWTH * before))
+
+
+def with_reserve(tokens: int) -> int:
+    """Rows allocated on a GPU for a document of so many tokens and what is asked about it."""
+    return one_segment(tokens, tokens + RESERVE)
 
 
 def as_index(places: Sequence[int]) -> slice | list[int]:
@@ -28,17 +51,24 @@ def as_index(places: Sequence[int]) -> slice | list[int]:
     return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
 
 
-class GrowingRows:
-    """A growing (N, width) matrix, stored as a list of contiguous segments.
+def pieces(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (part, low, high) of every part of [start, stop); low and high count in the part.
 
     Args:
-        pinned: in page-locked memory, which a GPU copies from and to by itself.
+        starts: where each part begins, and where the last one ends.
     """
+    while start < stop:
+        part = bisect_right(starts, start) - 1
+        high = min(stop, starts[part + 1])
+        yield part, start - starts[part], high - starts[part]
+        start = high
 
-    def __init__(
-        self, width: int, dtype: torch.dtype, device: torch.device, pinned: bool = False
-    ) -> None:
-        self.width, self.dtype, self.device, self.pinned = width, dtype, device, pinned
+
+class GrowingRows:
+    """A growing (N, width) matrix, stored as a list of contiguous segments."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.width, self.dtype, self.device = width, dtype, device
         self.length = self._expected = 0
         self._whole = in_one_segment(device)
         self._segments: list[Tensor] = []
@@ -50,11 +80,8 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated; on the processor those of the rows in use, as the system gives no
-        memory for what was not written to."""
+        """Bytes allocated; on the CPU those of the rows in use."""
         row = self.width * self.dtype.itemsize
-        if self.pinned:
-            return sum(pinned_bytes(one.shape[0] * row) for one in self._segments)
         return (self.capacity if self._whole else self.length) * row
 
     def expect(self, length: int) -> None:
@@ -69,7 +96,7 @@ class GrowingRows:
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]
         while self.capacity < need:
-            segment = self._new_segment(next_segment(self.capacity))
+            segment = self._new_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.capacity)))
             # In one statement without calls, between whose halves no interruption (Ctrl-C) comes.
             before, starts = self._segments, [*self._starts, self.capacity]
             self._segments, self._starts = [*before, segment], starts
@@ -77,36 +104,21 @@ class GrowingRows:
     def _new_segment(self, rows: int) -> Tensor:
         # Outside inference mode, so that rows appended there can be extended outside of it.
         with torch.inference_mode(False):
-            return torch.empty(
-                rows, self.width, dtype=self.dtype, device=self.device, pin_memory=self.pinned
-            )
+            return torch.empty(rows, self.width, dtype=self.dtype, device=self.device)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, view) of every segment's part of [start, stop)."""
-        while start < stop:
-            i = bisect_right(self._starts, start) - 1
-            low = start - self._starts[i]
-            high = min(stop - self._starts[i], self._segments[i].shape[0])
-            yield start, self._segments[i][low:high]
-            start = self._starts[i] + high
+        for part, low, high in pieces([*self._starts, self.capacity], start, stop):
+            yield self._starts[part] + low, self._segments[part][low:high]
 
     @torch.no_grad()
     def append(self, rows: Tensor) -> None:
         """Appends rows (C, width), without gradients."""
-        for at, view in self.room(rows.shape[0]):
-            view.copy_(rows[at : at + view.shape[0]])
-        self.lengthen(rows.shape[0])
-
-    def room(self, count: int) -> list[tuple[int, Tensor]]:
-        """Room for `count` more rows: (offset into them, view) of each piece. `lengthen` makes them
-        rows of the matrix once they are written, so that an interruption leaves none unwritten."""
+        count = rows.shape[0]
         self._grow(self.length + count)
-        pieces = self._pieces(self.length, self.length + count)
-        return [(at - self.length, view) for at, view in pieces]
-
-    def lengthen(self, count: int) -> None:
-        """Appends `count` rows that were written into their room."""
-        self.length += count
+        for at, view in self._pieces(self.length, self.length + count):
+            view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
+        self.length += count  # last: an interruption leaves no unwritten rows
 
     def span(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) as (stop - start, width); a view when they lie in one segment."""
@@ -124,14 +136,13 @@ class GrowingRows:
                 yield at + low, view[low : low + most]
 
     @torch.no_grad()
-    def gather(self, at: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rows at ascending absolute positions (K,) -> (K, width), in `out` if it is given."""
-        if out is None:
-            out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
+    def gather(self, at: Tensor) -> Tensor:
+        """Rows at ascending absolute positions (K,) -> (K, width)."""
+        if len(self._segments) == 1 and at.numel():
+            return self._segments[0].index_select(0, at)
+        out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
         if not at.numel():
             return out
-        if len(self._segments) == 1:
-            return torch.index_select(self._segments[0], 0, at, out=out)
         edges = torch.tensor([*self._starts[1:], self.capacity])
         cuts = torch.searchsorted(at, edges.to(at.device, non_blocking=True)).tolist()
         low = 0

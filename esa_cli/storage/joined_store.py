@@ -1,4 +1,4 @@
-"""One layer's `KVStore` over the rows of one or several prefilled documents, and a growing tail.
+"""Prefilled documents, and one layer's `KVStore` over the rows of several, and a growing tail.
 
 Keys are unrotated, so rows of several documents can follow each other as if they had been prefilled
 in one sequence. The documents' rows are only read; the question and its answer are appended to the
@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore, Projection
-from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.reduced_rows import BLOCK
+from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.method import Method
+from esa_cli.storage.growing_rows import RESERVE, pieces
+from esa_cli.storage.memory_store import BLOCK, MemoryStore
 
 
 class StoreSlice(NamedTuple):
@@ -42,7 +43,6 @@ class JoinedStore:
         self.heads, self.dim, self.shared = first.heads, first.dim, first.shared
         self.tail = tail
         self._parts = list(parts)
-        self._prefetched: tuple[Tensor, list[tuple[KVStore, Tensor]]] | None = None
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + part.high - part.low)
@@ -61,27 +61,14 @@ class JoinedStore:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
-        while start < min(stop, self.stored):
-            i = bisect_right(self._starts, start) - 1
-            part, offset = self._parts[i], self._parts[i].low - self._starts[i]
-            high = min(stop, self._starts[i + 1])
-            yield start, part.store, start + offset, high + offset
-            start = high
-        if start < stop:
-            yield start, self.tail, start - self.stored, stop - self.stored
+        for i, low, high in pieces([*self._starts, len(self)], start, stop):
+            store, first, _ = [*self._parts, StoreSlice(self.tail, 0, 0)][i]
+            yield self._starts[i] + low, store, first + low, first + high
 
     @property
     def resident(self) -> bool:
         """Whether all parts are in the memory of the device."""
         return all(part.store.resident for part in self._parts)
-
-    def prefetch(self, at: Tensor) -> None:
-        """Begins to fetch, in all parts, what `gather(at)` with the same tensor will return."""
-        if self.resident:
-            return
-        self._prefetched = at, self._divided(at)
-        for store, own in self._prefetched[1]:
-            store.prefetch(own)
 
     def _divided(self, at: Tensor) -> list[tuple[KVStore, Tensor]]:
         """Each store's part of ascending positions (K,), counted in it; the empty ones left out."""
@@ -92,15 +79,8 @@ class JoinedStore:
         each = zip(stores, [*first, self.stored], pairwise(cuts), strict=True)
         return [(store, at[low:high] - start) for store, start, (low, high) in each if low < high]
 
-    def _forget(self) -> None:
-        """Drops what was prefetched and, after an interruption, not gathered."""
-        prefetched, self._prefetched = self._prefetched, None
-        for store, own in prefetched[1] if prefetched else ():
-            store.prefetch(own[:0])
-
     def release(self) -> None:
         """Frees the parts' copies of rows."""
-        self._prefetched = None
         for part in self._parts:
             part.store.release()
 
@@ -117,8 +97,7 @@ class JoinedStore:
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        prefetched, self._prefetched = self._prefetched, None
-        own = prefetched[1] if prefetched and prefetched[0] is at else self._divided(at)
+        own = self._divided(at)
         return _together([store.gather(one) for store, one in own] or [self.tail.span(0, 0)])
 
     def key_blocks(
@@ -152,7 +131,6 @@ class JoinedStore:
 
     def extend_last_part(self, count: int) -> None:
         """Drops the tail's first `count` tokens, which the last part has from now on."""
-        self._forget()
         last = self._parts[-1]
         self._parts[-1] = last._replace(high=last.high + count)
         self._starts[-1] += count
@@ -162,7 +140,6 @@ class JoinedStore:
         """Removes the last -tokens tokens of the tail. Raises ValueError if it has fewer."""
         if -tokens > len(self.tail):
             raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
-        self._forget()
         self.tail.crop(tokens)
 
 
@@ -177,7 +154,7 @@ class PerDocumentMaps(Projection):
     """The projections of several documents, each for its own rows.
 
     Args:
-        starts: the first row of each document, ascending from 0; what comes behind the last one
+        starts: the first row of each document, ascending from 0; what comes after the last one
             belongs to it.
         maps: their projections.
     """
@@ -190,9 +167,74 @@ class PerDocumentMaps(Projection):
         return self.maps[bisect_right(self.starts, row) - 1]
 
     def queries(self, q: Tensor) -> Tensor:
-        """Of the last document, behind which questions are asked: (C, F) -> (C, R)."""
+        """Of the last document, after which questions are asked: (C, F) -> (C, R)."""
         return self.maps[-1].queries(q)
 
     def keys(self, k: Tensor) -> Tensor:
         """Likewise: (n, F) -> (n, R)."""
         return self.maps[-1].keys(k)
+
+
+@dataclass(frozen=True)
+class PrefilledDocument:
+    """One document as a model prefilled it.
+
+    Args:
+        ids: of its tokens, the prompt's head first. stores: one for each layer that keeps rows,
+            with one for every token. projections: the fitted compressor of each layer, or None.
+        head: number of tokens of the prompt's head.
+        read_by: the method that prefilled it; None if only the same one can find it, as in a
+            library.
+        states: what selectors keep of each layer's tokens, by class of selector.
+        recurrent: the state of each layer that keeps one in place of rows, after the last token.
+    """
+
+    ids: Sequence[int]
+    stores: Sequence[KVStore]
+    projections: Sequence[Projection | None]
+    head: int = 0
+    read_by: Method | None = None
+    states: Sequence[dict[type, LayerState]] = ()
+    recurrent: Sequence[dict[str, Tensor]] = ()
+
+    def layer_states(self, layer: int) -> dict[type, LayerState]:
+        """Of one layer; each opening adds to them, so that nothing is computed twice."""
+        return self.states[layer] if self.states else {}
+
+
+def concatenate(
+    documents: Sequence[PrefilledDocument],
+) -> tuple[list[int], list[KVStore], list[Projection | None]]:
+    """Ids, stores and projections of the documents in order; the first keeps its prompt's head."""
+    ids, starts = list(documents[0].ids), [0]
+    for document in documents[1:]:
+        starts.append(len(ids))
+        ids += document.ids[document.head :]
+    stores: list[KVStore] = []
+    projections: list[Projection | None] = []
+    for layer, first in enumerate(documents[0].stores):
+        parts = [
+            StoreSlice(document.stores[layer], document.head if i else 0, len(document.ids))
+            for i, document in enumerate(documents)
+        ]
+        keys, _ = first.span(0, 1)
+        tail = MemoryStore(first.heads, first.dim, keys.dtype, keys.device, first.shared)
+        tail.expect(RESERVE)
+        stores.append(JoinedStore(parts, tail))
+        maps = [document.projections[layer] for document in documents]
+        fitted = [one for one in maps if one is not None]
+        if not fitted or len(fitted) < len(maps):
+            projections.append(None)
+        else:
+            projections.append(fitted[0] if len(fitted) == 1 else PerDocumentMaps(starts, fitted))
+    return ids, stores, projections
+
+
+def text_rows(documents: Sequence[PrefilledDocument]) -> list[range]:
+    """For each document of `concatenate`, the rows of its text, without the prompt's head."""
+    out, start = [], 0
+    for i, document in enumerate(documents):
+        stop = start + len(document.ids) - (document.head if i else 0)
+        out.append(range(start + (0 if i else document.head), stop))
+        start = stop
+    return out

@@ -183,10 +183,10 @@ def test_what_has_no_file_here_stays(run: Esa, tmp_path: Path) -> None:
     os.rename("town", "elsewhere")
     assert FORMER in FACES["ask"](run), "its disk is away"
     os.rename("elsewhere", "town")
-    run("library", "export", "meeting.txt", "--out", "all.tar")
+    run("library", "copy", "library", "all.tar", "meeting.txt")
     shutil.rmtree(tmp_path / "library")
     shutil.rmtree("town")
-    assert run("library", "import", "all.tar").code == 0
+    assert run("library", "copy", "all.tar", "library").code == 0
     assert FORMER in FACES["ask"](run), "its file was on another machine"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelFactory, build_model
-from delayed_copies import DelayedCopies
 
 from esa_cli.attention.compression import ClosedForm
 from esa_cli.attention.layer_memory import LayerMemory
@@ -19,10 +18,7 @@ from esa_cli.attention.window import Window
 from esa_cli.methods.quest import Quest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.storage.host_copies import HostCopies
-from esa_cli.storage.host_store import HostStore
-from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.store_places import StorePlaces
+from esa_cli.storage.memory_store import MemoryStore, StorePlaces
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
@@ -38,11 +34,6 @@ def tokens(count: int, seed: int = 7) -> torch.Tensor:
     """Different ones: equal tokens have equal keys in the first layer, and rounding selects."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(VOCABULARY, generator=generator)[None, :count]
-
-
-def places(copies: DelayedCopies | None = None, near: int = 16) -> StorePlaces:
-    made = copies or DelayedCopies()
-    return StorePlaces(near, lambda device: True, lambda device: made)
 
 
 def run(model: Any, method: Method, make: Any, pieces: int = 16) -> list[torch.Tensor]:
@@ -61,7 +52,7 @@ def run(model: Any, method: Method, make: Any, pieces: int = 16) -> list[torch.T
             for at in range(first + 20, first + 26):
                 found.append(model(ids[:, at : at + 1], past_key_values=cache).logits)
             cache.truncate(120)
-        on_host = [isinstance(cache.memory(i).store, HostStore) for i in range(2)]
+        on_host = [not cache.memory(i).store.resident for i in range(2)]
         assert any(on_host) == (make is not None)
     return found
 
@@ -80,48 +71,40 @@ def test_answers_are_those_of_a_cache_on_the_device(
     make_model: ModelFactory, name: str, on_host: Container[int], kind: str, pieces: int
 ) -> None:
     model, method = make_model(kind, vocab_size=VOCABULARY), METHODS[name]
-    copies = DelayedCopies()
     want = on_the_device(kind, name, pieces)
-    got = run(model, method, places(copies).stores(on_host), pieces)
+    got = run(model, method, StorePlaces(lambda device: True).stores(on_host), pieces)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert copies.rows, "the host was used"
 
 
-def test_layers_on_the_processor_have_no_host_beside_it() -> None:
-    made = StorePlaces(16).stores(range(2))(0, 2, 4, torch.float32, CPU)
-    assert isinstance(made, MemoryStore)
-
-
-def test_layers_of_a_device_share_its_copies() -> None:
-    given: list[torch.device] = []
-
-    def copies(device: torch.device) -> HostCopies:
-        given.append(device)
-        return DelayedCopies()
-
-    make = StorePlaces(16, lambda device: True, copies).stores([0, 1, 3])
-    stores = [make(i, 2, 4, torch.float32, CPU) for i in range(4)]
-    assert [type(store) for store in stores] == [HostStore, HostStore, MemoryStore, HostStore]
-    assert given == [CPU]
+def test_layers_on_the_cpu_have_no_host_beside_it() -> None:
+    for places, resident in ((StorePlaces(), True), (StorePlaces(lambda device: True), False)):
+        assert places.stores(range(2))(0, 2, 4, torch.float32, CPU).resident == resident
 
 
 # What one token of an answer fetches again
 
 
-def fetched_rows(selections: list[list[int]], resident: bool = False) -> list[int]:
+def fetched_rows(selections: list[list[int]]) -> list[int]:
     """Rows that are copied for each of these selections, one after the other."""
-    copies = DelayedCopies()
-    store = HostStore(2, 4, torch.float32, copies, near=4)
+
+    class Counted(MemoryStore):
+        rows = 0
+
+        def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.rows += at.shape[0]
+            return super().gather(at)
+
+    store = Counted(2, 4, torch.float32, CPU, on_host=True)
     k, v = torch.randn(2, 2, 60, 4)
     store.append(k, v)
     memory, counts = LayerMemory(0, store), []
     for one in selections:
-        before, at = copies.rows, torch.tensor(one, dtype=torch.long)
+        before, at = store.rows, torch.tensor(one, dtype=torch.long)
         keys, values = memory.fetch(at)
         assert torch.equal(keys, k[:, at])
         assert torch.equal(values, v[:, at])
-        counts.append(copies.rows - before)
+        counts.append(store.rows - before)
     return counts
 
 
@@ -143,8 +126,7 @@ def test_a_token_fetches_only_what_the_last_one_had_not(
 
 
 def test_what_was_fetched_is_forgotten_with_a_crop() -> None:
-    copies = DelayedCopies()
-    store = HostStore(2, 4, torch.float32, copies, near=4)
+    store = MemoryStore(2, 4, torch.float32, CPU, on_host=True)
     memory, at = LayerMemory(0, store), torch.tensor([1, 2, 3])
     store.append(*torch.randn(2, 2, 30, 4))
     memory.fetch(at)

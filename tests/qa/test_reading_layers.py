@@ -107,9 +107,9 @@ def test_the_library_shows_and_copies_rows_of_two_sizes(
     [entry] = Library(tmp_path / "library").entries()
     assert entry.layout.shapes == ((2, 8), (2, 12))
     file = tmp_path / "gate.esa"
-    assert main(["library", "export", entry.id, "--out", str(file)]) == 0
+    assert main(["library", "copy", "library", str(file), entry.id]) == 0
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    assert main(["library", "import", str(file)]) == 0
+    assert main(["library", "copy", str(file), "library"]) == 0
     assert main(["library", "verify"]) == 0
     capsys.readouterr()
     assert main(["library", "show", entry.id]) == 0

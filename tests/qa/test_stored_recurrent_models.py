@@ -22,8 +22,8 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.formats.document_files import pack_states, read_states
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
-from esa_cli.storage.library.formats.state_file import pack_states, read_states
 
 pytestmark = pytest.mark.families
 
@@ -237,9 +237,9 @@ def test_from_ingest_to_removal(
     assert "reading" not in first.err
     run("library", "verify")
     assert "states      of 1 layers" in run("library", "show", kept["id"]).out
-    run("library", "export", kept["id"], "--out", str(tmp_path / "book.tar"))
+    run("library", "copy", "library", str(tmp_path / "book.tar"), kept["id"])
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    run("library", "import", str(tmp_path / "book.tar"))
+    run("library", "copy", str(tmp_path / "book.tar"), "library")
     assert run(*ask).out == first.out
     [states] = (tmp_path / "other" / "documents").glob("*.states")
     data = states.read_bytes()

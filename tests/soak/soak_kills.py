@@ -29,7 +29,7 @@ class SoakKills(SoakPart):
             "ingest rows": ingest,
             "ingest index": [*ingest, *folder.finder],
             "sync": ["sync", "docs", *TINY],
-            "push": ["library", "push", "remote"],
+            "push": ["library", "copy", "library", "remote"],
             "prune": ["library", "prune", "--max-size", "300KB"],
         }
         self.takes, self.wanted, self.right = dict[str, float](), dict[str, Any](), dict[str, Any]()

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from forked import child, ended, killed, taken
-from test_library import WITH, files, ingest, text_of
+from test_library import files, ingest
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
-from esa_cli.storage.library.catalogue.catalogue_file import NAME
-from esa_cli.storage.library.formats import manifest
+from esa_cli.storage.library.catalogue import catalogue as catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.formats.library_paths import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
@@ -38,29 +37,6 @@ def library(tmp_path: Path) -> Library:
     for number in range(3):
         ingest(made, [number, *range(20)])
     return made
-
-
-def without_reading(library: Library) -> list[Entry]:
-    """The entries, if no manifest is read."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read"))
-        return library.entries()
-
-
-def test_manifests_are_read_once(library: Library) -> None:
-    first = library.entries()
-    assert len(first) == 3
-    assert without_reading(library) == first
-    assert library.catalogue_bytes > 0
-    (library.root / NAME).unlink()
-    assert library.entries() == first
-
-
-def test_a_young_manifest_is_read_again(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_files, "SETTLED_NS", 10**18)
-    library.entries()
-    with pytest.raises(pytest.fail.Exception, match="is read"):
-        without_reading(library)
 
 
 def test_documents_come_go_and_change(library: Library) -> None:
@@ -89,23 +65,6 @@ def test_lookups_are_those_of_all_entries(library: Library) -> None:
         assert catalogue.stored_keys() == {one.text_sha256: [one.key] for one in all_}
 
 
-def test_a_manifest_that_no_row_knows_is_found(library: Library) -> None:
-    """A kill between the manifest and its row costs nothing."""
-    library.entries()
-    ids = [5, *range(20)]
-    key = library.key(WITH, text_of(ids))
-    real = manifest.touch
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(manifest, "touch", stop)
-        ingest(library, ids)
-    assert manifest.touch is real
-    assert key in {entry.key for entry in library.entries()}
-
-
 @pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips"])
 def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> None:
     wanted = library.entries()
@@ -124,8 +83,7 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
         assert library.matches(wanted[0].id) == wanted[:1]
         assert library.entries() == wanted
     path.unlink()
-    library.entries()
-    assert without_reading(library) == wanted
+    assert library.entries() == wanted
 
 
 def test_a_catalogue_that_cannot_be_written_is_done_without(library: Library) -> None:
@@ -196,9 +154,15 @@ def test_words_go_with_their_document(library: Library) -> None:
     library.prune()
     with library.catalogue() as catalogue:
         assert len(catalogue.texts) == 1
-    data = (library.root / NAME).read_bytes()
-    assert b"esa-library" in data, "the copies are not compressed"
-    assert second.key.encode() not in data
+
+
+def test_copies_of_manifests_that_an_earlier_esa_made_are_dropped(library: Library) -> None:
+    assert len(library.entries()) == 3
+    with closing(sqlite3.connect(library.root / NAME)) as db:
+        db.execute("CREATE TABLE manifests (key TEXT)")
+    assert len(library.entries()) == 3
+    with closing(sqlite3.connect(library.root / NAME)) as db:
+        assert not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'manifests'").fetchall()
 
 
 def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
@@ -208,22 +172,6 @@ def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
         (error,) = catalogue.add_stored_texts()
         assert entry.key in error.message
         assert len(catalogue.texts) == 2
-
-
-def test_rows_that_another_process_dropped_cost_no_files(library: Library) -> None:
-    first, second = library.entries()[:2]
-    with sqlite3.connect(library.root / NAME) as db:
-        stamps = dict(db.execute("SELECT key, stamp FROM manifests"))
-    real = manifest.keys
-    with pytest.MonkeyPatch.context() as patch:  # a listing from before they were stored
-        patch.setattr(manifest_copies.manifest, "keys", lambda paths: real(paths) - {second.key})
-        assert second.key not in {one.key for one in library.entries()}
-    assert second.key in stamps
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_copies.ManifestCopies, "entries", lambda self: [])
-        library.remove(first)
-        assert library.prune().leftovers == 0
-    assert library.verify(second) == []
 
 
 def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:

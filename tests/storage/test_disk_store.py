@@ -17,9 +17,8 @@ from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats.int8_rows import decode, encode
-from esa_cli.storage.library.formats.segment import Segment
-from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
+from esa_cli.storage.library.formats.segment import Segment, decode, encode
+from esa_cli.storage.library.library_copy import pull, push
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("small_segments")
@@ -261,9 +260,9 @@ def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
     manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
     assert manifest.startswith(b"esa-library document 3 ")
     assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
-    export_documents(library, tmp_path / "one.tar", [entry])
+    push(library, str(tmp_path / "one.tar"), [entry])
     other = Library(tmp_path / "other")
-    assert import_documents(other, tmp_path / "one.tar").copied == [entry.key]
+    assert pull(other, str(tmp_path / "one.tar")).copied == [entry.key]
     layers = other.open(other.entries()[0]).layers()
     assert [(one.heads, one.dim) for one in layers] == [*shapes]
     at = torch.tensor([3, 17, 40])
@@ -339,16 +338,6 @@ def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_sizes_in_the_docs() -> None:
-    text = (Path(__file__).parents[2] / "docs/library.md").read_text("utf-8")
-    for kind in ("native", "int8"):
-        sizes = [
-            Layout(30, 3, 64, "float32", kind=kind, reduced=(rank,) * 30).nbytes(4096) / 4096
-            for rank in (0, 48)
-        ]
-        assert f"| {sizes[0]:,.0f} | {sizes[1]:,.0f} |" in text
-
-
 META = torch.device("meta")
 """Stands for the device of a later layer: what is there has a place and no numbers."""
 
@@ -409,4 +398,4 @@ def test_the_last_tokens_are_read_once_for_a_device(
     want = here.span(4, 20)
     for _ in range(2):
         assert torch.equal(here.span(4, 20)[0], want[0])
-    assert here._last is None, "the processor reads the mapped file"
+    assert not here._last._rows.numel(), "the CPU reads the mapped file"

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from esa_cli.storage import growing_rows as rows_module
-from esa_cli.storage.growing_rows import GrowingRows
-from esa_cli.storage.row_allocation import LAST_SEGMENT, RESERVE
+from esa_cli.storage.growing_rows import LAST_SEGMENT, RESERVE, GrowingRows
 
 WIDTH = 3
 CPU = torch.device("cpu")

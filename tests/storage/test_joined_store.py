@@ -13,9 +13,15 @@ from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
+from esa_cli.storage.joined_store import (
+    JoinedStore,
+    PerDocumentMaps,
+    PrefilledDocument,
+    StoreSlice,
+    concatenate,
+    text_rows,
+)
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate, text_rows
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

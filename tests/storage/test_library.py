@@ -453,16 +453,6 @@ def test_an_empty_library(library: Library, monkeypatch: pytest.MonkeyPatch) -> 
     assert Library().root.name == "library"
 
 
-def test_documents_are_found_by_id_name_and_source(library: Library) -> None:
-    first, second = ingest(library, [1, 2]), ingest(library, [3, 4])
-    assert library.matches(first.id) == [first]
-    assert library.matches(second.key.upper()) == [second]
-    assert {entry.key for entry in library.matches("book.txt")} == {first.key, second.key}
-    assert len(library.matches("/books/book.txt")) == 2
-    assert library.matches(first.key[:3]) == []
-    assert library.matches("") == []
-
-
 def test_too_little_room_is_said_before_writing(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -657,9 +647,3 @@ def test_layouts_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match=r"must (be|have)"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
     assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
-
-
-def test_entries_of_a_folder_that_holds_other_files(library: Library) -> None:
-    ingest(library, [1])
-    (library.root / "documents" / ".x.doc.abc.part").write_bytes(b"")
-    assert len(library.entries()) == 1

@@ -17,7 +17,7 @@ from esa_cli.storage.library import Entry, Library, maintenance
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.formats import checksummed_file, library_paths
 from esa_cli.storage.library.formats.library_paths import MARKER
-from esa_cli.storage.library.reservations import NeededFiles
+from esa_cli.storage.library.maintenance import NeededFiles
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from delayed_copies import DelayedCopies
 
 from esa_cli.attention.interfaces import KVStore
-from esa_cli.storage.host_store import HostStore
-from esa_cli.storage.joined_store import JoinedStore, StoreSlice
+from esa_cli.storage.joined_store import JoinedStore, PrefilledDocument, StoreSlice, concatenate
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats.int8_rows import decode, encode
+from esa_cli.storage.library.formats.segment import decode, encode
 from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
 
 HEADS, DIM, COUNT = 1, 6, 50
 CPU = torch.device("cpu")
@@ -33,8 +30,8 @@ def in_memory(keys: torch.Tensor, shared: bool = True) -> MemoryStore:
     return store
 
 
-def on_host(keys: torch.Tensor, near: int = 12, shared: bool = True) -> HostStore:
-    store = HostStore(HEADS, DIM, torch.float32, DelayedCopies(), near, shared=shared)
+def on_host(keys: torch.Tensor, shared: bool = True) -> MemoryStore:
+    store = MemoryStore(HEADS, DIM, torch.float32, CPU, shared, on_host=True)
     for piece in keys.split(7, dim=1):
         store.append(piece, piece)
     return store

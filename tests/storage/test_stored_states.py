@@ -26,9 +26,8 @@ from test_library import (
 from esa_cli.errors import ForeignVersionError, LibraryError
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.state_file import check_states, pack_states
-from esa_cli.storage.library.transfer.document_transfer import pull, push
-from esa_cli.storage.library.transfer.library_export import export_documents, import_documents
+from esa_cli.storage.library.formats.document_files import check_states, pack_states
+from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(70)]
 
@@ -218,9 +217,9 @@ def test_contents_that_are_not_its_own_are_refused(
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
         library.open(entry)
-    assert len(export_documents(library, tmp_path / "books.tar", [entry]).failed) == 1
-    push(library, str(tmp_path / "far"), [entry])
-    assert len(pull(other, str(tmp_path / "far")).failed) == 1
+    assert len(push(library, str(tmp_path / "far"), [entry]).failed) == 1
+    far = tmp_path / "library"
+    assert len(pull(other, str(far)).failed) == 1
     assert not other.entries()
 
 
@@ -238,8 +237,8 @@ def test_documents_with_states_are_exported_and_copied(
     library: Library, other: Library, tmp_path: Path
 ) -> None:
     entries = [ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])]
-    export_documents(library, tmp_path / "books.tar", entries)
-    import_documents(other, tmp_path / "books.tar")
+    push(library, str(tmp_path / "books.tar"), entries)
+    pull(other, str(tmp_path / "books.tar"))
     push(library, str(tmp_path / "far"), entries)
     third = Library(tmp_path / "third")
     pull(third, str(tmp_path / "far"))
@@ -255,12 +254,10 @@ def test_versions_without_states_refuse_them_and_read_all_others(
     library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_states, without = ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])
-    for name, entry in (("one", with_states), ("two", without)):
-        export_documents(library, tmp_path / name, [entry])
+    push(library, str(tmp_path / "books.tar"), [with_states, without])
     monkeypatch.setattr(checksummed_file, "NEWEST", {})
     with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1"):
         library.find(with_states.key)
     assert library.find(without.key)
-    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1"):
-        import_documents(other, tmp_path / "one")
-    assert import_documents(other, tmp_path / "two").copied == [without.key]
+    done = pull(other, str(tmp_path / "books.tar"))
+    assert (done.copied, len(done.failed)) == ([without.key], 1)

@@ -49,13 +49,13 @@ class BashWord(str):
 def documents(incomplete: str) -> list[str]:
     """Names of stored documents, and ids that begin so."""
     from esa_cli.errors import EsaError
-    from esa_cli.storage.library.catalogue.stored_names import stored_names
+    from esa_cli.storage.library.formats import manifest
     from esa_cli.storage.library.formats.library_paths import LibraryPaths, default_root
 
     try:
         paths = LibraryPaths(default_root())
         paths.check()
-        known = stored_names(paths)
+        known = {entry.key: entry.name for entry in manifest.read_all(paths)}
     except (EsaError, OSError):
         return []
     times = Counter(known.values())

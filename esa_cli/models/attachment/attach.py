@@ -42,7 +42,7 @@ from esa_cli.models.attachment.layer_traits import (
 )
 from esa_cli.models.attachment.layer_traits import check_supported as check_supported
 from esa_cli.models.inspection import attention_modules, check_readers, row_layers
-from esa_cli.storage.store_places import MakeStore
+from esa_cli.storage.memory_store import MakeStore
 
 
 def copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:

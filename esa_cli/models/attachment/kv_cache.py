@@ -16,10 +16,13 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.shared_memory import SharedMemory
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.forward_pass import ForwardPass
-from esa_cli.models.attachment.layer_state import INTERRUPTED, State, StateHistory, StateLayer
-from esa_cli.storage.memory_store import MemoryStore
-from esa_cli.storage.reduced_rows import ReducedRows
-from esa_cli.storage.store_places import MakeStore
+from esa_cli.models.attachment.layer_state import (
+    INTERRUPTED,
+    State,
+    StateHistory,
+    StateLayer,
+)
+from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
 def in_memory(
@@ -66,7 +69,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
-            if self.expected and isinstance(store, ReducedRows):
+            if self.expected and isinstance(store, MemoryStore):
                 store.expect(self.expected)
             self.hold(LayerMemory(self.layer, store))
         assert self.memory is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.storage.library import SEGMENT, Layout
-from esa_cli.storage.library.formats.int8_rows import decode, encode
+from esa_cli.storage.library.formats.segment import decode, encode
 
 
 def index_layout(dim: int) -> Layout:

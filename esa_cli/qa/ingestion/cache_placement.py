@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.models.attachment.families import layer_windows
 from esa_cli.models.inspection import layer_devices, row_layers
-from esa_cli.qa.planning.cache_places import fewest_host_layers, near_tokens
+from esa_cli.qa.planning.cache_places import fewest_host_layers
 from esa_cli.qa.planning.costs import Costs, rank_of
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage.cache_choice import check_cache
-from esa_cli.storage.store_places import MakeStore, StorePlaces, has_own_memory
+from esa_cli.storage.memory_store import MakeStore, StorePlaces, has_own_memory
 from esa_cli.system.machine import available_memory
 
 
@@ -46,8 +45,7 @@ class CachePlacement:
     ) -> None:
         check_cache(cache)
         self.model, self.method, self.cache = model, method, cache
-        longest = max(window or 0 for window in layer_windows(model.config))
-        self._places = places or StorePlaces(near_tokens(method.window, longest))
+        self._places = places or StorePlaces()
         self._elsewhere = has_own_memory if places is None else places.elsewhere
         self._free = free
 

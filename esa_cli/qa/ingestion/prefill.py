@@ -27,8 +27,8 @@ from esa_cli.qa.presets.method_fit import check_fits_model, check_reduced_keys, 
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 from esa_cli.storage.cache_choice import check_in_memory
-from esa_cli.storage.prefilled_document import PrefilledDocument, concatenate
-from esa_cli.storage.row_allocation import RESERVE
+from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.joined_store import PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
 

@@ -21,10 +21,10 @@ from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
 from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.cache_key import cache_key
+from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
-from esa_cli.storage.prefilled_document import PrefilledDocument
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from esa_cli.attention.window import Window
 from esa_cli.qa.planning.costs import FEED, Costs
-from esa_cli.storage.recent_rows import capacity
-from esa_cli.storage.row_allocation import RESERVE, pinned_bytes, segments
+from esa_cli.storage.growing_rows import RESERVE
 
 STORED_AT_ONCE = 8192
 """Most tokens whose rows are in memory while a document is stored in the library."""
 
 
 def near_tokens(window: Window, longest: int = 0) -> int:
-    """Tokens of a layer in host memory that its device keeps: L, and what is read at once.
+    """Tokens of a layer in host memory that its device has at most: L, and what is read at once.
 
     Args:
         longest: window of the model's own, in layers that do not run the method.
@@ -37,10 +36,9 @@ def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPla
     there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
     kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
     # What is asked about an opened document is on the device.
-    kept = capacity(near_tokens(costs.method.window, shape.window)) + RESERVE
+    kept = near_tokens(costs.method.window, shape.window) + RESERVE
     near = kept * shape.row * size
-    pinned = kinds * sum(pinned_bytes(rows * width) for rows in segments(tokens))
-    return RowPlaces(host_layers, there + host_layers * near, host_layers * pinned)
+    return RowPlaces(host_layers, there + host_layers * near, host_layers * kinds * width * tokens)
 
 
 def fewest_host_layers(

@@ -22,7 +22,7 @@ from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import PresetError
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.storage.row_allocation import with_reserve
+from esa_cli.storage.growing_rows import with_reserve
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on

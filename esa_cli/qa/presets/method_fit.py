@@ -15,7 +15,7 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.families import FAMILIES, family_of, method_layers
 from esa_cli.models.fingerprint import check_maps
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.storage.prefilled_document import PrefilledDocument
+from esa_cli.storage.joined_store import PrefilledDocument
 
 HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
 

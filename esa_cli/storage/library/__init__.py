@@ -1,4 +1,4 @@
-"""Prefilled documents on disk, behind `Library`; see docs/library.md. Imports no torch."""
+"""Prefilled documents on disk, by `Library`; see docs/library.md. Imports no torch."""
 
 from __future__ import annotations
 

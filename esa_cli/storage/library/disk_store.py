@@ -1,25 +1,20 @@
 """One layer's keys and values in segments on disk: the `KVStore` that is read and not written.
 
-`JoinedStore` keeps what is appended behind it in memory.
+`JoinedStore` keeps what is appended after it in memory.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.storage.growing_rows import pieces
 from esa_cli.storage.library.formats.row_layout import Layout
 from esa_cli.storage.library.formats.segment import Segment
-from esa_cli.storage.memory_store import split_rows
-from esa_cli.storage.reduced_rows import BLOCK
-
-CPU = torch.device("cpu")
-LAST_KEPT = 8192
-"""Most of the last tokens whose rows are kept on a GPU."""
+from esa_cli.storage.memory_store import BLOCK, CPU, LastSpan, split_rows
 
 
 class DiskStore:
@@ -48,8 +43,7 @@ class DiskStore:
         self._width = (1 if shared else 2) * heads * dim
         self.parts: list[Segment] = []
         self._starts = [0]
-        self._last: tuple[int, Tensor] | None = None
-        """The last tokens' rows on another device, and the first one's position."""
+        self._last = LastSpan()
         for part in parts:
             self.add(part)
 
@@ -64,7 +58,7 @@ class DiskStore:
             raise ValueError("either all segments or none must have reduced keys")
         self.parts.append(part)
         self._starts.append(len(self) + part.tokens)
-        self._last = None
+        self._last.drop()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -77,32 +71,25 @@ class DiskStore:
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Segment, int, int]]:
         """Yields (absolute start, part, low, high) of every part's rows in [start, stop);
         low and high count in the part."""
-        while start < stop:
-            i = bisect_right(self._starts, start) - 1
-            high = min(stop, self._starts[i + 1])
-            yield start, self.parts[i], start - self._starts[i], high - self._starts[i]
-            start = high
+        for i, low, high in pieces(self._starts, start, stop):
+            yield self._starts[i] + low, self.parts[i], low, high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        return split_rows(self._rows(start, stop), self.heads, self.shared)
+        if self.device.type == CPU.type:
+            rows = self._rows(start, stop)
+        else:
+            rows = self._last.read(start, stop, len(self), self._rows)
+        return split_rows(rows, self.heads, self.shared)
 
     def _rows(self, start: int, stop: int) -> Tensor:
-        """The rows of tokens [start, stop). What ends with the document is kept on a device that
-        is not the processor: the next token of an answer has all of it but a token in view."""
-        ends = stop == len(self) and self.device.type != CPU.type
-        if ends and self._last is not None and self._last[0] <= start:
-            return self._last[1][start - self._last[0] :]
         rows = [
             part.rows(self.layer, low, high).to(self.device)
             for _, part, low, high in self._pieces(start, stop)
         ]
         if not rows:
-            rows = [torch.empty(0, self._width, dtype=self.dtype, device=self.device)]
-        whole = rows[0] if len(rows) == 1 else torch.cat(rows)
-        if ends and stop - start <= LAST_KEPT:
-            self._last = start, whole
-        return whole
+            return torch.empty(0, self._width, dtype=self.dtype, device=self.device)
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def records(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, bytes (n, row_bytes) of n rows) over [start, stop), each block
@@ -152,16 +139,13 @@ class DiskStore:
                 yield at + row, features[row : row + most]
 
     def _read_only(self, *given: Any, **named: Any) -> None:
-        raise TypeError("a DiskStore is read-only; JoinedStore appends behind it")
+        raise TypeError("a DiskStore is read-only; JoinedStore appends after it")
 
     append = append_features = crop = _read_only
 
-    def prefetch(self, at: Tensor) -> None:
-        """Nothing: rows are read when they are gathered."""
-
     def release(self) -> None:
         """Frees the last tokens' rows on the device."""
-        self._last = None
+        self._last.drop()
 
 
 def disk_stores(
@@ -170,7 +154,7 @@ def disk_stores(
     """A store for each layer over the same segments.
 
     Args:
-        devices: each layer's; (): the processor for all.
+        devices: each layer's; (): the CPU for all.
     """
     dtype: torch.dtype = getattr(torch, layout.dtype)
     pairs = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)

@@ -1,5 +1,5 @@
-"""Writes one document: segments as they fill, with the states behind the last one, then its own
-files, and its manifest last.
+"""Writes one document: segments as they fill, with the states after the last one, then its own
+files, and its manifest last; or goes on with what an interrupted ingest left.
 
 Every file is written atomically, so a kill leaves nothing, complete segments to resume from, or a
 document.
@@ -11,32 +11,100 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, ResourceError
+from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library.disk_store import disk_stores
-from esa_cli.storage.library.formats import checksummed_file, content_names, manifest
+from esa_cli.storage.library.formats import checksummed_file, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
 from esa_cli.storage.library.formats.document_files import (
+    NO_FIT,
     Projections,
+    State,
     fit_name,
     pack_fit,
+    pack_states,
     pack_tokens,
+    read_fit,
+    read_unfinished,
 )
 from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.formats.row_layout import Layout
 from esa_cli.storage.library.formats.segment import Layer, Segment, write_segment
-from esa_cli.storage.library.formats.state_file import State, pack_states
-from esa_cli.storage.library.reservations import end_reservation, reserve
-from esa_cli.storage.library.resumed_segments import resumed_segments, undamaged_segment
+from esa_cli.storage.library.maintenance import end_reservation, reserve
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
+
+
+@dataclass(frozen=True)
+class ResumedSegments:
+    """First segments of a document, the fit of their reduced keys, and the states after them."""
+
+    segments: list[Segment] = field(default_factory=list)
+    fit: str = NO_FIT
+    projections: list[Any] | None = None
+    states: list[State] = field(default_factory=list)
+
+
+def resumed_segments(
+    paths: LibraryPaths, key: str, prefixes: Sequence[str], layout: Layout, tokens: int
+) -> ResumedSegments:
+    """The longest run of whole first segments on disk, every byte of it checked. Where layers of
+    the model keep states, all segments up to the one after which they were stored, or none.
+
+    Args:
+        key: the document's. prefixes: names of all its segments, without that of the fit.
+        tokens: of the whole document.
+    """
+    best, states = ResumedSegments(), list[State]()
+    whole, fewest = prefixes[: tokens // layout.segment], 1
+    if layout.states:
+        try:
+            kept = read_unfinished(paths.document(key, "states"), layout, key)
+            whole = prefixes[: prefixes.index(kept.segment) + 1]
+        except (LibraryError, ValueError):
+            return best
+        states, fewest = kept.states, len(whole)
+    first = paths.segments.glob(f"{prefixes[0]}-*.seg")
+    for fit in sorted(path.stem.partition("-")[2] for path in first):
+        try:
+            projections = read_fit(paths, fit, key)
+        except LibraryError:
+            continue
+        names = [f"{name}-{fit}" for name in whole]
+        found = list(_run(paths, key, names, layout, tokens))
+        if len(found) >= fewest and len(found) > len(best.segments):
+            best = ResumedSegments(found, fit, projections, states)
+    return best
+
+
+def _run(
+    paths: LibraryPaths, key: str, names: Sequence[str], layout: Layout, tokens: int
+) -> Iterator[Segment]:
+    """The undamaged segments from the beginning on, of a document of so many tokens."""
+    for index, name in enumerate(names):
+        size = min(layout.segment, tokens - index * layout.segment)
+        segment = undamaged_segment(paths.segment(name), layout, size, key)
+        if segment is None:
+            return
+        yield segment
+
+
+def undamaged_segment(path: Path, layout: Layout, tokens: int, key: str) -> Segment | None:
+    """The segment in a file, every byte of it checked; None where it is missing or damaged."""
+    try:
+        segment = Segment(path, layout, tokens, key)
+        segment.check()
+    except LibraryError:
+        return None
+    return segment
 
 
 class Writer:
@@ -46,7 +114,7 @@ class Writer:
         done: tokens on disk, of this ingest or of another document with the same beginning.
         layers: one store for each layer; prefill appends from token `done` on.
         projections: those of the reduced keys on disk; None while there are none.
-        states: of the layers that keep one, behind token `done`; empty before the first.
+        states: of the layers that keep one, after token `done`; empty before the first.
     """
 
     def __init__(
@@ -62,7 +130,7 @@ class Writer:
         self.ids, self.layout = ids, layout
         self.entry: Entry | None = None
         """The finished document."""
-        self._prefixes = content_names.segment_names(identity, ids, layout)
+        self._prefixes = manifest.segment_names(identity, ids, layout)
         self._new, self._full = list[Path](), False
         with write_errors(paths.root), paths.locked("library"):
             self._continued = paths.reservation(key).exists()
@@ -90,7 +158,7 @@ class Writer:
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
-            states: of the layers that keep one, behind the last token in memory; they are stored
+            states: of the layers that keep one, after the last token in memory; they are stored
                 where a segment ends with it.
 
         Raises:
@@ -188,7 +256,7 @@ class Writer:
         Args:
             text: the whole text. offsets: (n, 2) character offsets of all tokens.
             marks, provenance: JSON data. head: tokens of the prompt before the document.
-            projections: as for `flush`. states: behind the last token.
+            projections: as for `flush`. states: after the last token.
 
         Raises:
             ValueError: tokens or states are missing. ResourceError: as `flush`.

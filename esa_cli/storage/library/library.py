@@ -7,7 +7,6 @@ file may be removed (except on Windows, where `remove` fails).
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -15,18 +14,19 @@ from typing import TYPE_CHECKING
 
 from esa_cli.errors import LibraryError, ResourceError
 from esa_cli.storage.library import maintenance
-from esa_cli.storage.library.catalogue import catalogue_file, manifest_copies
 from esa_cli.storage.library.catalogue.catalogue import (
     Catalogue,
+    catalogue_bytes,
+    change_catalogue,
     open_catalogue,
     search_catalogue,
-    tidy,
+    stored_keys,
+    with_catalogue,
 )
-from esa_cli.storage.library.catalogue.present_entries import DividedEntries
-from esa_cli.storage.library.disk_room import check_room, nearest_folder
-from esa_cli.storage.library.formats import checksummed_file, content_names, library_paths, manifest
+from esa_cli.storage.library.catalogue.file_records import DividedEntries
+from esa_cli.storage.library.formats import checksummed_file, library_paths, manifest
 from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library.formats.library_paths import LibraryPaths, check_room, nearest_folder
 from esa_cli.storage.library.formats.manifest import Entry
 from esa_cli.storage.library.formats.row_layout import OTHER_BYTES, Layout
 
@@ -52,7 +52,7 @@ class Library:
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text that was prefilled with what `identity` names."""
-        return content_names.document_key(identity, text)
+        return manifest.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
         """The document with that key, or None. Raises LibraryError: its manifest is damaged or of
@@ -77,28 +77,25 @@ class Library:
         removed. Raises: as `entries`."""
         paths = self._paths
         paths.check()
-        return catalogue_file.with_catalogue(paths, lambda db: Catalogue(paths, db).entries())
+        return with_catalogue(paths, Catalogue.entries)
 
     def matches(self, text: str) -> list[Entry]:
-        """The documents whose key begins with `text`, or whose name or source it is: the present
-        ones, else former ones. Raises: as `entries`."""
-        paths = self._paths
+        """The documents whose key begins with `text`, at least 4 digits; if there are none, those
+        whose name or source it is. The present ones, else former ones. Raises: as `entries`."""
+        paths, prefix = self._paths, text.lower()
         paths.check()
-
-        def divided(db: sqlite3.Connection) -> DividedEntries:
-            found = manifest_copies.ManifestCopies(paths, db).matching(text)
-            return Catalogue(paths, db).known_files().divide(found)
-
-        present, former = catalogue_file.with_catalogue(paths, divided)
+        keys = [key for key in manifest.keys(paths) if len(text) >= 4 and key.startswith(prefix)]
+        entries = manifest.read_all(paths, keys or None)
+        if not keys:
+            entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
+        known = with_catalogue(paths, Catalogue.known_files)
+        present, former = known.divide(entries)
         return present or former
 
     def text_digests(self) -> set[str]:
         """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
-        paths = self._paths
-        paths.check()
-        return catalogue_file.with_catalogue(
-            paths, lambda db: set(Catalogue(paths, db).stored_keys())
-        )
+        self._paths.check()
+        return set(stored_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
@@ -108,15 +105,12 @@ class Library:
     @property
     def synced_files(self) -> int:
         """How many files `esa sync` has put into it, to be found by their words."""
-        paths = self._paths
-        return catalogue_file.with_catalogue(
-            paths, lambda db: len(Catalogue(paths, db).files.synced())
-        )
+        return with_catalogue(self._paths, lambda catalogue: len(catalogue.files.synced()))
 
     @property
     def catalogue_bytes(self) -> int:
         """Bytes of its catalogue, which `nbytes` does not include."""
-        return catalogue_file.catalogue_bytes(self._paths)
+        return catalogue_bytes(self._paths)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
@@ -164,7 +158,7 @@ class Library:
         Args:
             ids: all tokens. waiting: called every half second while another process ingests the
                 same document; an exception it raises propagates.
-            devices: where each layer's tail is kept; (): the processor. states: see `size_of`.
+            devices: where each layer's tail is kept; (): the CPU. states: see `size_of`.
 
         Raises:
             ResourceError: the disk lacks room. LibraryError: the library cannot be written, its
@@ -234,7 +228,7 @@ class Library:
         with write_errors(self.root):
             self._paths.make()
         freed = maintenance.remove(self._paths, entry)
-        self._change_catalogue(lambda db: Catalogue(self._paths, db).drop_unused_texts())
+        self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
 
     def prune(
@@ -251,12 +245,11 @@ class Library:
         former = {entry.key for entry in self.divided_entries().former}
         done = maintenance.prune(self._paths, max_bytes, dry_run, former)
         if not dry_run:
-            self._change_catalogue(lambda db: tidy(self._paths, db))
+            self._change_catalogue(Catalogue.tidy)
         return done
 
-    def _change_catalogue(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        if why := catalogue_file.change_catalogue(self._paths, work):
-            self.catalogue_note = catalogue_file.stale_note(self._paths, why)
+    def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
+        self.catalogue_note = change_catalogue(self._paths, work) or self.catalogue_note
 
 
 def _busy() -> None:

@@ -112,9 +112,9 @@ def test_answers_are_the_same_from_an_imported_document(
     question = ["ask", "--library", QUESTION, "--json", *more]
     asked = esa(*question).data
     found = esa("find", "--library", QUESTION, "--json", *more, *TINY).data if more else {}
-    assert esa("library", "export", "--out", "books.tar").code == 0
+    assert esa("library", "copy", "library", "books.tar").code == 0
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    assert esa("library", "import", "books.tar").code == 0
+    assert esa("library", "copy", "books.tar", "library").code == 0
     assert [row.split()[1] for row in esa("library", "verify").out.splitlines()] == ["good"] * 2
     again = esa(*question).data
     assert asked["evidence"]

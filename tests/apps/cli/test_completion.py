@@ -17,7 +17,7 @@ from test_library import ingest
 from esa_cli.__main__ import main
 from esa_cli.apps.cli import completion
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue.catalogue_file import NAME
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 
@@ -57,7 +57,7 @@ def offered(line: str, shell: str = "bash") -> list[str]:
 
 def test_names_and_ids_of_stored_documents(library: Library) -> None:
     moby, notes = keep(library, "moby-dick.txt", 0), keep(library, "notes.md", 50)
-    for command in ("show", "rm", "verify", "export", "push memory://x"):
+    for command in ("show", "rm", "verify", "copy library memory://x"):
         assert offered(f"esa library {command} ") == ["moby-dick.txt", "notes.md"]
     assert offered("esa library show mo") == ["moby-dick.txt"]
     assert offered(f"esa library rm notes.md {moby[:5]}") == [moby]

@@ -15,7 +15,8 @@ from command import TINY, Esa, Result
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue_file, catalogue_tables
+from esa_cli.storage.library.catalogue import catalogue as catalogue_file
+from esa_cli.storage.library.catalogue import catalogue_tables
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]

@@ -21,7 +21,7 @@ from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.apps.cli.output.entry_output import facts
 from esa_cli.errors import EsaError, ForeignVersionError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -114,8 +114,8 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
 ) -> None:
     for number in range(3):
         ingest(library, [number, *range(20)])
-    (library.root / catalogue_file.NAME).unlink(missing_ok=True)
-    (library.root / catalogue_file.NAME).mkdir()
+    (library.root / NAME).unlink(missing_ok=True)
+    (library.root / NAME).mkdir()
     first, second, _ = library.entries()
     assert main(["library", "rm", first.id, second.id, "--yes"]) == 0
     out, err = capsys.readouterr()
@@ -123,70 +123,52 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
     assert err.count("words of what was removed are still in it") == 1
     assert main(["library", "prune"]) == 0
     assert "cannot be changed" in capsys.readouterr().err
-    (library.root / catalogue_file.NAME).rmdir()
+    (library.root / NAME).rmdir()
     assert main(["library", "prune"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_documents_go_to_a_url_and_come_back(
-    run: Run, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("archive", [False, True])
+def test_documents_go_elsewhere_and_come_back(
+    run: Run, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: bool
 ) -> None:
-    url = (tmp_path.parent / f"{tmp_path.name}-far").as_uri()
+    far = tmp_path.parent / f"{tmp_path.name}-far{'.tar' if archive else ''}"
+    place = str(far) if archive else far.as_uri()
+    with pytest.raises(UsageError):
+        run("copy", "library", place)
     first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
-    assert run("push", url, first.id).startswith("pushed 1 document, ")
-    data = json.loads(run("push", url, "--json"))
-    assert (data["url"], data["copied"], data["there"]) == (url, [second.id], 1)
+    assert run("copy", "library", place, first.id).startswith("copied 1 document, ")
+    data = json.loads(run("copy", "library", place, "--json"))
+    assert (data["source"], data["target"], data["there"]) == ("library", place, 1 - archive)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    assert run("pull", url, first.id[:6]).endswith("; 0 were there\n")
-    data = json.loads(run("pull", url, "--json"))
+    assert run("copy", place, "library", first.id[:6]).endswith("; 0 were there\n")
+    data = json.loads(run("copy", place, "library", "--json"))
     assert (data["copied"], data["there"], data["failed"]) == ([second.id], 1, [])
     assert "good" in run("verify", first.id)
-    (tmp_path / "other" / "documents" / f"{first.key}.doc").unlink()
-    far = tmp_path.parent / f"{tmp_path.name}-far" / "documents" / f"{first.key}.text"
-    far.write_bytes(b"")
-    (tmp_path / "other" / "documents" / f"{first.key}.text").unlink()
-    with pytest.raises(LibraryError, match="1 document is left out: document"):
-        run("pull", url)
-    with pytest.raises(LibraryError, match="is not a library of esa"):
-        run("pull", "memory://nothing")
+    if not archive:
+        (far / "documents" / f"{first.key}.text").write_bytes(b"")
+        for kind in ("doc", "text"):
+            (tmp_path / "other" / "documents" / f"{first.key}.{kind}").unlink()
+        with pytest.raises(LibraryError, match="1 document left out: document"):
+            run("copy", place, "library")
+    for wrong in (("memory://nothing", "library"), (str(tmp_path / "none.tar"), "library")):
+        with pytest.raises(LibraryError):
+            run("copy", *wrong)
+    for places in (("library", "library"), ("a", "b"), ("library", str(tmp_path / "no" / "a.tar"))):
+        with pytest.raises(UsageError):
+            run("copy", *places)
 
 
-def test_documents_go_to_a_file_and_come_back(
-    run: Run, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path.parent / f"{tmp_path.name}.tar"
-    with pytest.raises(UsageError, match="the library has no documents to export"):
-        run("export", "--out", str(out))
-    first, second = ingest(library, [*range(40)]), ingest(library, [*range(50, 70)])
-    assert run("export", first.id, "-o", str(out)).startswith("exported 1 document, ")
-    data = json.loads(run("export", "--out", str(out), "--json"))
-    assert (data["file"], data["bytes"]) == (str(out), out.stat().st_size)
-    assert set(data["copied"]) == {first.id, second.id}
-    with pytest.raises(UsageError, match="there is no folder"):
-        run("export", "--out", str(tmp_path / "none" / "books.tar"))
-    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "other"))
-    assert run("import", str(out)).endswith("; 0 were there\n")
-    data = json.loads(run("import", str(out), "--json"))
-    assert (data["copied"], data["there"], data["bytes"]) == ([], 2, 0)
-    assert "good" in run("verify", first.id)
-    with pytest.raises(LibraryError, match="cannot be read"):
-        run("import", str(tmp_path / "none.tar"))
-
-
-def test_an_import_that_is_refused_says_so(
+def test_former_names_of_copy(
     library: Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ingest(library, [*range(40)])
-    out = tmp_path.parent / f"{tmp_path.name}-cut.tar"
-    assert main(["library", "export", "--out", str(out), "--quiet"]) == 0
-    out.write_bytes(out.read_bytes()[:-5])
-    capsys.readouterr()
-    assert main(["library", "import", str(out)]) == 3
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    message, hint = printed.err.splitlines()
-    assert message.startswith(f"esa: {out} cannot be imported: it is cut off: ")
-    assert hint == "     export or copy it again; nothing was imported"
+    far, out = str(tmp_path.parent / f"{tmp_path.name}-far"), str(tmp_path.parent / "former.tar")
+    for old in (["push", far], ["pull", far], ["export", "--out", out], ["import", out]):
+        assert main(["library", *old]) == 0
+        printed = capsys.readouterr()
+        assert "1 document" in printed.out or "1 were there" in printed.out
+        assert "`library copy " in printed.err
 
 
 def test_the_text_is_shown_to_the_letter(

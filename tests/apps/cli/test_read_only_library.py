@@ -14,7 +14,7 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -65,7 +65,7 @@ def ask(run: Esa, words: str, *more: str) -> Result:
 
 @pytest.mark.parametrize("state", ["whole", "lost", "damaged", "unfinished"])
 def test_it_is_listed_searched_and_asked(run: Esa, disk: Path, state: str) -> None:
-    path = disk / "library" / catalogue_file.NAME
+    path = disk / "library" / NAME
     if state == "lost":
         path.unlink()
     elif state == "damaged":

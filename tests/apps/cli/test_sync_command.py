@@ -17,7 +17,7 @@ from command import TINY, Esa
 
 from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue_file
+from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -81,17 +81,17 @@ def test_a_lost_catalogue_comes_back_from_the_other_files(run: Esa) -> None:
     run("sync", "town")
     Path("town/loom.txt").unlink()
     run("sync", "town")
-    (Library().root / catalogue_file.NAME).unlink()
+    (Library().root / NAME).unlink()
     assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
     asked = run("ask", "--library", "Where is the harp?", *TINY, "--json", "--set", TEXT)
     assert json.loads(asked.out)["documents"][0]["name"] == "harp.txt"
-    (Library().root / catalogue_file.NAME).unlink()
+    (Library().root / NAME).unlink()
     again = state(run)
     assert (again["added"], again["changed"], names(again["removed"])) == ([], [], ["loom"])
     assert (found("harp"), found("loom")) == (1, 0), "words of what exists are made again"
     run("library", "prune")
     assert names(state(run, "--prune")["removed"]) == ["loom"]
-    (Library().root / catalogue_file.NAME).unlink()
+    (Library().root / NAME).unlink()
     assert state(run)["removed"] == []
 
 
@@ -115,7 +115,7 @@ def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
     (path,) = (Library().root / "folders").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    (Library().root / catalogue_file.NAME).unlink()
+    (Library().root / NAME).unlink()
     assert Library().synced_files == 0
     assert len(state(run)["added"]) == 3
     assert path.read_bytes() == whole

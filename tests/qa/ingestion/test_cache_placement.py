@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import ModelFactory
-from delayed_copies import DelayedCopies
 
 from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
@@ -20,12 +19,9 @@ from esa_cli.qa.ingestion.cache_placement import CachePlacement
 from esa_cli.qa.planning import cache_places, costs, model_shape, plan
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.growing_rows import GrowingRows
-from esa_cli.storage.host_store import HostStore
+from esa_cli.storage.growing_rows import RESERVE
 from esa_cli.storage.library import Library
-from esa_cli.storage.recent_rows import capacity
-from esa_cli.storage.row_allocation import RESERVE
-from esa_cli.storage.store_places import StorePlaces
+from esa_cli.storage.memory_store import StorePlaces
 from esa_cli.system import machine
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -48,7 +44,7 @@ def on_host(loaded: Any, cache: str, room: dict[torch.device, int] | None = None
     with `room` for rows beyond what reading needs."""
     made = costs_of(loaded)
     other = made.working(TOKENS, 4) + made.reduced_keys(TOKENS, 4)
-    places = StorePlaces(16, lambda device: device == META or room is None)
+    places = StorePlaces(lambda device: device == META or room is None)
     placement = CachePlacement(
         loaded.model, made.method, cache, places, lambda device: other + (room or {})[device]
     )
@@ -95,44 +91,42 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
     model: Any = make_model("lfm2")
     kept = [i for i, one in enumerate(attention_modules(model)) if one is not None]
     assert kept != [*range(len(kept))], "some keep a state"
-    places = StorePlaces(16, lambda device: True, lambda device: DelayedCopies())
+    places = StorePlaces(lambda device: True)
     method = resolve(preset.load("tiny-random")).method
     with attach(model, method) as attached:
         cache = attached.new_cache(CachePlacement(model, method, "host", places).stores(10))
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
-        assert all(isinstance(one.store, HostStore) for one in cache.memories)
+        assert not any(one.store.resident for one in cache.memories)
 
 
 # Sessions
 
 
-def host_session(loaded: Any, copies: DelayedCopies) -> Session:
+def host_session(loaded: Any) -> Session:
     made = Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host")
-    places = StorePlaces(100, lambda device: True, lambda device: copies)
+    places = StorePlaces(lambda device: True)
     made.placement = CachePlacement(loaded.model, made.method, "host", places)
     return made
 
 
 def test_a_session_with_its_cache_on_the_host(loaded: Any) -> None:
-    copies = DelayedCopies()
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as plain:
         plain.read(TEXT)
         want = plain.ask(QUESTION)
-    with host_session(loaded, copies) as session:
+    with host_session(loaded) as session:
         session.read(TEXT)
-        assert all(isinstance(layer.memory.store, HostStore) for layer in session.cache.own)  # type: ignore[union-attr]
+        assert not any(layer.memory.store.resident for layer in session.cache.own)  # type: ignore[union-attr]
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
         session.clear()
         stores: Any = document.stores
-        assert all(store._recent._rows is None for store in stores), "others need the device"
+        assert all(not store._last._rows.numel() for store in stores), "others need the device"
         for _ in range(2):
             session.open([document])
             assert session.ask(QUESTION).text == want.text
         session.open([document, document])
         assert session.ask(QUESTION).text
-    assert copies.rows
 
 
 def test_rows_on_disk_are_those_of_a_library(loaded: Any, tmp_path: Any) -> None:
@@ -173,28 +167,6 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     assert made.keys_values(tokens, 4) + made.reduced_keys(tokens, 4) == allocated
 
 
-def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **more: empty(*size, **more))
-    rows = GrowingRows(48, torch.bfloat16, CPU, pinned=True)
-    rows.append(torch.zeros(1500, 48))
-    assert rows.nbytes == 2 * (128 << 10), "two segments of 96 KiB"
-    shape = replace(model_shape.shape_of(SHAPE), groups=4, dim=12)
-    made = costs.Costs(shape, resolve(preset.load("tiny-random")).method, 0, on_gpu=True)
-    assert cache_places.row_places(made, 1500, 2, 3).on_host == 3 * 2 * rows.nbytes
-
-
-def test_rows_that_a_device_keeps_are_those_that_a_plan_counts(make_model: ModelFactory) -> None:
-    """Also where the model's own window is longer than the method's."""
-    model: Any = make_model("gemma3_text", sliding_window=300, max_position_embeddings=512)
-    method = resolve(preset.load("tiny-random")).method
-    shape = model_shape.shape_of(model.config.to_dict())
-    made = costs.Costs(shape, method, 0, on_gpu=True)
-    kept = capacity(CachePlacement(model, method, "host")._places.near) + RESERVE
-    counted = cache_places.row_places(made, 10, 4, shape.rows).on_device
-    assert counted == shape.rows * kept * shape.row * 4
-
-
 # Plans
 
 SHAPE: dict[str, Any] = {
@@ -229,7 +201,7 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
     here, there = planned("device", 0), planned("host", 0)
     assert here.host_layers == here.host_keys_values == 0
     assert there.host_layers == 10
-    assert there.host_keys_values >= here.keys_values
+    assert here.keys_values > there.host_keys_values > 0.95 * here.keys_values, "no reserve"
     assert there.keys_values < here.keys_values // 10
     assert there.reduced_keys == here.reduced_keys, "these are always on the device"
     half = planned("auto", needed_with(0.5))

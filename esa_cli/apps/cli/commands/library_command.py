@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esa_cli.apps.cli.completion import documents
-from esa_cli.apps.cli.export_commands import export, import_
-from esa_cli.apps.cli.library_transfer import pull, push
+from esa_cli.apps.cli.library_copy import copy, export, import_, pull, push
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.output.entry_output import entry_label, facts, table_row
 from esa_cli.apps.cli.removal_question import confirm_removal
@@ -224,7 +223,6 @@ def prune(
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
 
-app.command("push")(push)
-app.command("pull")(pull)
-app.command("export")(export)
-app.command("import")(import_)
+app.command("copy")(copy)
+for _name, _alias in (("push", push), ("pull", pull), ("export", export), ("import", import_)):
+    app.command(_name, hidden=True)(_alias)

@@ -11,12 +11,7 @@ from esa_cli.system.content_words import words_version
 from esa_cli.system.text import has_lone_surrogate
 
 _TABLES = """
-CREATE TABLE IF NOT EXISTS manifests (
-    key TEXT PRIMARY KEY, stamp TEXT, name TEXT, source TEXT, text_sha256 TEXT, created REAL,
-    data BLOB);
-CREATE INDEX IF NOT EXISTS manifest_names ON manifests (name);
-CREATE INDEX IF NOT EXISTS manifest_sources ON manifests (source);
-CREATE INDEX IF NOT EXISTS manifest_texts ON manifests (text_sha256);
+DROP TABLE IF EXISTS manifests;
 CREATE TABLE IF NOT EXISTS files (
     path TEXT PRIMARY KEY, stamp TEXT, digest TEXT, bytes INTEGER, why TEXT, hint TEXT,
     folder TEXT DEFAULT '');

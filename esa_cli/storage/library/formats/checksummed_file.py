@@ -2,7 +2,7 @@
 
 A file is one line `esa-library KIND FORMAT LENGTH DIGEST` and the payload. The digest covers kind,
 format, length and payload, and the line has only one valid spelling, so a change of any byte is
-found. Format 2 is that of manifests and exports of documents with states, format 3 that of
+found. Format 2 is that of manifests of documents with states, format 3 that of
 manifests of documents whose layers have rows of several sizes: versions of esa that know none
 refuse these, and read all others.
 """
@@ -23,7 +23,7 @@ from esa_cli.system.files import replacing, writing_errors
 FORMAT = 1
 WITH_STATES = 2
 WITH_SHAPES = 3
-NEWEST = {"document": WITH_SHAPES, "export": WITH_STATES}
+NEWEST = {"document": WITH_SHAPES}
 """The newest format that is read, of the kinds that have several."""
 LINE_BYTES = 200
 """Upper bound of the first line, in this format and later ones."""

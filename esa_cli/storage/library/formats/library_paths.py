@@ -1,7 +1,7 @@
 """Paths, file names, marker and locks of a library.
 
     esa-library           the marker file: only a folder that has it, or an empty one, is a library
-    catalogue-1.sqlite    copies of manifests, and words; made again from the other files
+    catalogue-1.sqlite    records of files, and words; made again from the other files
     documents/KEY.doc     a document's manifest: written last, removed first; the document exists
                           while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp),
                           of a model whose layers keep states KEY.states and, of a token index,
@@ -24,6 +24,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,13 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from esa_cli.errors import LibraryError
+from esa_cli.errors import DiskError, LibraryError
 from esa_cli.storage.library.formats.checksummed_file import read_errors, write_errors
-from esa_cli.system.machine import in_home
+from esa_cli.system.machine import in_home, size_text
 
 if TYPE_CHECKING:
     import filelock
+
 
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5
@@ -232,3 +234,22 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def nearest_folder(root: Path) -> Path:
+    """The folder, or the nearest above that exists."""
+    folder = root.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def check_room(root: Path, nbytes: int) -> None:
+    """Raises DiskError if the disk has less free space."""
+    free = shutil.disk_usage(nearest_folder(root)).free
+    if free < nbytes:
+        raise DiskError(
+            f"the document would take {size_text(nbytes)} in the library {root}, and the "
+            f"disk has {size_text(free)} left",
+            "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
+        )

@@ -1,17 +1,65 @@
-"""A document's manifest: its JSON file and the `Entry` made of it."""
+"""A document's manifest: its JSON file, the `Entry` made of it, and the hashes that name documents
+and segments.
+
+A segment's name covers all tokens up to its end, so two documents with the same beginning share
+their first segments. The fitted projections depend on the first tokens (`Layout.fit`), which are
+therefore in every name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.checksummed_file import READ_HINT, damage_error, read_errors
+from esa_cli.storage.library.formats.checksummed_file import (
+    FORMAT,
+    READ_HINT,
+    damage_error,
+    read_errors,
+)
 from esa_cli.storage.library.formats.library_paths import LibraryPaths, is_manifest
 from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.system.text import text_digest
+
+
+def _hash(*parts: bytes) -> bytes:
+    state = hashlib.blake2b(digest_size=20)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def document_key(identity: str, text: str) -> str:
+    """The key of a text that was prefilled with what `identity` names."""
+    return _hash(b"document", bytes([FORMAT]), identity.encode(), text_digest(text).encode()).hex()
+
+
+def _token_bytes(ids: Sequence[int]) -> bytes:
+    numbers = array("q", ids)
+    if array("H", [1]).tobytes() != b"\x01\x00":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def segment_names(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+    """The names of the document's segments, each a hash of all tokens up to its end."""
+    shape = json.dumps(layout.as_json(), sort_keys=True).encode()
+    first = _token_bytes(ids[: layout.fit])
+    last = _hash(b"segment", bytes([FORMAT]), identity.encode(), shape, first)
+    names = []
+    for start in range(0, len(ids), layout.segment):
+        last = _hash(last, _token_bytes(ids[start : start + layout.segment]))
+        names.append(last.hex())
+    return names
+
 
 NO_LAYOUT = Layout(1, 1, 1, "float32")
 
@@ -134,23 +182,17 @@ def write(paths: LibraryPaths, entry: Entry) -> None:
 def read(paths: LibraryPaths, key: str) -> Entry:
     """The entry of a document. Raises LibraryError: the manifest is missing, damaged, another
     document's or another version's."""
-    payload = checksummed_file.read(paths.document(key), "document", key)
-    entry = _of_payload(paths, key, payload)
+    entry = decode_entry(paths, key, checksummed_file.read_bytes(paths.document(key), key))
     return replace(entry, used=last_use(paths, key, entry.created))
 
 
 def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """The entry that the bytes of a manifest contain, without `used`. Raises LibraryError: as
     `read`."""
-    return _of_payload(
-        paths, key, checksummed_file.decode(data, "document", paths.document(key), key)
-    )
-
-
-def _of_payload(paths: LibraryPaths, key: str, payload: bytes) -> Entry:
-    facts = json.loads(payload)
+    path = paths.document(key)
+    facts = json.loads(checksummed_file.decode(data, "document", path, key))
     if facts["key"] != key:
-        raise damage_error(paths.document(key), "it is the manifest of another document", key)
+        raise damage_error(path, "it is the manifest of another document", key)
     layout = Layout.of_json(facts.pop("layout"))
     lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **facts)
@@ -164,34 +206,25 @@ def keys(paths: LibraryPaths) -> set[str]:
     return {name.partition(".")[0] for name in filter(is_manifest, names)}
 
 
-def read_all(paths: LibraryPaths) -> list[Entry]:
-    """Every document as its file is, the most recently used first; those that cannot be used have
-    `damage`. Raises LibraryError: the folder may not be read."""
-    found = [one for key in keys(paths) if (one := read_or_none(paths, key)) is not None]
-    return last_used_first(found)
-
-
-def last_used_first(entries: list[Entry]) -> list[Entry]:
+def read_all(paths: LibraryPaths, chosen: Iterable[str] | None = None) -> list[Entry]:
+    """The documents with the chosen keys (None: all), the most recently used first; those that
+    cannot be used have `damage`. Raises LibraryError: the folder may not be read."""
+    entries = list[Entry]()
+    for key in keys(paths) if chosen is None else chosen:
+        try:
+            entries.append(read(paths, key))
+        except LibraryError as error:
+            if exists(paths, key):  # else another process has removed it
+                entries.append(
+                    Entry(
+                        key,
+                        used=last_use(paths, key, 0.0),
+                        damage=error.message,
+                        foreign=isinstance(error, ForeignVersionError),
+                        unreadable=isinstance(error, UnreadableError),
+                    )
+                )
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
-
-
-def read_or_none(paths: LibraryPaths, key: str) -> Entry | None:
-    """As `read`, but with `damage` where it cannot be used; None where another process has removed
-    it. Raises LibraryError: the folder may not be read."""
-    try:
-        return read(paths, key)
-    except LibraryError as error:
-        return _without_contents(paths, key, error) if exists(paths, key) else None
-
-
-def _without_contents(paths: LibraryPaths, key: str, error: LibraryError) -> Entry:
-    return Entry(
-        key,
-        used=last_use(paths, key, 0.0),
-        damage=error.message,
-        foreign=isinstance(error, ForeignVersionError),
-        unreadable=isinstance(error, UnreadableError),
-    )
 
 
 def entry_error(entry: Entry) -> LibraryError:

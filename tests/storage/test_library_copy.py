@@ -1,11 +1,14 @@
-"""Documents copied to a folder at a URL and back: whole, once, whatever stops it."""
+"""Documents copied to a folder, a URL or an archive and back: complete, once, whatever stops it."""
 
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
+import random
 import re
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +20,23 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from test_library import files, ingest
+from safetensors.torch import save
+from test_library import assert_holds, files, ingest
 
-from esa_cli.errors import DiskError, LibraryError, RemoteError, UsageError
-from esa_cli.storage.library import Library, disk_room, maintenance
-from esa_cli.storage.library.formats import checksummed_file, manifest
+from esa_cli.errors import (
+    ArchiveFileError,
+    DiskError,
+    LibraryError,
+    RemoteError,
+    ResourceError,
+    UsageError,
+)
+from esa_cli.storage.library import Library, maintenance
+from esa_cli.storage.library.copy_places import ArchiveReader, RemoteFolder, without_password
+from esa_cli.storage.library.formats import checksummed_file, library_paths, manifest
+from esa_cli.storage.library.formats.document_files import pack_tokens
 from esa_cli.storage.library.formats.library_paths import MARKER, LibraryPaths
-from esa_cli.storage.library.transfer.document_transfer import pull, push
-from esa_cli.storage.library.transfer.remote_folder import RemoteFolder, without_password
+from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(40)]
 
@@ -43,12 +55,10 @@ def other(tmp_path: Path) -> Library:
     return Library(tmp_path / "other")
 
 
-@pytest.fixture(params=["memory", "file", "path"])
+@pytest.fixture(params=["memory", "path"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     place = tmp_path / "far away" / "library"
-    yield {"memory": "memory://bucket/library", "file": place.as_uri(), "path": str(place)}[
-        request.param
-    ].replace("%20", " ")
+    yield {"memory": "memory://bucket/library", "path": str(place)}[request.param]
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -432,7 +442,309 @@ def test_a_pull_needs_room_for_what_is_not_there(
     pull(other, far)
     for path in other.root.glob("documents/*.doc"):
         path.unlink()
-    monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(library_paths.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     assert len(pull(other, far).copied) == 2
     with pytest.raises(DiskError, match="the document would take"):
         pull(Library(tmp_path / "new"), far)
+
+
+# Contents that no esa wrote, with valid checksums.
+
+
+def files_of(library: Library) -> dict[str, bytes]:
+    """Bytes of all files of its documents, by name."""
+    return {name: (library.root / name).read_bytes() for name in sorted(files(library))}
+
+
+def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str) -> None:
+    """Copies these files from a folder, which brings all documents but that of the key."""
+    for name, data in [(MARKER, b""), *given.items()]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    result = pull(library, str(folder))
+    assert len(result.failed) == 1
+    assert key[:12] in result.failed[0].message
+    assert result.failed[0].exit_code == 3
+    assert key not in [entry.key for entry in library.entries()]
+    assert all(library.verify(entry) == [] for entry in library.entries())
+
+
+def remade(given: dict[str, bytes], key: str, change: Callable[[Any], None]) -> dict[str, bytes]:
+    """The files, the facts of one manifest changed, its checksum right."""
+    name = f"documents/{key}.doc"
+    facts = json.loads(given[name].partition(b"\n")[2])
+    change(facts)
+    return given | {name: checksummed_file.encode("document", json.dumps(facts).encode())[0]}
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "no key": lambda facts: facts.pop("key"),
+    "one more": lambda facts: facts.update(used=1),
+    "another's key": lambda facts: facts.update(key="a" * 40),
+    "identity": lambda facts: facts.update(identity="another"),
+    "no number": lambda facts: facts.update(tokens="many"),
+    "true": lambda facts: facts.update(head=True),
+    "tokens": lambda facts: facts.update(tokens=facts["tokens"] - 1),
+    "path": lambda facts: facts.update(segments=["../../x-none"] * len(facts["segments"])),
+    "order": lambda facts: facts["segments"].reverse(),
+    "fit": lambda facts: facts.update(fit="../x"),
+    "layers": lambda facts: facts["layout"].update(layers=10**12),
+    "reduced": lambda facts: facts["layout"].update(reduced=[-1, 5]),
+    "states": lambda facts: facts["layout"].update(states=10**12),
+    "no states": lambda facts: facts["layout"].update(states=-1),
+    "dtype": lambda facts: facts["layout"].update(dtype="float8"),
+    "sizes": lambda facts: facts["sizes"].update(text=facts["sizes"]["text"] + 1),
+    "digests": lambda facts: facts.update(digests={}),
+    "text": lambda facts: facts.update(text_sha256="0" * 64),
+    "characters": lambda facts: facts.update(characters=10**9),
+    "marks": lambda facts: facts.update(marks=[["a", None, None]]),
+    "provenance": lambda facts: facts.update(provenance=[]),
+    "name": lambda facts: facts["provenance"].update(name=3),
+    "created": lambda facts: facts.update(created=float("nan")),
+    "future": lambda facts: facts.update(created=1e300),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_manifests_with_valid_checksums(
+    library: Library, other: Library, tmp_path: Path, change: str
+) -> None:
+    key = library.entries()[0].key
+    not_pulled(other, remade(files_of(library), key, CHANGES[change]), tmp_path / "far", key)
+
+
+def test_manifests_that_are_no_json(library: Library, other: Library, tmp_path: Path) -> None:
+    key = library.entries()[0].key
+    for i, payload in enumerate((b"", b"[]", b"\xff", b"[" * 100_000, b'{"key": 1, "key": 2}')):
+        data = checksummed_file.encode("document", payload)[0]
+        given = files_of(library) | {f"documents/{key}.doc": data}
+        not_pulled(other, given, tmp_path / f"far{i}", key)
+
+
+def test_contents_of_another_document(library: Library, other: Library, tmp_path: Path) -> None:
+    """Each file is complete, and the wrong one."""
+    given = files_of(library)
+    short, long = sorted(library.entries(), key=lambda entry: entry.tokens)
+    for kind in ("text", "tokens"):
+        wrong = {f"documents/{short.key}.{kind}": given[f"documents/{long.key}.{kind}"]}
+        not_pulled(other, given | wrong, tmp_path / kind, short.key)
+    first, last = (f"segments/{long.segments[at]}.seg" for at in (0, -1))
+    empty = Library(tmp_path / "empty")
+    not_pulled(empty, given | {last: given[first]}, tmp_path / "mixed", long.key)
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens"])
+def test_contents_that_the_manifest_agrees_with(
+    library: Library, other: Library, tmp_path: Path, kind: str
+) -> None:
+    """Every checksum is right, and the text is not its key's, or the tokens are not the text's."""
+    entry = library.entries()[0]
+    tokens = pack_tokens([7] * entry.tokens, [(0, 1)] * entry.tokens)
+    text = [library.text(entry)[::-1].encode(), b"\xff"]
+    for i, payload in enumerate(text if kind == "text" else [tokens, b"x", save({})]):
+        data, digest = checksummed_file.encode(kind, payload)
+
+        def change(facts: Any, digest: str = digest, size: int = len(data)) -> None:
+            facts["digests"][kind], facts["sizes"][kind] = digest, size
+
+        given = remade(files_of(library), entry.key, change)
+        given[f"documents/{entry.key}.{kind}"] = data
+        not_pulled(other, given, tmp_path / f"far{i}", entry.key)
+
+
+# Archives.
+
+
+@pytest.fixture
+def archive(library: Library, tmp_path: Path) -> Path:
+    out = tmp_path / "books.tar"
+    done = push(library, str(out), library.entries())
+    assert (len(done.copied), done.failed) == (2, [])
+    return out
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {
+        str(path): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))
+    }
+
+
+def refused(library: Library, path: Path) -> LibraryError:
+    """The error of a copy from an archive, which must have changed nothing."""
+    before = tree(library.root)
+    with pytest.raises(LibraryError) as raised:
+        pull(library, str(path))
+    assert tree(library.root) == before
+    assert raised.value.exit_code == 3
+    return raised.value
+
+
+def test_an_archive_brings_documents_as_they_were(
+    library: Library, other: Library, archive: Path, tmp_path: Path
+) -> None:
+    short, long = sorted(library.entries(), key=lambda entry: entry.tokens)
+    assert pull(other, str(archive), [short.id]).copied == [short.key]
+    assert pull(other, str(archive)).copied == [long.key]
+    assert same(library, other)
+    again = pull(other, str(archive))
+    assert (again.copied, again.there, again.bytes) == ([], 2, 0)
+    stored = other.open(other.entries()[0])
+    assert_holds(stored.layers(), stored.ids)
+    push(library, str(tmp_path / "again.tar"), library.entries())
+    assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
+    if os.name != "nt":
+        assert archive.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "out", filter="data")
+    assert same(library, Library(tmp_path / "out")), "unpacked it is a library"
+
+
+def test_an_archive_of_an_earlier_esa_is_read(
+    library: Library, other: Library, archive: Path, tmp_path: Path
+) -> None:
+    """Its first member was an index, and it had no marker."""
+    with tarfile.open(archive) as tar, tarfile.open(tmp_path / "old.tar", "w") as old:
+        old.addfile(tarfile.TarInfo("esa-export"))
+        for member in tar.getmembers()[1:]:
+            old.addfile(member, tar.extractfile(member))
+    data = (tmp_path / "old.tar").read_bytes().rstrip(b"\0")
+    (tmp_path / "old.tar").write_bytes(data + bytes(-len(data) % 512 + 1024))
+    assert len(pull(other, str(tmp_path / "old.tar")).copied) == 2
+    assert same(library, other)
+
+
+def test_every_flipped_bit_of_an_archive_is_found_or_harmless(
+    library: Library, archive: Path, tmp_path: Path
+) -> None:
+    data, draw, path = archive.read_bytes(), random.Random(3), tmp_path / "flipped.tar"
+    places = {*range(0, 512, 41), *(draw.randrange(len(data)) for _ in range(120))}
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            places |= {member.offset + 150, member.offset + 130, member.offset_data}
+    for at in sorted(places):
+        path.write_bytes(bytes([*data[:at], data[at] ^ 1 << draw.randrange(8), *data[at + 1 :]]))
+        new = Library(tmp_path / f"new{at}")
+        try:
+            failed = pull(new, str(path)).failed
+        except LibraryError:
+            assert new.entries() == []
+        else:
+            assert failed or same(library, new)
+            assert all(new.verify(entry) == [] for entry in new.entries())
+
+
+def test_an_archive_that_is_cut_off_is_refused(
+    other: Library, archive: Path, tmp_path: Path
+) -> None:
+    data, draw, path = archive.read_bytes(), random.Random(4), tmp_path / "cut.tar"
+    end = len(data.rstrip(b"\0"))
+    for size in [0, 1, 511, 512, 700, end - 1, *(draw.randrange(end) for _ in "x" * 40)]:
+        path.write_bytes(data[:size])
+        refused(other, path)
+
+
+def test_members_that_esa_does_not_make(
+    library: Library, other: Library, archive: Path, tmp_path: Path
+) -> None:
+    key = "a" * 40
+    names = ["../../evil.seg", "/etc/evil", "documents/../x.text", f"claims/{key}.claim", "x\x1b"]
+    with tarfile.open(archive, "a") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+        link = tarfile.TarInfo(f"documents/{key}.doc")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    before = {path for path in tmp_path.rglob("*") if other.root not in path.parents}
+    assert len(pull(other, str(archive)).copied) == 2
+    assert {path for path in tmp_path.rglob("*") if other.root not in path.parents} == before | {
+        other.root
+    }
+    assert same(library, other)
+
+
+def test_files_that_are_no_archive_of_a_library(
+    library: Library, other: Library, archive: Path, tmp_path: Path
+) -> None:
+    made = {name: tmp_path / name for name in ("a.gz", "a.tar", "a.txt", "none.tar")}
+    made["a.gz"].write_bytes(gzip.compress(archive.read_bytes()))
+    made["a.txt"].write_text("a text", "utf-8")
+    with tarfile.open(made["a.tar"], "w") as tar:
+        tar.add(made["a.txt"], "x")
+    for path in made.values():
+        assert isinstance(refused(other, path), ArchiveFileError)
+    for path in (made["a.txt"], made["a.tar"]):
+        before = path.read_bytes()
+        with pytest.raises(UsageError):
+            push(library, str(path), library.entries())
+        assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_a_pipe_without_a_writer_is_not_waited_for(other: Library, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    refused(other, tmp_path / "pipe.tar")
+
+
+def test_documents_that_are_damaged_are_left_out_of_an_archive(
+    library: Library, other: Library, tmp_path: Path
+) -> None:
+    short, long = sorted(library.entries(), key=lambda entry: entry.tokens)
+    last = library.root / "segments" / f"{long.segments[-1]}.seg"
+    data = bytearray(last.read_bytes())
+    data[-5000] ^= 1
+    last.write_bytes(data)
+    out = tmp_path / "books.tar"
+    done = push(library, str(out), library.entries())
+    assert (done.copied, len(done.failed)) == ([short.key], 1)
+    assert pull(other, str(out)).copied == [short.key]
+    out.unlink()
+    (library.root / "documents" / f"{short.key}.text").unlink()
+    with pytest.raises(LibraryError):
+        push(library, str(out), library.entries())
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
+def test_an_archive_that_is_stopped_leaves_what_was_there(
+    library: Library, archive: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    before, real, left = archive.read_bytes(), tarfile.TarFile.addfile, 3
+
+    def fails(*given: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise error
+        real(*given)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", fails)
+    with pytest.raises((KeyboardInterrupt, ResourceError)):
+        push(library, str(archive), library.entries())
+    assert archive.read_bytes() == before
+    assert not list(archive.parent.glob(".*"))
+
+
+def test_a_copy_from_an_archive_that_is_stopped_goes_on(
+    library: Library, other: Library, archive: Path
+) -> None:
+    def stopping(patch: pytest.MonkeyPatch) -> None:
+        real, left = ArchiveReader.chunks, 3
+
+        def chunks(self: ArchiveReader, name: str) -> Iterator[bytes]:
+            nonlocal left
+            left -= name.startswith("segments/")
+            if not left:
+                raise KeyboardInterrupt
+            return real(self, name)
+
+        patch.setattr(ArchiveReader, "chunks", chunks)
+
+    def work() -> None:
+        try:
+            pull(other, str(archive))
+        finally:
+            assert all(other.verify(entry) == [] for entry in other.entries())
+            assert not list(other.root.rglob("*.part"))
+
+    assert until_done(stopping, work) > 1
+    assert same(library, other)

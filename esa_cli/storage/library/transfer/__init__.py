@@ -1,1 +1,0 @@
-"""Transfer: documents to and from other libraries, in one file or a folder at a URL."""
