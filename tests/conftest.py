@@ -671,11 +671,9 @@ def build_step(
     Args:
         low: random tokens put before the middle ones. after: and after them.
     """
-    from functools import partial
 
     import torch
 
-    from esa_cli.attention.plugin_errors import checked_scores
     from esa_cli.attention.scoring import SumScore
     from esa_cli.attention.step import Step
     from esa_cli.storage.memory_store import MemoryStore
@@ -699,6 +697,6 @@ def build_step(
         distance=distance,
         scale=0.3,
         rope=rope or build_rope(dim),
-        scorer=partial(checked_scores, score or SumScore()),
+        score=score or SumScore(),
         projection=projection,
     )

@@ -78,12 +78,6 @@ class Selector(ABC):
         return type(self).observe is not Selector.observe
 
     @property
-    def answer_keeps_selection(self) -> bool:
-        """Whether, behind an answer's first token, every token is given that one's selection where
-        M is the same."""
-        return False
-
-    @property
     def window_size(self) -> int:
         """Tokens of the windows it selects; 0: single tokens."""
         return 0

@@ -1,21 +1,21 @@
-"""Calls of a method's parts in which an error names the plugin it comes from.
+"""Errors of a method's parts name the plugin that they come from.
 
-Errors of built-in parts, `EsaError`s and out-of-memory errors pass unchanged. A plugin that ends
-the program or closes its output fails, too.
+Errors of built-in parts, `EsaError`s and out-of-memory errors pass unchanged.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions, Selection
-from esa_cli.attention.parts import PositionEncoding, Score
+from esa_cli.attention.interfaces import Selection
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.query_state import SurveyComplete
 from esa_cli.attention.step import Step
-from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
+from esa_cli.errors import EsaError, PluginError
 from esa_cli.system.machine import memory_ran_out
 
 HINT = "`esa plugins check FILE` shows more"
@@ -26,95 +26,41 @@ def is_builtin(part: object) -> bool:
     return type(part).__module__.startswith("esa_cli.")
 
 
+def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
+    """Raises ValueError for a selection outside M, which would read unused memory, or beyond the
+    budget, which would make comparisons worthless."""
+    rows, most = [offsets] if isinstance(offsets, Tensor) else offsets, min(budget, step.middle)
+    for row in rows:
+        inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
+        if row.shape[0] > most or not inside or bool((row.diff() <= 0).any()):
+            raise ValueError(f"must select ascending offsets below {step.middle}, at most {most}")
+
+
 @contextmanager
-def blame_plugin(kind: str, part: object) -> Iterator[None]:
-    """Turns an exception of a plugin's part into a PluginError that names the part."""
-    if is_builtin(part):
-        yield
-        return
-    who = f"{kind} {type(part).__name__}"
+def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
+    """Turns an exception into a PluginError that names the plugin in whose code it was raised, or
+    all plugins among `parts` where it was raised elsewhere, as by a result of a wrong shape.
+
+    Args:
+        parts: by kind; what is no part is ignored.
+    """
     try:
         yield
-    except (EsaError, *NOT_BLAMED):
+    except (EsaError, SurveyComplete):
         raise
-    except BaseException as error:
-        if isinstance(error, Exception) and memory_ran_out(error):
+    except Exception as error:
+        bases = (Selector, Score, Compressor, PositionEncoding)
+        plugins = {
+            f"{kind} {type(part).__name__}": type(part).__module__
+            for kind, part in parts.items()
+            if isinstance(part, bases) and not is_builtin(part)
+        }
+        if not plugins or memory_ran_out(error):
             raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = {frame.f_globals.get("__name__") for frame in frames}
+        names = [name for name, module in plugins.items() if module in modules] or [*plugins]
         reason = (str(error).splitlines() or [""])[0]
-        raise PluginError(f"{who} fails: {type(error).__name__}: {reason}", HINT) from error
-    refuse_closed_streams(who)
-
-
-def refuse_closed_streams(who: str) -> None:
-    """Raises PluginError where standard output or standard error is closed."""
-    for name in ("stdout", "stderr"):
-        if getattr(getattr(sys, name), "closed", False):
-            raise PluginError(f"{who} must leave sys.{name} open, and has closed it", HINT)
-
-
-def has_values(found: Tensor) -> bool:
-    """False on torch's meta device, which has shapes alone."""
-    return not found.is_meta
-
-
-def checked_scores(score: Score, step: Step) -> Tensor:
-    """(M,) of a score. Raises PluginError when it fails or returns something else."""
-    with blame_plugin("score", score):
-        found = score.scores(step)
-        shape = str(tuple(found.shape)) if isinstance(found, Tensor) else type(found).__name__
-        if isinstance(found, Tensor) and found.shape == (step.middle,):
-            shape = _wrong_numbers(score, found)
-            if not shape:
-                return found
         raise PluginError(
-            f"score {type(score).__name__} must return ({step.middle},) numbers, got {shape}", HINT
-        )
-
-
-def _wrong_numbers(score: Score, found: Tensor) -> str:
-    """What scores have in place of numbers that can be ordered; empty: nothing. NaN is looked for
-    in those of plugins."""
-    if not has_values(found):
-        return "a tensor on the meta device"
-    if not found.is_floating_point():
-        return str(found.dtype).removeprefix("torch.")
-    return "NaN" if not is_builtin(score) and bool(found.isnan().any()) else ""
-
-
-def near_positions(
-    position: PositionEncoding, local: int, chunk: int, start: int, far: int
-) -> Positions:
-    """`position.near`. Raises PluginError when it fails or returns something else."""
-    with blame_plugin("position", position):
-        return _checked(position, position.near(local, chunk, start, far))
-
-
-def far_positions(
-    position: PositionEncoding, far: Selection, local: int, chunk: int, start: int
-) -> Sequence[Positions]:
-    """`position.far` for the far tokens (n,), or for those of each query head.
-
-    Raises:
-        PluginError: it fails, or returns something else.
-    """
-    rows = [far] if isinstance(far, Tensor) else far
-    with blame_plugin("position", position):
-        return [
-            _checked(position, position.far(at, local, chunk, start))
-            if at.shape[0]
-            else Positions(at, at)
-            for at in rows
-        ]
-
-
-def _checked(position: PositionEncoding, given: Positions) -> Positions:
-    if isinstance(given, Positions):
-        if all(not isinstance(one, Tensor) or has_values(one) for one in given):
-            return given
-        raise PluginError(
-            f"position {type(position).__name__} must return numbers, got the meta device", HINT
-        )
-    raise PluginError(
-        f"position {type(position).__name__} must return Positions, got {type(given).__name__}",
-        HINT,
-    )
+            f"{' or '.join(names)} fails: {type(error).__name__}: {reason}", HINT
+        ) from error

@@ -8,8 +8,8 @@ overflows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,15 @@ class Stateful(Protocol):
     def new_turn_state(self) -> Any: ...
 
 
+class Scoring(Protocol):
+    """The part of `Score` that `Step` needs."""
+
+    @property
+    def last_layer(self) -> int | None: ...
+
+    def scores(self, step: Step) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Step:
     """A chunk's queries and a layer's middle tokens.
@@ -47,8 +56,7 @@ class Step:
         local: tokens in L, which ends at `start`.
         distance: query position (keys at 0) of far tokens, from the position encoding.
         scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
-        scorer: computes the preset's score, see `scores`.
-        last_scoring_layer: the last layer with scores that are not 0; None: the model's last.
+        score: the preset's.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by class of selector.
@@ -65,8 +73,7 @@ class Step:
     distance: int
     scale: float
     rope: Rope
-    scorer: Callable[[Step], Tensor]
-    last_scoring_layer: int | None = None
+    score: Scoring
     layers: Sequence[int] = ()
     cap: float = 0.0
     projection: Projection | None = None
@@ -74,6 +81,11 @@ class Step:
     query: QueryState = field(default_factory=QueryState)
     states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
+
+    @property
+    def last_scoring_layer(self) -> int | None:
+        """The last layer with scores that are not 0; None: the model's last."""
+        return self.score.last_layer
 
     @property
     def is_first(self) -> bool:
@@ -91,16 +103,8 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the preset's score. Raises PluginError when it fails."""
-        return self.scorer(self)
-
-    def with_projection(self, projection: Projection | None) -> Step:
-        """A copy that scores reduced keys."""
-        return replace(self, projection=projection)
-
-    def with_lse(self, lse: Tensor) -> Step:
-        """A copy for `Selector.observe`, after attention."""
-        return replace(self, lse=lse)
+        """(M,) of the preset's score."""
+        return self.score.scores(self)
 
     def layer_state(self, selector: Stateful) -> Any:
         """This selector's state of the layer; new the first time."""

@@ -39,7 +39,6 @@ class LayerScores:
 
     Args:
         start: of the chunk. chosen: absolute positions selected by them, once computed.
-        offsets: `chosen` as offsets into an M that begins at a position.
     """
 
     start: int
@@ -47,16 +46,6 @@ class LayerScores:
     low: int
     scores: Tensor
     chosen: Tensor | None = None
-    offsets: tuple[int, Tensor] | None = None
-
-    def offsets_from(self, low: int, device: torch.device) -> Tensor:
-        """`chosen` less `low`; the same tensor each time, so that layers and tokens that select the
-        same need not compare."""
-        assert self.chosen is not None, "selected before"
-        last = self.offsets
-        if last is None or last[0] != low or last[1].device != device:
-            last = self.offsets = (low, self.chosen.to(device) - low)
-        return last[1]
 
 
 def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
@@ -116,10 +105,6 @@ class LayerSums(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return self.answer == "keep"
-
     def new_turn_state(self) -> ConsensusTurn:
         return ConsensusTurn()
 
@@ -177,10 +162,7 @@ class LayerSums(Selector):
         if known.chosen is None or known.chosen.shape[0] > budget:
             scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
             known.chosen = self.best(known.scores, scored, budget) + known.low
-            known.offsets = None
-        chosen = known.offsets_from(step.low, step.queries.device)
-        if step.low <= known.low and known.low + known.scores.shape[0] <= step.high:
-            return chosen
+        chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 

@@ -31,10 +31,6 @@ from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
 class Full(Selector):
     """All middle tokens, whatever the budget."""
 
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return True
-
     def allowance(self, step: Step, budget: int) -> int:
         """All of M."""
         return step.middle
@@ -54,10 +50,6 @@ class Full(Selector):
 @dataclass(frozen=True)
 class Nothing(Selector):
     """No middle token."""
-
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return True
 
     def select(self, step: Step, budget: int) -> Tensor:
         """(0,) offsets."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.plugin_errors import checked_scores
 from esa_cli.attention.precision import to_float64
 from esa_cli.attention.step import Step
 from esa_cli.methods import part_registry as registry
@@ -75,7 +74,7 @@ class FusedConsensus(Consensus):
 
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         size = self.passage or self.smooth
-        second = standardised(checked_scores(self._second(), step), size)
+        second = standardised(self._second().scores(step), size)
         both = standardised(scores, size) + self.weight * second.to(scores.device)
         return super().best(both, step, budget)
 

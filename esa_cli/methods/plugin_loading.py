@@ -13,7 +13,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from esa_cli.attention.plugin_errors import refuse_closed_streams
 from esa_cli.errors import NOT_BLAMED, PluginError
 
 # The built-in methods: importing a file registers its parts and recipes.
@@ -51,7 +50,6 @@ def load_installed() -> None:
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()
-            refuse_closed_streams(f"plugin {point.name!r}")
         except NOT_BLAMED:
             raise
         except BaseException as error:
@@ -86,7 +84,6 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-        refuse_closed_streams(f"plugin {path}")
         if not entries_from(key):
             raise PluginError(
                 f"plugin {path} registers nothing",

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.plugin_errors import blame_plugins
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.row_shapes import key_shape
 from esa_cli.models.inspection import (
@@ -133,7 +133,7 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     Raises:
         PresetError: it names both models, or both kinds of queries.
     """
-    with blame_plugin("compressor", compressor):
+    with blame_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = fingerprint_in(metadata)

@@ -19,7 +19,6 @@ from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.kernels import fuse
 from esa_cli.attention.kernels.reference import attend
 from esa_cli.attention.parts import Score
-from esa_cli.attention.plugin_errors import checked_scores
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.scoring import SumScore
@@ -106,8 +105,7 @@ def make_step(
         distance=distance,
         scale=dim**-0.5,
         rope=Rope(PlainRotary(dim)),
-        scorer=partial(checked_scores, score),
-        last_scoring_layer=score.last_layer,
+        score=score,
         projection=projection,
         decoding=decoding,
         query=QueryState(text=TurnText(ASKED, partial(_words, start, seed)) if words else None),

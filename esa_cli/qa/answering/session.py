@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.plugin_errors import blame_plugins
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.trace import ChunkTrace
 from esa_cli.errors import UsageError
@@ -205,6 +205,6 @@ class Session(Prefill):
         with suppress(SurveyComplete):
             self._process(asked.ids_before_answer)
         self.cache.truncate(length)
-        with blame_plugin("selector", method.selector):
+        with blame_plugins(vars(method)):
             query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False
