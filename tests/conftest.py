@@ -497,10 +497,10 @@ def pytest_unconfigure() -> None:
 
 def copy_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    from esa_cli.methods import plugin_loading
+    from esa_cli.methods import plugins
     from esa_cli.system import registry
 
-    assert plugin_loading
+    assert plugins
     for one in registry._REGISTRIES:
         monkeypatch.setattr(one, "_entries", dict(one._entries))
 

@@ -2,7 +2,7 @@
 
     from esa_cli.methods import Selector, Step, register, top_k
 
-The names below are looked up when they are first used; `plugin_loading` lists the registered files.
+The names below are looked up when they are first used; `plugins` lists the registered files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 
 _PLACES = {
-    "Base": "esa_cli.methods.recipes",
+    "Base": "esa_cli.methods.registry",
     "Compressor": "esa_cli.attention.parts",
     "LayerState": "esa_cli.attention.interfaces",
     "Linear": "esa_cli.attention.compression",
@@ -23,8 +23,8 @@ _PLACES = {
     "Selector": "esa_cli.attention.parts",
     "Step": "esa_cli.attention.step",
     "proximity": "esa_cli.attention.selection",
-    "recipe": "esa_cli.methods.recipes",
-    "register": "esa_cli.methods.part_registry",
+    "recipe": "esa_cli.methods.registry",
+    "register": "esa_cli.methods.registry",
     "top_k": "esa_cli.attention.selection",
 }
 """Name -> the module that defines it."""

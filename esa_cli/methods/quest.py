@@ -10,7 +10,7 @@ are equal where all far tokens have one position, as in the recipe.
 Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv
 2406.10774, and its published code. Unlike the original,
 - it selects for tokens of an answer only, after a full prefill; here chunks select, too, by the
-  maximum over their queries (`per_head_scores`);
+  maximum over their queries (`per_head`);
 - it takes at least 3 pages, and its first two layers are dense: `dense_layers`, 0 here, so that
   methods compare at one budget;
 - its newest page is always taken; here L is.
@@ -29,21 +29,19 @@ from torch import Tensor
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.scoring import Blocks
 from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import BlockRows, tokens_of
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, max_over_queries, most_at_once
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.per_head import (
+    BlockRows,
+    best_by_head,
+    max_over_queries,
+    most_at_once,
+    tokens_of,
+)
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
 
 
-@register(
-    "selector",
-    "quest",
-    about="pages for each head, by a bound of their logits",
-    source="Tang et al., Quest, arXiv 2406.10774",
-    cost="2 F M / page",
-)
+@register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
 class Quest(Selector):
     """Whole pages for each query head; fewer than `page` tokens of budget take none.

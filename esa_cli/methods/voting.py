@@ -19,8 +19,7 @@ from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import Base, recipe, register
 
 PLAIN: dict[str, Any] = {
     "shortlist": 0,
@@ -50,13 +49,7 @@ def vote(
     return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
-@register(
-    "score",
-    "vote",
-    about="heads normalised over M, maximum over queries",
-    source="this project, after ESA, arXiv 2502.14477, whose individual selection is rule max",
-    cost="F M; with a shortlist of S tokens R M + F S; nothing in layers without a head of `heads`",
-)
+@register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
     """Logits normalised over M by head, then combined over heads, then over the chunk.

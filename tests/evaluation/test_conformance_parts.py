@@ -18,7 +18,7 @@ from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import check
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 
 
 @pytest.fixture(autouse=True)

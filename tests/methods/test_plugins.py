@@ -21,9 +21,8 @@ from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import plugin_loading
-from esa_cli.methods.plugin_template import template, write_template
+from esa_cli.methods import plugins, registry
+from esa_cli.methods.plugins import template, write_template
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -35,7 +34,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worked plugins, in a copy of the registry that the test may change."""
     copy_registries(monkeypatch)
     for path in FILES:
-        plugin_loading.load_file(path)
+        plugins.load_file(path)
 
 
 def build(kind: str, name: str, **options: Any) -> Any:

@@ -22,7 +22,7 @@ from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
-from esa_cli.methods.recipes import known
+from esa_cli.methods.registry import known
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment import supported_families
 from esa_cli.models.attachment.attach import attach

@@ -21,8 +21,8 @@ from tiny_finder import tiny_finder
 
 from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
-from esa_cli.methods import recipes
-from esa_cli.methods.plugin_loading import load_installed
+from esa_cli.methods import registry
+from esa_cli.methods.plugins import load_installed
 from esa_cli.models.loading import layer_spreading
 from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
 from esa_cli.qa.answering.session import Session
@@ -57,7 +57,7 @@ def on_both(loaded: Any, ask: Callable[[Any], str]) -> tuple[str, str]:
         return one, ask(apart(loaded, device))
 
 
-@pytest.mark.parametrize("method", sorted(recipes.RECIPES))
+@pytest.mark.parametrize("method", sorted(registry.RECIPES))
 def test_every_method_answers_as_on_one_device(loaded: Any, method: str) -> None:
     chosen = apply(method, preset.load("tiny-random"), 2000)
 

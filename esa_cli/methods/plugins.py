@@ -1,0 +1,194 @@
+"""Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
+
+The command line, `build_method` and `method_presets` of `qa.presets`, and the conformance suite
+load them; each plugin is loaded once. A preset names parts of plugins and never loads one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from esa_cli.errors import NOT_BLAMED, PluginError
+
+# The built-in methods: importing a file registers its parts and recipes.
+from esa_cli.methods import (  # noqa: F401
+    bm25,
+    consensus,
+    full_attention,
+    infllm,
+    loki,
+    paper,
+    quest,
+    registry,
+    rope_scaling,
+    sentences,
+    streaming,
+    tokenselect,
+    voting,
+)
+from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
+
+
+@cache
+def load_installed() -> None:
+    """Imports every module named under the entry-point group `esa.plugins`, once a process.
+
+    Raises:
+        PluginError: one does not load; it names the plugin.
+    """
+    for point in entry_points(group="esa.plugins"):
+        try:
+            point.load()
+        except NOT_BLAMED:
+            raise
+        except BaseException as error:
+            reason = error.message if isinstance(error, PluginError) else _reason(error)
+            raise PluginError(
+                f"plugin {point.name!r} ({point.value}) does not load: {reason}",
+                "update or uninstall the package it comes from",
+            ) from error
+
+
+def load_file(path: str | Path) -> list[tuple[str, str]]:
+    """Imports a plugin file and returns the (kind, name) pairs it registered.
+
+    A file is run once in a process; a file that failed has registered nothing and may be retried.
+
+    Raises:
+        PluginError: the file is missing, does not run, or registers nothing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
+    key = str(path.resolve())
+    if entries_from(key):
+        return entries_from(key)
+    module_name = f"{PLUGIN_PREFIX}{path.stem.replace('-', '_')}_{abs(hash(key)):x}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{path} is not a Python file", "a plugin file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and type hints look their module up by name.
+    module.__file__ = key
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+        if not entries_from(key):
+            raise PluginError(
+                f"plugin {path} registers nothing",
+                'decorate a class with @register("selector", "name"), or a function with @recipe',
+            )
+    except BaseException as error:
+        remove_entries(key)
+        sys.modules.pop(module_name, None)
+        if isinstance(error, (PluginError, *NOT_BLAMED)):
+            raise
+        raise PluginError(
+            f"plugin {path} does not run: {_reason(error)}",
+            f"`esa plugins check {path}` shows more",
+        ) from error
+    return entries_from(key)
+
+
+def _reason(error: BaseException) -> str:
+    """The error, and the line of the plugin it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
+
+
+LONGEST = 32
+"""Characters in a name, so that the lines it goes into stay short."""
+
+_SOURCE = '''"""The `@name@` selector: the middle tokens with the largest mean logit.
+
+Check it:  esa plugins check @file@
+Use it:    esa ask book.txt "..." --plugin FILE --selector @name@
+
+A score or a position encoding is registered the same way, in this file or another:
+- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats, of keys or of
+  the words in `step.text`. The selector `topk` then takes the best.
+- @register("position", ...): a `PositionEncoding` with a field `distance`,
+  `near(local, chunk, start, far)` and `far(at, local, chunk, start)`, which return `Positions`.
+docs/plugins.md has all of it on one page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esa_cli.methods import Selector, Step, register, top_k
+
+
+@register("selector", "@name@")
+@dataclass(frozen=True)
+class @class@(Selector):
+    """The `budget` best middle tokens, by the mean over heads and current tokens.
+
+    Args:
+        rotate: score them as they will be seen, at the far distance.
+    """
+
+    rotate: bool = True
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M: ascending, unique, K <= min(budget, M)."""
+        scores = torch.empty(step.middle, device=step.queries.device)
+        for offset, logits in step.head_logits(self.rotate):  # (H, C, n)
+            scores[offset : offset + logits.shape[2]] = logits.mean(dim=(0, 1))
+        return top_k(scores, budget)
+'''
+
+
+def _file_name(name: str) -> str:
+    return f"{name.replace('-', '_')}.py"
+
+
+def template(name: str) -> str:
+    """The source of a plugin file that registers a selector `name`.
+
+    Raises:
+        PluginError: the name is not one, or a selector has it already.
+    """
+    if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{LONGEST - 1}}}", name):
+        raise PluginError(
+            f"{name!r} cannot name a method",
+            f"a letter, then letters, digits, '-' and '_', {LONGEST} in all at most",
+        )
+    if name in registry.names("selector"):
+        raise PluginError(
+            f"there is a selector {name!r} already, from {registry.origin('selector', name)}",
+            "choose another name",
+        )
+    words = [word for word in re.split(r"[-_]", name) if word]
+    class_name = "".join(word[0].upper() + word[1:] for word in words)
+    if not class_name.endswith("Selector"):
+        class_name += "Selector"  # so that no name is one that the file imports
+    source = _SOURCE.replace("@name@", name).replace("@file@", _file_name(name))
+    return source.replace("@class@", class_name)
+
+
+def write_template(name: str, folder: str | Path) -> Path:
+    """Writes `template(name)` into `folder` and returns the file's path.
+
+    Raises:
+        PluginError: the name does not hold, the folder is missing, or the file exists.
+    """
+    source, path = template(name), Path(folder) / _file_name(name)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(source)
+    except FileExistsError as error:
+        raise PluginError(f"{path} exists already", "choose another name or folder") from error
+    except OSError as error:
+        raise PluginError(f"cannot write {path}: {error.strerror}", "give a folder") from error
+    return path
