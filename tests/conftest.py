@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from esa_cli.attention.interfaces import Projection
     from esa_cli.attention.parts import Score
     from esa_cli.attention.rope import Rope
-    from esa_cli.attention.step import Step
+    from esa_cli.attention.step import Projection, Step
     from esa_cli.models.loading.load import LoadedModel
 
 if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
@@ -497,10 +496,10 @@ def pytest_unconfigure() -> None:
 
 def copy_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
-    from esa_cli.methods import plugins
+    from esa_cli.methods import plugin_loading
     from esa_cli.system import registry
 
-    assert plugins
+    assert plugin_loading
     for one in registry._REGISTRIES:
         monkeypatch.setattr(one, "_entries", dict(one._entries))
 
@@ -674,7 +673,7 @@ def build_step(
 
     import torch
 
-    from esa_cli.attention.scoring import SumScore
+    from esa_cli.attention.selection import SumScore
     from esa_cli.attention.step import Step
     from esa_cli.storage.memory_store import MemoryStore
 

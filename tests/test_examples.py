@@ -23,7 +23,7 @@ from conftest import copy_registries
 
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import plugins, registry
+from esa_cli.methods import plugin_loading, registry
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -229,7 +229,7 @@ def test_the_code_in_the_documents(
 def selector(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example's selector, in a copy of the registry."""
     copy_registries(monkeypatch)
-    assert plugins.load_file(SELECTOR) == [("selector", "every-nth")]
+    assert plugin_loading.load_file(SELECTOR) == [("selector", "every-nth")]
 
 
 @pytest.mark.usefixtures("selector")

@@ -16,21 +16,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import with_sink
-from esa_cli.attention.chunking import Chunk, chunks_of, is_dense, local_tokens
-from esa_cli.attention.distance_limit import attend_within
-from esa_cli.attention.fusion import fuse
-from esa_cli.attention.interfaces import Positions, Selection
-from esa_cli.attention.kernels.dispatch import attend
+from esa_cli.attention.algebra import fuse, with_sink
+from esa_cli.attention.kernels import attend, attend_within
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
-from esa_cli.attention.plugin_errors import blame_plugins, check_offsets, is_builtin
+from esa_cli.attention.model_traits import Temperature, with_temperature, without_temperature
+from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
 from esa_cli.attention.positions import token_positions
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
-from esa_cli.attention.step import Step
-from esa_cli.attention.temperature import Temperature, with_temperature, without_temperature
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
+from esa_cli.attention.window import Chunk, chunks_of, is_dense, local_tokens
 
 Part = tuple[Tensor, Tensor]
 """Attention to some of the keys: output (H, C, D) and log-sum-exp (H, C)."""
@@ -77,15 +73,15 @@ class Attention:
         if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         q = without_temperature(q, self.temperature, torch.arange(start, stop, device=q.device))
-        out = torch.empty_like(q)
+        out, window = torch.empty_like(q), self.method.window
         with blame_plugins(vars(self.method)):
-            for chunk in chunks_of(self.method, start, stop, query):
+            for chunk in chunks_of(window, self.method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
                 rope = partial(self.rope_at, chunk.stop)
                 memory.learn(self.method, rope, q[:, own], chunk.start)
                 out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
-                    query.dense = is_dense(self.method.window, chunk.start)
+                    query.dense = is_dense(window, chunk.start)
         query.stop = stop
         return out
 

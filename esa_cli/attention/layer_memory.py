@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esa_cli.attention.folding import flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.algebra import flatten_keys, fold
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Moments
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import PresetError
 
 FETCH_KEPT = 4096

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.step import Positions
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""

@@ -1,16 +1,67 @@
-"""Top-k selection, Eq. (2), with proximity, Eq. (8)."""
+"""The paper's score, Eq. (3)-(4), or (6) on reduced keys, and selector, Eq. (2) with (8)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Selector, check_at_least
+from esa_cli.attention.parts import Score, Selector, check_at_least
 from esa_cli.attention.step import Step
 from esa_cli.errors import ModelError
+
+KEEP_ELEMENTS = 32 << 20
+"""Most numbers kept between two passes (128 MB in float32); more are computed twice."""
+
+Block = tuple[int, Tensor]
+Blocks = Iterator[Block]
+"""(offset of the first token or page, numbers (..., n) of the n from there on)."""
+
+
+def two_passes(blocks: Callable[[], Blocks], elements: int) -> Callable[[], Iterable[Block]]:
+    """Blocks to iterate over twice: kept if they have few numbers, else computed each time.
+
+    Args:
+        blocks: computes them. elements: numbers in all blocks.
+    """
+    if elements > KEEP_ELEMENTS:
+        return blocks
+    kept = list(blocks())
+    return lambda: kept
+
+
+@dataclass(frozen=True)
+class SumScore(Score):
+    """Sum over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
+
+    Args:
+        rotate: rotate queries to the far distance first; the paper does not say whether.
+    """
+
+    rotate: bool = False
+
+    @property
+    def features(self) -> bool:
+        return True
+
+    @property
+    def rotates(self) -> bool:
+        return self.rotate
+
+    def scores(self, step: Step) -> Tensor:
+        chunk = step.queries.shape[1]
+        sums = two_passes(partial(step.sums, self.rotate), chunk * step.middle)
+        top = torch.full((chunk,), -torch.inf, device=step.queries.device)
+        for _, block in sums():
+            top = torch.maximum(top, block.amax(dim=1))
+        out = torch.empty(step.middle, device=step.queries.device)
+        for offset, block in sums():
+            out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)
+        return out
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:

@@ -1,26 +1,133 @@
-"""One selection step: a chunk's queries, a layer's middle tokens, and their dot products in blocks.
+"""What a method's parts exchange: steps, positions, selections, projections, a layer's store.
 
 A `Step` is the argument of scores and selectors. Blocks of keys keep a step over a million middle
 tokens from building an H x C x M tensor. Scores are computed in float32 whatever the model's dtype:
 a sum over heads in bfloat16 has some dozens of values for thousands of tokens, and in float16 it
-overflows.
+overflows. Shapes in the letters of `esa_cli.attention`; no batch axis: one document, one sequence.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import soft_capped
-from esa_cli.attention.folding import flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.algebra import flatten_keys, fold, soft_capped
+from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.turn_text import TurnText
+
+
+class Positions(NamedTuple):
+    """Positions at which queries and keys are rotated; RoPE depends on their differences only."""
+
+    query: Tensor
+    """(C,) integers or floats, in tokens."""
+    key: Tensor
+    """(n,) likewise."""
+
+
+Selection = Tensor | list[Tensor]
+"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+
+
+class LayerState(ABC):
+    """A selector's data about one layer's tokens, kept from step to step; see `Selector`."""
+
+    @abstractmethod
+    def crop(self, length: int) -> None:
+        """Drops what depends on tokens from position `length` on, which were cropped."""
+
+
+class Projection(ABC):
+    """A fitted compressor of one layer (Eq. (5)): linear maps of folded queries and keys."""
+
+    @abstractmethod
+    def queries(self, q: Tensor) -> Tensor:
+        """(C, F) -> (C, R)."""
+
+    @abstractmethod
+    def keys(self, k: Tensor) -> Tensor:
+        """(n, F) -> (n, R)."""
+
+    def at(self, row: int) -> Projection:
+        """The maps that reduced the key of this cached row; concatenated documents have several."""
+        return self
+
+
+class KVStore(Protocol):
+    """Unrotated keys and values of one layer's N cached tokens: in the device's memory, the host's,
+    or on disk."""
+
+    heads: int
+    dim: int
+    shared: bool
+    """Whether the keys are the values, too, and stored once."""
+
+    @property
+    def resident(self) -> bool:
+        """Whether all rows are in the memory of the device that computes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where the keys are it."""
+        ...
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of [start, stop), each (G, stop - start, D)."""
+        ...
+
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at ascending positions (K,), each (G, K, D)."""
+        ...
+
+    def prefetch(self, at: Tensor) -> None:
+        """Begins to fetch what `gather(at)` with the same tensor will return."""
+        ...
+
+    def release(self) -> None:
+        """Frees copies of rows, which are made again when they are needed."""
+        ...
+
+    def key_blocks(
+        self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop).
+
+        Args:
+            groups: only of these key/value heads, in this order: (len(groups), n, D).
+        """
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its rows and reduced keys take, where they are."""
+        ...
+
+    @property
+    def reduced(self) -> int:
+        """How many tokens have a reduced key."""
+        ...
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) for the next n tokens without one."""
+        ...
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = ...
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
+        ...
+
+    def crop(self, tokens: int) -> None:
+        """Removes the last -tokens tokens (negative, like transformers' caches)."""
+        ...
+
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, over heads, queries and keys (16 MB in float32)."""
@@ -215,3 +322,42 @@ class Step:
             if (block_maps := self.projection.at(at)) is not maps:  # another document's
                 maps, reduced = block_maps, block_maps.queries(q)
             yield at - self.low, reduced @ features.float().T
+
+
+@dataclass(frozen=True)
+class ChunkTrace:
+    """The tokens that one chunk of one layer attended to, with positions and queries.
+
+    Args:
+        layer: index of the layer. start, stop: absolute positions of the chunk's tokens.
+        initial, local: tokens in I and L. far: absolute positions (n,) of I and the selected
+            tokens, or one such tensor for each query head.
+        near_positions: of [L, C]. far_positions: of each tensor of `far`.
+        queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
+        max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
+        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token, or
+            several of them, which all attended to the same far ones.
+    """
+
+    layer: int
+    start: int
+    stop: int
+    initial: int
+    local: int
+    far: Selection
+    near_positions: Positions
+    far_positions: Sequence[Positions]
+    queries: Tensor
+    scaled: Tensor
+    max_distance: int | None
+    rope: Rope
+    scale: float
+    cap: float
+    store: KVStore
+    lse: Tensor
+    decoding: bool
+
+    @property
+    def far_rows(self) -> Sequence[Tensor]:
+        """`far` as a sequence: one tensor for all heads, or one for each."""
+        return [self.far] if isinstance(self.far, Tensor) else self.far

@@ -2,7 +2,7 @@
 
     from esa_cli.methods import Selector, Step, register, top_k
 
-The names below are looked up when they are first used; `plugins` lists the registered files.
+The names below are looked up when they are first used; `plugin_loading` lists the registered files.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from importlib import import_module
 _PLACES = {
     "Base": "esa_cli.methods.registry",
     "Compressor": "esa_cli.attention.parts",
-    "LayerState": "esa_cli.attention.interfaces",
+    "LayerState": "esa_cli.attention.step",
     "Linear": "esa_cli.attention.compression",
-    "Moments": "esa_cli.attention.moments",
+    "Moments": "esa_cli.attention.parts",
+    "OWN_SCORE": "esa_cli.methods.registry",
     "PositionEncoding": "esa_cli.attention.parts",
-    "Positions": "esa_cli.attention.interfaces",
-    "Projection": "esa_cli.attention.interfaces",
+    "Positions": "esa_cli.attention.step",
+    "Projection": "esa_cli.attention.step",
     "Score": "esa_cli.attention.parts",
-    "Selection": "esa_cli.attention.interfaces",
+    "Selection": "esa_cli.attention.step",
     "Selector": "esa_cli.attention.parts",
     "Step": "esa_cli.attention.step",
     "proximity": "esa_cli.attention.selection",

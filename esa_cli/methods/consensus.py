@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
-from esa_cli.attention.precision import to_float64
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry

@@ -41,12 +41,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import soft_capped
-from esa_cli.attention.interfaces import LayerState, Positions
+from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import LayerState, Positions, Step
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import AT_ONCE, BlockRows, most_at_once, tokens_of
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register

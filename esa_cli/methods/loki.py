@@ -26,11 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.precision import to_float64
-from esa_cli.attention.scoring import Blocks
-from esa_cli.attention.step import Step
+from esa_cli.attention.selection import Blocks
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries, most_at_once
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register

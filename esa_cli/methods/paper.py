@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.attention.compression import ClosedForm, NoCompression, Pca
-from esa_cli.attention.learned_maps import Learned
+from esa_cli.attention.compression import ClosedForm, Learned, NoCompression, Pca
 from esa_cli.attention.positions import ROTATED, Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.methods.registry import Base, recipe, register
 
 PAPER = (

@@ -22,10 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState
-from esa_cli.attention.scoring import Blocks, twice
-from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import BLOCK_ELEMENTS, Step
+from esa_cli.attention.selection import Blocks, top_k, two_passes
+from esa_cli.attention.step import BLOCK_ELEMENTS, LayerState, Step
 from esa_cli.storage.growing_rows import GrowingRows
 
 
@@ -38,7 +36,7 @@ def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) 
     """Scores (H, count) of each head for the whole chunk.
 
     Args:
-        blocks: computes the logits; called twice where they are too many to be kept.
+        blocks: computes the logits; called two_passes where they are too many to be kept.
         queries: (H, C, D). count: tokens or pages in all.
     """
     heads, chunk, _ = queries.shape
@@ -47,11 +45,11 @@ def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) 
         for offset, block in blocks():
             out[:, offset : offset + block.shape[2]] = block[:, 0]
         return out
-    first, second = twice(blocks, heads * chunk * count)
+    passes = two_passes(blocks, heads * chunk * count)
     top = torch.full((heads, chunk), float("-inf"), device=queries.device)
-    for _, block in first:
+    for _, block in passes():
         top = torch.maximum(top, block.float().amax(dim=2))
-    for offset, block in second():
+    for offset, block in passes():
         out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
     return out
 

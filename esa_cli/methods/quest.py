@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.scoring import Blocks
+from esa_cli.attention.selection import Blocks
 from esa_cli.attention.step import Step
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.per_head import (

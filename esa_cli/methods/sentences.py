@@ -41,6 +41,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.scoring import twice
+from esa_cli.attention.selection import two_passes
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import LayerSums, esa_consensus
 from esa_cli.methods.paper import ATTENDED
@@ -160,11 +161,11 @@ class PhraseScore(Score):
         if own is not None and bool(own.any()):
             step = replace(step, queries=step.queries[:, own])
         heads, chunk, _ = step.queries.shape
-        first, second = twice(lambda: step.head_logits(True), heads * chunk * step.middle)
+        passes = two_passes(partial(step.head_logits, True), heads * chunk * step.middle)
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
-        for _, logits in first:
+        for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
-        for offset, logits in second():
+        for offset, logits in passes():
             weights = (logits - total[..., None]).exp().sum(dim=(0, 1))
             out[offset : offset + logits.shape[2]] = weights
         return phrase_sums(out, self.phrase)

@@ -41,10 +41,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
 from esa_cli.attention.positions import FixedDistance, consecutive
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import Positions, Step
 from esa_cli.methods.per_head import best_by_head, max_over_queries
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 

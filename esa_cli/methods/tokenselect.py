@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.parts import Selector, check_odd
 from esa_cli.attention.selection import proximity, top_k
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.methods.voting import VoteScore

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor
-from esa_cli.attention.plugin_errors import blame_plugins
+from esa_cli.attention.parts import Compressor, blame_plugins
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.row_shapes import key_shape
 from esa_cli.models.inspection import (

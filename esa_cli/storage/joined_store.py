@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore, Projection
+from esa_cli.attention.step import KVStore, Projection
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.reduced_rows import BLOCK
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.storage.joined_store import JoinedStore, PerDocumentMaps, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.row_allocation import RESERVE

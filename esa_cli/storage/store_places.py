@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.storage.host_copies import HostCopies
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.memory_store import MemoryStore

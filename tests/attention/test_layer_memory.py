@@ -9,9 +9,9 @@ import torch
 from conftest import build_rope
 
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
+from esa_cli.attention.step import LayerState
 from esa_cli.storage.memory_store import MemoryStore
 
 

@@ -10,13 +10,18 @@ import torch
 from conftest import copy_registries
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
-from esa_cli.attention.plugin_errors import blame_plugins, check_offsets
+from esa_cli.attention.parts import (
+    Compressor,
+    PositionEncoding,
+    Score,
+    Selector,
+    blame_plugins,
+    check_offsets,
+)
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.step import Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance.random_steps import make_step

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import (
     Contiguous,
@@ -16,6 +15,7 @@ from esa_cli.attention.positions import (
     consecutive,
 )
 from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.step import Positions
 from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions

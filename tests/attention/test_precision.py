@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esa_cli.attention.precision import to_float64
+from esa_cli.attention.algebra import to_float64
 
 
 class OnAMac(torch.Tensor):

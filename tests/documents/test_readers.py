@@ -17,7 +17,7 @@ from esa_cli.documents import readers, reading_process
 from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder, reader_registry
 from esa_cli.errors import DocumentError, PluginError
-from esa_cli.methods import plugins
+from esa_cli.methods import plugin_loading
 
 
 def text_of(data: bytes | str, name: str) -> str:
@@ -116,11 +116,11 @@ def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
         "    def sniff(self, head): return False\n"
         "    def read(self, data, name): return ExtractedText('MCM')\n"
     )
-    assert plugins.load_file(path) == [("reader", "roman")]
+    assert plugin_loading.load_file(path) == [("reader", "roman")]
     assert text_of("1900", "x.rom") == "MCM"
     path.with_name("bad.py").write_text(path.read_text().replace("roman", "greek") + "1 / 0\n")
     with pytest.raises(PluginError, match="does not run"):
-        plugins.load_file(path.with_name("bad.py"))
+        plugin_loading.load_file(path.with_name("bad.py"))
     assert "greek" not in reader_registry.READERS
 
 
@@ -129,7 +129,7 @@ def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     docs = (Path(__file__).parents[2] / "docs" / "readers.md").read_text("utf-8")
     path = tmp_path / "subtitles.py"
     path.write_text(docs.split("```python\n")[-1].split("```")[0])
-    plugins.load_file(path)
+    plugin_loading.load_file(path)
     found = readers.read(
         b"1\n00:00:01,5 --> 00:00:03,0\nWho is\nthere?\n\n2\n00:01:04,0 --> 00:01:05,0\nI am.\n",
         "x.srt",

@@ -13,8 +13,7 @@ from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError, PresetError

@@ -12,8 +12,7 @@ import pytest
 import torch
 from conftest import build_rope
 
-from esa_cli.attention.interfaces import Positions
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_run

@@ -20,14 +20,13 @@ import torch
 from conftest import build_rope, build_step, copy_registries
 
 import esa_cli.methods
-import esa_cli.methods.plugins
+import esa_cli.methods.plugin_loading
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import QueryState
-from esa_cli.attention.step import Step
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
@@ -497,7 +496,7 @@ MANY: dict[str, tuple[Callable[[], Rule], dict[str, Any]]] = {
 def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """9,000 tokens come in several blocks of keys, kept between two passes or worked out twice."""
     if not keep:
-        monkeypatch.setattr("esa_cli.attention.scoring.KEEP_ELEMENTS", 0)
+        monkeypatch.setattr("esa_cli.attention.selection.KEEP_ELEMENTS", 0)
     rule, options = MANY[name]
     selector = registry.build("selector", {"name": name, **options})
     step = make_step(

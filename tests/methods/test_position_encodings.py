@@ -13,14 +13,14 @@ from conftest import VOCABULARY, ModelFactory, build_rope
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli.attention import distance_limit as clipped
+from esa_cli.attention import kernels as clipped
 from esa_cli.attention.layer import Attention, LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Angles
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check

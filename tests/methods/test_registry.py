@@ -13,7 +13,7 @@ import torch
 from conftest import copy_registries
 
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.methods import plugins, registry
+from esa_cli.methods import plugin_loading, registry
 from esa_cli.system.registry import nearest
 
 Write = Callable[[str], Path]
@@ -44,7 +44,7 @@ def all_of_it(base):
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plugins
+    assert plugin_loading
     copy_registries(monkeypatch)
 
 
@@ -105,7 +105,7 @@ def test_what_is_registered_says_what_it_is(write: Write) -> None:
     assert found["position", "documented"][2:5] == ("The first line.", "", "")
     assert list(dict.fromkeys(kind for kind, _ in found)) == list(registry.KINDS)
     with pytest.raises(PluginError):
-        plugins.load_file(write(GOOD + "raise ValueError"))
+        plugin_loading.load_file(write(GOOD + "raise ValueError"))
     assert not any(part.name == "none-of-it" for part in registry.parts())
 
 
@@ -185,8 +185,8 @@ def test_register_refuses() -> None:
 
 def test_load_file(write: Write) -> None:
     path = write(GOOD)
-    assert plugins.load_file(path) == [("selector", "none-of-it")]
-    assert plugins.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
+    assert plugin_loading.load_file(path) == [("selector", "none-of-it")]
+    assert plugin_loading.load_file(str(path)) == [("selector", "none-of-it")], "a second time"
     assert registry.origin("selector", "none-of-it") == str(path.resolve())
     built = registry.build("selector", {"name": "none-of-it", "share": 1})
     assert built.share == 1.0
@@ -197,7 +197,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
 ) -> None:
     (tmp_path / "imported_helper.py").write_text(GOOD.replace("none-of-it", "helper"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert plugins.load_file(write(GOOD + "import imported_helper\n")) == [
+    assert plugin_loading.load_file(write(GOOD + "import imported_helper\n")) == [
         ("selector", "none-of-it")
     ]
     assert registry.origin("selector", "helper") == "imported_helper"
@@ -231,35 +231,35 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
     path = write(source)
     for _ in range(2):
         with pytest.raises(PluginError, match=message):
-            plugins.load_file(path)
+            plugin_loading.load_file(path)
     assert {kind: registry.names(kind) for kind in registry.KINDS} == before
     assert "all-of-it" not in [one.name for one in registry.recipes()]
     path.write_text(GOOD)
-    assert plugins.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
+    assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 
 
 def test_a_file_may_hold_recipes_only(write: Write) -> None:
     path = write(METHOD)
-    assert plugins.load_file(path) == [("method", "all-of-it")]
-    assert plugins.load_file(path) == [("method", "all-of-it")], "a second time"
+    assert plugin_loading.load_file(path) == [("method", "all-of-it")]
+    assert plugin_loading.load_file(path) == [("method", "all-of-it")], "a second time"
     assert registry.find_recipe("all-of-it").origin == str(path.resolve())
     assert "all-of-it" in [one.name for one in registry.recipes()]
 
 
 def test_load_file_needs_a_python_file(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="no plugin file"):
-        plugins.load_file(tmp_path / "missing.py")
+        plugin_loading.load_file(tmp_path / "missing.py")
     with pytest.raises(PluginError, match="no plugin file"):
-        plugins.load_file(tmp_path)
+        plugin_loading.load_file(tmp_path)
     text = tmp_path / "plugin.txt"
     text.write_text(GOOD)
     with pytest.raises(PluginError, match="not a Python file"):
-        plugins.load_file(text)
+        plugin_loading.load_file(text)
 
 
 def test_type_hints_that_cannot_be_read_are_the_plugins_fault(write: Write) -> None:
     path = write("from __future__ import annotations\n" + GOOD.replace("float", "Missing"))
-    plugins.load_file(path)
+    plugin_loading.load_file(path)
     with pytest.raises(PluginError, match="'Missing' is not defined"):
         registry.build("selector", {"name": "none-of-it", "share": 1})
 
@@ -283,13 +283,13 @@ def test_entry_points(
     (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint("third-party", module, "esa.plugins")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point])
-    plugins.load_installed.cache_clear()
-    request.addfinalizer(plugins.load_installed.cache_clear)
+    monkeypatch.setattr(plugin_loading, "entry_points", lambda group: [point])
+    plugin_loading.load_installed.cache_clear()
+    request.addfinalizer(plugin_loading.load_installed.cache_clear)
     if message:
         with pytest.raises(PluginError, match=message):
-            plugins.load_installed()
+            plugin_loading.load_installed()
         return
-    plugins.load_installed()
-    plugins.load_installed()
+    plugin_loading.load_installed()
+    plugin_loading.load_installed()
     assert registry.origin("selector", "none-of-it") == module

@@ -12,12 +12,10 @@ import pytest
 import torch
 from conftest import copy_registries
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.parts import Compressor, Score
+from esa_cli.attention.compression import Linear, save_learned
+from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
-from esa_cli.methods import plugins, registry
+from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import contents, register, without_file
 from esa_cli.qa.ingestion.archive import hindrance
 from esa_cli.qa.presets import preset
@@ -40,7 +38,7 @@ class Edited(Score):
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes back what a test registers; the built-in methods are there before."""
-    assert plugins
+    assert plugin_loading
     copy_registries(monkeypatch)
 
 
@@ -63,7 +61,7 @@ def test_the_code_of_a_plugin_counts(tmp_path: Path) -> None:
     found = []
     for name, sign in (("a.py", 1), ("b.py", 1), ("a.py", -1)):
         (tmp_path / name).write_text(PLUGIN.format(sign=sign), "utf-8")
-        plugins.load_file(tmp_path / name)
+        plugin_loading.load_file(tmp_path / name)
         found.append(hashed("score.name=edited"))
         registry.PARTS["score"]._entries.pop("edited")
     assert found[0] == found[1] != found[2]

@@ -22,7 +22,7 @@ from tiny_finder import tiny_finder
 from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.methods import registry
-from esa_cli.methods.plugins import load_installed
+from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.models.loading import layer_spreading
 from esa_cli.models.loading.layer_spreading import device_map, layer_places, spread
 from esa_cli.qa.answering.session import Session

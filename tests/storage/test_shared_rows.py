@@ -8,7 +8,7 @@ import pytest
 import torch
 from delayed_copies import DelayedCopies
 
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.storage.host_store import HostStore
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library

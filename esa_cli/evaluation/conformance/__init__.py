@@ -21,7 +21,7 @@ from esa_cli.evaluation.conformance.position_checks import check_position
 from esa_cli.evaluation.conformance.random_steps import PlainRotary, advance, make_step
 from esa_cli.evaluation.conformance.selector_checks import check_score, check_selector
 from esa_cli.methods import registry
-from esa_cli.methods.plugins import load_file, load_installed
+from esa_cli.methods.plugin_loading import load_file, load_installed
 from esa_cli.methods.registry import RECIPES
 from esa_cli.system.registry import nearest
 

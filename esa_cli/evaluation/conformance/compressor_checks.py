@@ -12,9 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Projection
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.parts import Compressor
+from esa_cli.attention.parts import Compressor, Moments
+from esa_cli.attention.step import Projection
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 
 ROWS = {"C = 1, n = 1": (1, 1), "C = 8, n = 100": (8, 100), "C = 40, n = 3": (40, 3)}

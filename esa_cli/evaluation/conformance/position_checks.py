@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.step import Positions
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import KVStore, Step
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each
 from esa_cli.evaluation.conformance.random_steps import Observe, make_step
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.parts import Score, Selector
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import Selection, Step
 from esa_cli.evaluation.conformance.finding import Finding, attempt, each, gather, whole_number
 from esa_cli.evaluation.conformance.purity_checks import (
     BUDGET,

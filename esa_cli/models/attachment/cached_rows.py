@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from esa_cli.attention.interfaces import KVStore
 from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.step import KVStore
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
 from esa_cli.storage.reduced_rows import ReducedRows

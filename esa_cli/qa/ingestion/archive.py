@@ -8,9 +8,9 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Moments
+from esa_cli.attention.step import Projection
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.registry import without_file

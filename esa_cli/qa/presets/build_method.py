@@ -6,11 +6,10 @@ from typing import Any
 
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
-from esa_cli.attention.plugin_errors import blame_plugins
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector, blame_plugins
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.plugins import load_installed
+from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.registry import nearest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.methods.plugins import load_installed
+from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.methods.registry import LAID, Base
 from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.system.registry import nearest

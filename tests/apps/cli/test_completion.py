@@ -124,7 +124,7 @@ def test_presets_and_methods(library: Library, tmp_path: Path) -> None:
 
 def test_the_methods_are_all_there() -> None:
     from esa_cli.methods import registry
-    from esa_cli.methods.plugins import load_installed
+    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     named = {one.name for one in registry.recipes() if one.origin.startswith("esa_cli.")}

@@ -38,10 +38,10 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count("presets resolved", "esa_cli.qa.presets.preset", "read_file")
     count("methods built", "esa_cli.qa.presets.build_method", "method")
-    count("plugins looked for", "esa_cli.methods.plugins", "entry_points")
+    count("plugins looked for", "esa_cli.methods.plugin_loading", "entry_points")
     count("machine timed", "esa_cli.qa.planning.plan", "probe")
-    plugins: Any = importlib.import_module("esa_cli.methods.plugins")
-    plugins.load_installed.cache_clear()
+    plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
+    plugin_loading.load_installed.cache_clear()
     transformers: Any = importlib.import_module("transformers")
     known_model: Any = importlib.import_module("esa_cli.apps.cli.model_choice.known_model")
     call, tokens = transformers.PreTrainedTokenizerBase.__call__, known_model.count_tokens

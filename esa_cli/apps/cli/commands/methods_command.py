@@ -18,7 +18,7 @@ def methods(
     """List the methods that can be compared, and their parts."""
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.methods import registry
-    from esa_cli.methods.plugins import load_installed
+    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     options.load_plugins(plugins)

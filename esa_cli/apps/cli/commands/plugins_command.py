@@ -19,7 +19,7 @@ def list_(plugins: options.Plugin = None) -> None:
     options.load_plugins(plugins)
     from esa_cli.apps.cli.output.terminal import print_table
     from esa_cli.methods import registry
-    from esa_cli.methods.plugins import load_installed
+    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     rows = []
@@ -51,7 +51,7 @@ def new(
     ] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
-    from esa_cli.methods.plugins import load_installed, write_template
+    from esa_cli.methods.plugin_loading import load_installed, write_template
 
     load_installed()
     print(write_template(name, folder))

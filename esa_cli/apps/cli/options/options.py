@@ -259,7 +259,7 @@ def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
 def load_plugins(files: Sequence[Path] | None) -> None:
     """Runs the plugin files. Raises PluginError."""
     if files:
-        from esa_cli.methods.plugins import load_file, load_installed
+        from esa_cli.methods.plugin_loading import load_file, load_installed
 
         load_installed()
         for file in files:
