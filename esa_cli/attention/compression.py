@@ -32,7 +32,7 @@ class Linear(Projection):
         return k @ self._on(k.device)[1].to(k.dtype)
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both maps on a device; copied to it once, since a copy waits for the device."""
+        """Both maps on a device; copied to it once, since a copy synchronises with the device."""
         if self.query_map.device == device == self.key_map.device:
             return self.query_map, self.key_map
         if device not in self._copies:

@@ -59,7 +59,7 @@ class WeightedRope(Rope):
         product = query.float() * key.float()
         if not bool((product > 0).all()):
             raise ModelError(
-                "the weights of queries and keys behind their rotation must be other than 0 and of "
+                "the weights of queries and keys after their rotation must not be 0 and must have "
                 "the same sign",
                 "use another model",
             )
@@ -143,10 +143,10 @@ class SlidingAttention:
         if not shared:
             share = q.shape[0] // keys.shape[0]
             keys, values = (x.repeat_interleave(share, dim=0) for x in (keys, values))
-        found: Tensor = torch.nn.functional.scaled_dot_product_attention(
+        out: Tensor = torch.nn.functional.scaled_dot_product_attention(
             query[None], keys[None], values[None], seen, scale=self.scale, enable_gqa=shared
         )
-        return found[0]
+        return out[0]
 
     def _seen(self, first: int, stop: int, device: torch.device) -> Tensor:
         """(C, stop) bool: the keys that queries [first, stop) see. A single one sees all."""
@@ -201,9 +201,9 @@ class SharedMemory(LayerMemory):
     @staticmethod
     def of(layer: int, source: LayerMemory) -> SharedMemory:
         """The view of the model's layer with this index."""
-        kept = source.states.setdefault(ReaderStates, ReaderStates())
-        assert isinstance(kept, ReaderStates), "states are kept by their class"
-        states = kept.layers.setdefault(layer, {})
+        readers = source.states.setdefault(ReaderStates, ReaderStates())
+        assert isinstance(readers, ReaderStates), "states are kept by their class"
+        states = readers.layers.setdefault(layer, {})
         return SharedMemory(layer, source.store, states, source=source)
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:

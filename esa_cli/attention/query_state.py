@@ -17,8 +17,9 @@ class TurnText:
     Args:
         question: its own words, without the prompt's.
         pieces: returns the text of each token of the documents, from position 0 on; joined, they
-            are the text. Tokens behind them (earlier turns, the question) have none.
-        kept: what scores made of the documents' text, see `once`; as long as they are cached.
+            are the text. Later tokens (earlier turns, the question) have none.
+        kept: what scores computed from the documents' text, see `once`; as long as they are
+            cached.
     """
 
     question: str

@@ -302,10 +302,10 @@ class Step:
             grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
             logits = (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
             return soft_capped(logits, self.cap)
-        there = range(self.store.heads) if groups is None else groups
-        own = [keys[there.index(head // (count // self.store.heads))] for head in heads]
-        # Head by head: indexing by `own` would copy a group's keys for each of its heads.
-        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
+        of = range(self.store.heads) if groups is None else groups
+        rows = [keys[of.index(head // (count // self.store.heads))] for head in heads]
+        # Head by head: indexing by a tensor would copy a group's keys for each of its heads.
+        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, rows, strict=True)])
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:

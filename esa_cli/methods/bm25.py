@@ -109,8 +109,8 @@ class Bm25Score(Score):
         index = text.once(
             ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)
         )
-        found = index.scores(text.question)[step.low : step.high]
-        out[: found.shape[0]] = found.to(out)
+        scores = index.scores(text.question)[step.low : step.high]
+        out[: scores.shape[0]] = scores.to(out)
         return out
 
 

@@ -103,9 +103,9 @@ class AttentionMass:
         if missing > 0:
             self.rows.append(shares.new_zeros(missing, self.rows.width))
         if not (self.answering and step.decoding):
-            kept = [one for one in self.before_chunks if one.start < step.start]
+            earlier = [mass for mass in self.before_chunks if mass.start < step.start]
             before = self.rows.span(first, step.start).clone()
-            self.before_chunks = [*kept, MassBefore(step.start, before)][-KEPT_CHUNKS:]
+            self.before_chunks = [*earlier, MassBefore(step.start, before)][-KEPT_CHUNKS:]
         self.answering = step.decoding
         for at, view in self.rows.blocks(first, stop, OBSERVED_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
@@ -114,7 +114,7 @@ class AttentionMass:
     def crop(self, length: int) -> None:
         """Keeps `length` tokens, and takes off the later ones' attention where it is known."""
         self.rows.truncate(length)
-        self.before_chunks = [one for one in self.before_chunks if one.start <= length]
+        self.before_chunks = [mass for mass in self.before_chunks if mass.start <= length]
         self.answering = False
         if self.before_chunks and self.before_chunks[-1].start == length:
             before = self.before_chunks[-1].before
@@ -205,13 +205,13 @@ class InfLLM(Selector):
         state: InfLLMState = step.layer_state(self)
         rows = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
-        def made(start: int, count: int) -> Tensor:
+        def representatives(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
             r = None if state.mass is None else state.mass.of(start, stop)
             return self._represent(keys, r, heads)
 
-        return rows.of(step, self.block, heads * dim, made, settled=step.local)
+        return rows.of(step, self.block, heads * dim, representatives, settled=step.local)
 
     def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
         """K (n, H * D) of n blocks of `block` tokens, keys (G, n, block, D), r (n * block, H)."""

@@ -117,13 +117,13 @@ class Loki(Selector):
     def _reduced(self, step: Step, basis: Tensor) -> GrowingRows:
         """Projected keys, rows (at least M, G * r)."""
 
-        def made(start: int, count: int) -> Tensor:
+        def projected(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         width = step.store.heads * basis.shape[2]
         state: LokiState = step.layer_state(self)
-        return state.keys.of(step, 1, width, made)
+        return state.keys.of(step, 1, width, projected)
 
     def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields (offset into M, s_h (H, C, n))."""

@@ -78,12 +78,12 @@ class Quest(Selector):
     def _bounds(self, step: Step) -> GrowingRows:
         """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
 
-        def made(start: int, count: int) -> Tensor:
+        def bounds(start: int, count: int) -> Tensor:
             return bounds_of(step.store.span(start, start + count * self.page)[0], self.page)
 
         width = 2 * step.store.heads * step.store.dim
         rows: BlockRows = step.layer_state(self)
-        return rows.of(step, self.page, width, made)
+        return rows.of(step, self.page, width, bounds)
 
     def _upper(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, u (H, C, n))."""

@@ -83,8 +83,8 @@ def register(
                 "call it something else",
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
-        said = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
-        PARTS[kind].add(name, Part(kind, name, about or said, source, cost, cls), cls)
+        summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
+        PARTS[kind].add(name, Part(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
     return keep
@@ -116,10 +116,11 @@ def parts() -> list[Part]:
 
 def _with_texts(part: Part) -> Part:
     where = origin(part.kind, part.name)
-    beside = [one for one in map(RECIPES.__getitem__, RECIPES) if one.origin == where]
-    for one in sorted(beside, key=lambda one: one.name != part.name)[:1]:
-        part = part._replace(source=part.source or one.source, cost=part.cost or one.cost)
-    return part
+    beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
+    if not beside:
+        return part
+    method = min(beside, key=lambda recipe: recipe.name != part.name)
+    return part._replace(source=part.source or method.source, cost=part.cost or method.cost)
 
 
 def lookup(kind: str, name: str) -> type:
@@ -142,8 +143,8 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
     fields = dict(options)
     name = fields.pop("name", None)
     if not isinstance(name, str):
-        said = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
-        raise PresetError(f"{kind} {said}", f"known: {', '.join(names(kind))}")
+        reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
+        raise PresetError(f"{kind} {reason}", f"known: {', '.join(names(kind))}")
     cls = lookup(kind, name)
     known = {field.name for field in dataclasses.fields(cls) if field.init}
     for key in fields:
@@ -301,13 +302,13 @@ def sources(method: Method) -> dict[str, str]:
 
     A class defined in an interactive session has no file, and a random name in place of a hash.
     """
-    found = {}
+    hashes = {}
     for name in KINDS:
         kind = type(getattr(method, name))
         if not kind.__module__.startswith("esa_cli."):
             file = _file(kind)
-            found[name] = _of(file) if file else _WITHOUT_FILE.setdefault(kind, uuid.uuid4().hex)
-    return found
+            hashes[name] = _of(file) if file else _WITHOUT_FILE.setdefault(kind, uuid.uuid4().hex)
+    return hashes
 
 
 def without_file(method: Method) -> str:

@@ -133,7 +133,7 @@ def interpolation(base: Base) -> dict[str, Any]:
 
 
 def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:
-    """Inverse frequencies (D / 2,) of b' = base * stretch^(D / (D - 2)), made like `inverse`."""
+    """Inverse frequencies (D / 2,) of b' = base * stretch^(D / (D - 2)), where `inverse` is."""
     dim = 2 * inverse.shape[0]
     larger = base * stretch ** (dim / (dim - 2))
     return inverse.new_tensor(series(larger, dim), dtype=torch.float32)
@@ -240,9 +240,9 @@ class YaRN(StretchedPositions):
         dim = 2 * inverse.shape[0]
         base = base_of(inverse)
         pairs = zip(series(base, dim), self.kept(base, dim), strict=True)
-        made = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
+        rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
-        return inverse.new_tensor(made, dtype=torch.float32), factor * temperature
+        return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
 
 
 @recipe(

@@ -8,7 +8,7 @@ InfiniRetri: whole sentences by the last layer's attention from the question.
 
 Source: Ye et al., "Infinite Retrieval: Attention Enhanced LLMs in Long-Context Processing", arXiv
 2502.12962, and its published package. As published: the last layer alone, the sum over heads and
-over the question's tokens, phrases of 8 tokens (4 before, the token, 3 behind), 300 tokens, whole
+over the question's tokens, phrases of 8 tokens (4 before, the token, 3 after), 300 tokens, whole
 sentences, no training. Not as published:
 - There the text passes the model in pieces of 1,024 tokens, each with the sentences kept so far and
   the question, and attention is within that piece. Here the question passes once after the stored
@@ -64,7 +64,7 @@ WITHOUT_TEXT = 32
 
 
 def sentence_starts(pieces: Sequence[str]) -> Tensor:
-    """Ascending positions of the first tokens of sentences, (S,); the last is behind the text.
+    """Ascending positions of the first tokens of sentences, (S,); the last is the text's end.
 
     Args:
         pieces: the text of each token. A token on both sides of an end belongs to the earlier one.

@@ -68,7 +68,7 @@ def streaming_llm(base: Base) -> dict[str, Any]:
 @register("position", "streaming", about="far tokens in order, a whole L away")
 @dataclass(frozen=True)
 class StreamingPositions(PositionEncoding):
-    """Far keys in order from 0, far queries l_L behind the last of them; near ones in order.
+    """Far keys in order from 0, far queries l_L after the last of them; near ones in order.
 
     Args:
         distance: of far tokens when they are scored; sinks alone are not.
