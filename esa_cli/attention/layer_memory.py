@@ -84,13 +84,13 @@ class LayerMemory:
         place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
         (new,) = (last[place] != at).nonzero(as_tuple=True)
         if not new.shape[0]:
-            keys, values = (one.index_select(1, place) for one in both)
+            keys, values = (rows.index_select(1, place) for rows in both)
         elif 2 * new.shape[0] > at.shape[0]:
             keys, values = self.store.gather(at)
         else:
             keys, values = (
-                one.index_select(1, place).index_copy_(1, new, fetched)
-                for one, fetched in zip(both, self.store.gather(at[new]), strict=True)
+                rows.index_select(1, place).index_copy_(1, new, fetched)
+                for rows, fetched in zip(both, self.store.gather(at[new]), strict=True)
             )
         return keys, values
 

@@ -141,6 +141,11 @@ class Stateful(Protocol):
     def new_turn_state(self) -> Any: ...
 
 
+def tokens_per_block(rows: int) -> int:
+    """Tokens in a block of logits with `rows` = H * C."""
+    return max(256, BLOCK_ELEMENTS // max(rows, 1))
+
+
 class Scoring(Protocol):
     """The part of `Score` that `Step` needs."""
 
@@ -258,9 +263,6 @@ class Step:
         0 is the logit of attention at that distance."""
         return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
 
-    def _most(self, rows: int) -> int:
-        return max(256, BLOCK_ELEMENTS // max(rows, 1))
-
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
@@ -273,7 +275,7 @@ class Step:
         rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
         # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
         groups = None if heads is None else self._groups(heads)
-        for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows), groups):
+        for at, keys in self.store.key_blocks(self.low, self.high, tokens_per_block(rows), groups):
             yield at - self.low, self._logits(q, keys, heads, groups)
 
     def head_logits_at(
@@ -312,7 +314,7 @@ class Step:
         """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
         blocks (C, n)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        most = self._most(self.queries.shape[1])
+        most = tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, most):
                 yield at - self.low, q @ flatten_keys(keys).float().T

@@ -45,9 +45,9 @@ from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import LayerState, Positions, Step
+from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import AT_ONCE, BlockRows, most_at_once, tokens_of
+from esa_cli.methods.per_head import AT_ONCE, BlockRows, tokens_of
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
 
@@ -67,7 +67,7 @@ def chunk_mass(step: Step) -> Tensor:
     q = (step.rope.rotate(step.queries, own) * step.scale).float()
     q = q.reshape(groups, heads // groups * chunk, dim)
     out = torch.empty(heads, stop - first, device=device)
-    for start, keys in step.store.key_blocks(first, stop, most_at_once(heads * chunk)):
+    for start, keys in step.store.key_blocks(first, stop, tokens_per_block(heads * chunk)):
         at = torch.arange(start - first, start - first + keys.shape[1], device=device)
         logits = soft_capped(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
         shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])

@@ -29,9 +29,9 @@ from torch import Tensor
 from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks
-from esa_cli.attention.step import LayerState, Step
+from esa_cli.attention.step import LayerState, Step, tokens_per_block
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries, most_at_once
+from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
 
@@ -131,7 +131,7 @@ class Loki(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.blocks(0, step.middle, most_at_once(heads * chunk)):
+        for at, rows in reduced.blocks(0, step.middle, tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 

@@ -1,17 +1,13 @@
 """Scores and selections for each query head, and blocks of M with a row of numbers each.
 
-Scores of a chunk for each query head, and the top k of each, for methods that select by head.
-
-All queries of a chunk share one selection a head, by Eq. (4) for each head alone:
+All queries of a chunk share one selection for each head, by Eq. (4) for that head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
 With one query this orders tokens as x itself does.
 
-Blocks of M with one row of numbers each, computed once for each whole block.
-
-M begins at the same token in every step and grows at its end, so a whole block does not change. Its
-row is kept in the selector's layer state, and computed again after a crop.
+M begins at the same token in every step and grows at its end, so a whole block does not change: its
+row of numbers is kept in the selector's layer state, and computed again after a crop.
 """
 
 from __future__ import annotations
@@ -23,20 +19,15 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.selection import Blocks, top_k, two_passes
-from esa_cli.attention.step import BLOCK_ELEMENTS, LayerState, Step
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.storage.growing_rows import GrowingRows
-
-
-def most_at_once(rows: int) -> int:
-    """Tokens in a block of logits with `rows` = H * C."""
-    return max(256, BLOCK_ELEMENTS // max(rows, 1))
 
 
 def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
     """Scores (H, count) of each head for the whole chunk.
 
     Args:
-        blocks: computes the logits; called two_passes where they are too many to be kept.
+        blocks: computes the logits; called twice where they are too many to be kept.
         queries: (H, C, D). count: tokens or pages in all.
     """
     heads, chunk, _ = queries.shape

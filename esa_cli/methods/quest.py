@@ -28,13 +28,12 @@ from torch import Tensor
 
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import Step, tokens_per_block
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.per_head import (
     BlockRows,
     best_by_head,
     max_over_queries,
-    most_at_once,
     tokens_of,
 )
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
@@ -98,7 +97,7 @@ class Quest(Selector):
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.blocks(0, whole, most_at_once(heads * chunk)):
+        for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
             yield first, upper(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
