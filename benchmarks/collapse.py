@@ -19,7 +19,7 @@ from common import NEEDLES, append_line, load_lines, token_counter, tokens
 from recipe import paragraphs, planted
 from torch import Tensor
 
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 
 COMMON = [
     *("window.initial=64", "window.ending=null", "window.dense=null", "compressor.name=none"),

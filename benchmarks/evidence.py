@@ -33,7 +33,7 @@ from common import (
 )
 from torch import Tensor
 
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.qa.evidence.attention_weights import AttentionWeights
 from esa_cli.qa.evidence.evidence import FOUND, heaviest, strength
 

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from esa_cli.attention.interfaces import Projection
     from esa_cli.attention.parts import Score
     from esa_cli.attention.rope import Rope
-    from esa_cli.attention.step import Step
+    from esa_cli.attention.step import Projection, Step
     from esa_cli.models.loading.load import LoadedModel
 
 if not any(Path("/dev", name).exists() for name in ("nvidiactl", "dxg")):
@@ -671,12 +670,10 @@ def build_step(
     Args:
         low: random tokens put before the middle ones. after: and after them.
     """
-    from functools import partial
 
     import torch
 
-    from esa_cli.attention.plugin_errors import checked_scores
-    from esa_cli.attention.scoring import SumScore
+    from esa_cli.attention.selection import SumScore
     from esa_cli.attention.step import Step
     from esa_cli.storage.memory_store import MemoryStore
 
@@ -699,6 +696,6 @@ def build_step(
         distance=distance,
         scale=0.3,
         rope=rope or build_rope(dim),
-        scorer=partial(checked_scores, score or SumScore()),
+        score=score or SumScore(),
         projection=projection,
     )

@@ -23,8 +23,7 @@ from conftest import copy_registries
 
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import plugin_loading
+from esa_cli.methods import plugin_loading, registry
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"

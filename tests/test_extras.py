@@ -17,7 +17,7 @@ import pytest
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.options.engine_options import EngineOptions
-from esa_cli.attention.kernels import flash_attn
+from esa_cli.attention.kernels import flash_attn_func
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.needlebench import gpt4
@@ -95,7 +95,7 @@ def test_without_watchfiles_folders_are_looked_at_now_and_then(
 
 def test_without_flash_attn_torchs_kernels_are_taken(hide: Callable[[str], None]) -> None:
     hide("flash_attn")
-    assert flash_attn.flash_attn_func.__wrapped__() is None
+    assert flash_attn_func.__wrapped__() is None
 
 
 def test_every_extra_is_documented_and_only_these() -> None:

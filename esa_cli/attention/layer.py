@@ -10,34 +10,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import with_sink
-from esa_cli.attention.chunking import Chunk, chunks_of, is_dense, local_tokens
-from esa_cli.attention.distance_limit import attend_within
-from esa_cli.attention.fusion import fuse
-from esa_cli.attention.interfaces import Positions, Selection
-from esa_cli.attention.kernels.dispatch import attend
+from esa_cli.attention.algebra import fuse, with_sink
+from esa_cli.attention.kernels import attend, attend_within
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
-from esa_cli.attention.per_head import Attend, attend_per_head
-from esa_cli.attention.plugin_errors import (
-    blame_plugin,
-    checked_scores,
-    far_positions,
-    is_builtin,
-    near_positions,
-)
+from esa_cli.attention.model_traits import Temperature, with_temperature, without_temperature
+from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
 from esa_cli.attention.positions import token_positions
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
 from esa_cli.attention.rope import Rope, Ropes
-from esa_cli.attention.selection import checked_selection
-from esa_cli.attention.step import Step
-from esa_cli.attention.temperature import Temperature, with_temperature, without_temperature
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
+from esa_cli.attention.window import Chunk, chunks_of, is_dense, local_tokens
 
 Part = tuple[Tensor, Tensor]
 """Attention to some of the keys: output (H, C, D) and log-sum-exp (H, C)."""
@@ -60,12 +49,12 @@ class Attention:
     ) -> None:  # fmt: skip
         self.method, self.rope, self.scale, self.cap = method, rope, scale, cap
         self.layers, self.temperature, self._ropes = layers, temperature, Ropes(rope)
-        self._attend: Attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
+        self._attend = partial(attend, scale=scale, kernel=method.kernel, cap=cap)
+        self._builtin = is_builtin(method.selector) and is_builtin(method.score)
 
     def rope_at(self, length: int) -> Rope:
         """The rotary embedding when `length` tokens are cached: the model's, or the encoding's."""
-        with blame_plugin("position", self.method.position):
-            return self._ropes.at(length, self.method.position.frequencies)
+        return self._ropes.at(length, self.method.position.frequencies)
 
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
@@ -77,19 +66,22 @@ class Attention:
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
+            PluginError: a plugin fails; it names the plugin.
         """
         stop = len(memory.store)
         start = stop - q.shape[1]
         if query.phase is Phase.QUESTION and query.turn_start is None:
             query.turn_start = start
         q = without_temperature(q, self.temperature, torch.arange(start, stop, device=q.device))
-        out = torch.empty_like(q)
-        for chunk in chunks_of(self.method, start, stop, query):
-            rows = slice(chunk.start - start, chunk.stop - start)
-            memory.learn(self.method, partial(self.rope_at, chunk.stop), q[:, rows], chunk.start)
-            out[:, rows] = self.attend_chunk(memory, q[:, rows], chunk, query, sink)
-            if not chunk.decoding:
-                query.dense = is_dense(self.method.window, chunk.start)
+        out, window = torch.empty_like(q), self.method.window
+        with blame_plugins(vars(self.method)):
+            for chunk in chunks_of(window, self.method.reading, start, stop, query):
+                own = slice(chunk.start - start, chunk.stop - start)
+                rope = partial(self.rope_at, chunk.stop)
+                memory.learn(self.method, rope, q[:, own], chunk.start)
+                out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
+                if not chunk.decoding:
+                    query.dense = is_dense(window, chunk.start)
         query.stop = stop
         return out
 
@@ -102,10 +94,14 @@ class Attention:
         position = self.method.position
         local = local_tokens(self.method.window, chunk, query)
         selected = self._select(memory, q, chunk, local, query)
+        rows = [selected] if isinstance(selected, Tensor) else selected
         count = selected.shape[0] if isinstance(selected, Tensor) else 0
-        near = near_positions(position, local, chunk.size, chunk.start, count)
-        far = far_positions(position, selected, local, chunk.size, chunk.start)
-        scaled = self.scaled(q, chunk.start, near)
+        near = position.near(local, chunk.size, chunk.start, count)
+        far = [
+            position.far(at, local, chunk.size, chunk.start) if at.shape[0] else Positions(at, at)
+            for at in rows
+        ]
+        scaled = self._scaled(q, chunk.start, near)
         if isinstance(selected, Tensor) and chunk.size == 1:
             out, lse = self._attend_token(memory, scaled, chunk, local, selected, near, far[0])
         else:
@@ -114,7 +110,8 @@ class Attention:
             out, lse = fuse(parts)
         out, lse = with_sink(out, lse, sink)
         if self.method.selector.observes:
-            self._observe(memory, q, chunk, local, lse, query)
+            seen = replace(self._step(memory, q, chunk, 0, local, query), lse=lse)
+            self.method.selector.observe(seen)
         if query.trace is not None:
             initial = min(self.method.window.initial, chunk.start - local)
             query.trace(
@@ -131,29 +128,26 @@ class Attention:
     ) -> Selection:
         """Absolute positions of I and M_k, Eq. (2): ascending (I + K,), or such a tensor for each
         query head."""
-        window, selector = self.method.window, self.method.selector
-        high = chunk.start - local
-        low = min(window.initial, high)
+        selector, high = self.method.selector, chunk.start - local
+        low = min(self.method.window.initial, high)
         initial = torch.arange(low, device=q.device)
         if not chunk.select or high <= low:
             return initial
-        step = self.step(memory, q, chunk, low, local, query)
-        with blame_plugin("selector", selector):
-            budget = int(selector.allowance(step, window.selected))
+        step = self._step(memory, q, chunk, low, local, query)
+        budget = int(selector.allowance(step, self.method.window.selected))
         if budget <= 0:
             return initial
-        projected = step.with_projection(memory.project(self.method, high))
-        picked = checked_selection(selector, projected, budget)
-        if query.surveying:
-            with blame_plugin("selector", selector):
-                complete = selector.survey_complete(projected)
-            if complete:
-                raise SurveyComplete
-        if isinstance(picked, Tensor):
-            return memory.selection(initial, picked, keep=is_builtin(selector))
-        return [torch.cat((initial, row.to(q.device) + low)) for row in picked]
+        step = replace(step, projection=memory.project(self.method, high))
+        offsets = selector.select(step, budget)
+        if not self._builtin:
+            check_offsets(offsets, step, budget)
+        if query.surveying and selector.survey_complete(step):
+            raise SurveyComplete
+        if isinstance(offsets, Tensor):
+            return torch.cat((initial, offsets.to(q.device) + low))
+        return [torch.cat((initial, row.to(q.device) + low)) for row in offsets]
 
-    def step(
+    def _step(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, low: int, local: int, query: QueryState
     ) -> Step:
         """The selection step of a chunk's queries q (H, C, D) over [low, start - local)."""
@@ -169,22 +163,20 @@ class Attention:
             scale=self.scale,
             cap=self.cap,
             rope=self.rope_at(chunk.stop),
-            scorer=partial(checked_scores, self.method.score),
-            last_scoring_layer=self.method.score.last_layer,
+            score=self.method.score,
             layers=self.layers,
             decoding=chunk.decoding,
             query=query,
             states=memory.states,
         )
 
-    def scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
+    def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
         """Queries (H, C, D) times the encoding's factor for their positions in the text, and the
         model's for those where they are rotated."""
         q = with_temperature(q, self.temperature, near.query)
         at = torch.arange(start, start + q.shape[1], device=q.device)
-        with blame_plugin("position", self.method.position):
-            factors = self.method.position.query_scale(at)
-            return q if factors is None else q * factors[:, None].to(q)
+        factors = self.method.position.query_scale(at)
+        return q if factors is None else q * factors[:, None].to(q)
 
     def _attend_near(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, near: Positions
@@ -207,13 +199,23 @@ class Attention:
     ) -> list[Part]:  # fmt: skip
         """Step 11: attention to I and M_k."""
         rope = self.rope_at(chunk.stop)
-        if not isinstance(selected, Tensor):
-            return [attend_per_head(self._attend, memory.store, rope, q, selected, far)]
-        if not selected.shape[0]:
-            return []
-        keys, values = memory.store.gather(selected)
-        keys, query = rope.rotate(keys, far[0].key), rope.rotate(q, far[0].query)
-        return [self._attend(query, keys, values, causal=False)]
+        if isinstance(selected, Tensor):
+            if not selected.shape[0]:
+                return []
+            keys, values = memory.store.gather(selected)
+            keys, query = rope.rotate(keys, far[0].key), rope.rotate(q, far[0].query)
+            return [self._attend(query, keys, values, causal=False)]
+        # Each head's own selection: the keys and values of all G heads are read for each.
+        share = q.shape[0] // memory.store.heads
+        out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, device=q.device)
+        for head, (at, place) in enumerate(zip(selected, far, strict=True)):
+            if at.shape[0]:
+                keys, values = memory.store.gather(at)
+                group = slice(head // share, head // share + 1)
+                key, query = rope.rotate(keys[group], place.key), q[head : head + 1]
+                query = rope.rotate(query, place.query)
+                out[head], lse[head] = self._attend(query, key, values[group], causal=False)
+        return [(out, lse)]
 
     def _attend_token(
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, selected: Tensor,
@@ -229,11 +231,3 @@ class Attention:
             keys, values = torch.cat((far_keys, keys), 1), torch.cat((far_values, values), 1)
         query, keys = rope.rotate(q, at), rope.rotate(keys, positions)
         return self._attend(query, keys, values, causal=False)
-
-    def _observe(
-        self, memory: LayerMemory, q: Tensor, chunk: Chunk, local: int, lse: Tensor,
-        query: QueryState,
-    ) -> None:  # fmt: skip
-        step = self.step(memory, q, chunk, 0, local, query)
-        with blame_plugin("selector", self.method.selector):
-            self.method.selector.observe(step.with_lse(lse))

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esa_cli.attention.folding import flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
+from esa_cli.attention.algebra import flatten_keys, fold
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.parts import Moments
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import PresetError
 
 FETCH_KEPT = 4096
@@ -32,7 +31,6 @@ class LayerMemory:
         states: the selectors' layer states, by class of selector.
         projection: the fitted compressor. fitted: the fit was made, with or without a projection.
         fetched: positions, keys and values of the far tokens of the answer's last token.
-        selected: the last offsets picked, and the positions made from them.
     """
 
     layer: int
@@ -42,7 +40,6 @@ class LayerMemory:
     projection: Projection | None = None
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
-    selected: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
         """Adds tokens to the compressor's moments, until there are `fit_tokens`.
@@ -66,35 +63,18 @@ class LayerMemory:
             keys, _ = self.store.span(start, stop)
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
-    def selection(self, initial: Tensor, picked: Tensor, keep: bool) -> Tensor:
-        """Positions (I + K,) of the initial tokens (I,), 0 and up, and of those picked behind them.
-
-        Args:
-            picked: (K,) offsets. keep: if it is the tensor of the last time, so is what is
-                returned, and `fetch` need not compare; its selector must not have changed it.
-        """
-        total = initial.shape[0] + picked.shape[0]
-        last = self.selected
-        if keep and last is not None and last[0] is picked and last[1].shape[0] == total:
-            return last[1]
-        found = torch.cat((initial, picked.to(initial.device) + initial.shape[0]))
-        self.selected = (picked, found)
-        return found
-
     def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
 
         Consecutive tokens of an answer mostly attend to the same far tokens, so the last ones are
         kept; where the store is elsewhere, only others are fetched.
         """
-        if at.shape[0] > FETCH_KEPT:
+        # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
+        if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.resident):
             return self.store.gather(at)
-        last = self.fetched
-        # On a GPU, comparing waits for it; gathering waits once, too, and copies little.
-        compare = not (at.is_cuda and self.store.resident)
-        if last is None or not (last[0] is at or (compare and torch.equal(last[0], at))):
-            last = self.fetched = (at, *self._changed(at))
-        return last[1], last[2]
+        if self.fetched is None or not torch.equal(self.fetched[0], at):
+            self.fetched = (at, *self._changed(at))
+        return self.fetched[1], self.fetched[2]
 
     def _changed(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """As `KVStore.gather`, but what was fetched last is not fetched again."""
@@ -104,13 +84,13 @@ class LayerMemory:
         place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
         (new,) = (last[place] != at).nonzero(as_tuple=True)
         if not new.shape[0]:
-            keys, values = (one.index_select(1, place) for one in both)
+            keys, values = (rows.index_select(1, place) for rows in both)
         elif 2 * new.shape[0] > at.shape[0]:
             keys, values = self.store.gather(at)
         else:
             keys, values = (
-                one.index_select(1, place).index_copy_(1, new, fetched)
-                for one, fetched in zip(both, self.store.gather(at[new]), strict=True)
+                rows.index_select(1, place).index_copy_(1, new, fetched)
+                for rows, fetched in zip(both, self.store.gather(at[new]), strict=True)
             )
         return keys, values
 
@@ -136,14 +116,12 @@ class LayerMemory:
             self.moments = Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, upto):
-                with blame_plugin("compressor", self.projection.at(0)):
-                    self.store.append_features(self.projection.keys(flatten_keys(keys)))
+                self.store.append_features(self.projection.keys(flatten_keys(keys)))
         return self.projection
 
     def _fit(self, method: Method) -> Projection | None:
         """The compressor's projection; tried on one key, so that a wrong width is reported here."""
-        with blame_plugin("compressor", method.compressor):
-            projection = method.compressor.fit(self.layer, self.moments)
+        projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
             keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
             try:

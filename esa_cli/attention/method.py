@@ -8,8 +8,7 @@ from typing import Literal
 from esa_cli.attention.compression import ClosedForm
 from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.window import Window
 
 

@@ -6,14 +6,45 @@ has no state of its own: a selector's is a `LayerState` (one layer) or the turn'
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState, Positions, Projection, Selection
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.step import Step
+from esa_cli.attention.algebra import to_float64
+from esa_cli.attention.query_state import SurveyComplete
+from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
+from esa_cli.errors import EsaError, PluginError
+from esa_cli.system.machine import memory_ran_out
+
+
+@dataclass
+class Moments:
+    """Second moments of a layer's folded queries and keys, (F, F) each, summed over tokens.
+
+    Args:
+        count: tokens added. seen: position after the last of them.
+    """
+
+    count: int = 0
+    seen: int = 0
+    queries: Tensor | None = field(default=None, repr=False)
+    keys: Tensor | None = field(default=None, repr=False)
+
+    def add(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
+        """Adds folded queries (n, F) and keys (n, F) of the tokens before position `seen`."""
+        q, k = to_float64(q), to_float64(k)
+        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
+        queries = (zeros if self.queries is None else self.queries) + q.T @ q
+        keys = (zeros if self.keys is None else self.keys) + k.T @ k
+        count = self.count + q.shape[0]
+        # In one statement without calls: an interruption (Ctrl-C) changes all or nothing.
+        self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
 
 
 def check_at_least(least: float, **settings: float | None) -> None:
@@ -76,12 +107,6 @@ class Selector(ABC):
     def observes(self) -> bool:
         """Whether `observe` is called: when a class overrides it."""
         return type(self).observe is not Selector.observe
-
-    @property
-    def answer_keeps_selection(self) -> bool:
-        """Whether, behind an answer's first token, every token is given that one's selection where
-        M is the same."""
-        return False
 
     @property
     def window_size(self) -> int:
@@ -177,3 +202,51 @@ class PositionEncoding(ABC):
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """Positions for attention to the far tokens at ascending absolute positions (n,)."""
+
+
+HINT = "`esa plugins check FILE` shows more"
+
+
+def is_builtin(part: object) -> bool:
+    """Whether a part's class is of this package, and not a plugin's, which may derive from one."""
+    return type(part).__module__.startswith("esa_cli.")
+
+
+def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
+    """Raises ValueError for a selection outside M, which would read unused memory, or beyond the
+    budget, which would make comparisons worthless."""
+    rows, most = [offsets] if isinstance(offsets, Tensor) else offsets, min(budget, step.middle)
+    for row in rows:
+        inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
+        if row.shape[0] > most or not inside or bool((row.diff() <= 0).any()):
+            raise ValueError(f"must select ascending offsets below {step.middle}, at most {most}")
+
+
+@contextmanager
+def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
+    """Turns an exception into a PluginError that names the plugin in whose code it was raised, or
+    all plugins among `parts` where it was raised elsewhere, as by a result of a wrong shape.
+
+    Args:
+        parts: by kind; what is no part is ignored.
+    """
+    try:
+        yield
+    except (EsaError, SurveyComplete):
+        raise
+    except Exception as error:
+        bases = (Selector, Score, Compressor, PositionEncoding)
+        plugins = {
+            f"{kind} {type(part).__name__}": type(part).__module__
+            for kind, part in parts.items()
+            if isinstance(part, bases) and not is_builtin(part)
+        }
+        if not plugins or memory_ran_out(error):
+            raise
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = {frame.f_globals.get("__name__") for frame in frames}
+        names = [name for name, module in plugins.items() if module in modules] or [*plugins]
+        reason = (str(error).splitlines() or [""])[0]
+        raise PluginError(
+            f"{' or '.join(names)} fails: {type(error).__name__}: {reason}", HINT
+        ) from error

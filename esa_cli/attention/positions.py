@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.step import Positions
 
 ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 """Cost of a position encoding in one step."""
@@ -29,8 +29,8 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
 def on_one_device(device: torch.device, *positions: Tensor) -> Sequence[Tensor]:
     """Positions as they are if they lie together, else on `device`.
 
-    Most are made on the processor and stay there while they are computed with: reading their
-    largest, which rotation does, would wait for a GPU.
+    Most are made on the CPU and stay there while they are computed with: reading their largest,
+    which rotation does, would synchronise with a GPU.
     """
     if len({one.device for one in positions}) == 1:
         return positions

@@ -1,18 +1,38 @@
-"""The state of one turn, shared by all layers: its phase, its question span, a selector's state.
-
-The session makes a `QueryState` for each turn and passes it to the cache. Cropping does not change
-it.
-"""
+"""The state of one turn: which of its chunks select, where its question is, and its words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from esa_cli.attention.trace import ChunkTrace
-from esa_cli.attention.turn_text import TurnText
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class TurnText:
+    """The text of the documents by token, and the question's.
+
+    Args:
+        question: its own words, without the prompt's.
+        pieces: returns the text of each token of the documents, from position 0 on; joined, they
+            are the text. Later tokens (earlier turns, the question) have none.
+        kept: what scores computed from the documents' text, see `once`; as long as they are
+            cached.
+    """
+
+    question: str
+    pieces: Callable[[], Sequence[str]]
+    kept: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returned the first time for this key: an index of the documents, which all
+        layers and all later questions about them use. A score is a good key, since it is frozen."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        value: T = self.kept[key]
+        return value
 
 
 class Phase(Enum):
@@ -55,7 +75,7 @@ class QueryState:
     question: tuple[int, int] | None = None
     answer_start: int | None = None
     surveying: bool = False
-    trace: Callable[[ChunkTrace], None] | None = None
+    trace: Callable[[Any], None] | None = None
     text: TurnText | None = field(default=None, repr=False)
     dense: bool = False
     stop: int = 0

@@ -40,7 +40,7 @@ class Rope:
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """As `cos_sin`, computed without reading positions, so without waiting for a GPU."""
+        """As `cos_sin`, computed without reading positions, so without synchronising with a GPU."""
         positions = positions.to(like.device, non_blocking=True)
         cos, sin = self.module(like[..., :1, :1], positions[None])
         # A model on several devices has its rotary module on one of them, and computes there.
@@ -56,8 +56,8 @@ class Rope:
         """Cosines and sines at `positions`, each (n, R), in the dtype and on the device of `like`.
 
         Args:
-            positions: (n,) integers or floats, in tokens. Those on a GPU are waited for; leave
-                them on the processor where they were made there.
+            positions: (n,) integers or floats, in tokens. Reading those on a GPU synchronises with
+                it; leave on the CPU what was computed there.
             like: any tensor of the wanted dtype and device.
         """
         if positions.is_floating_point() or positions.numel() == 0:
@@ -68,11 +68,6 @@ class Rope:
         cos, sin = self._table(highest + 1, like)
         positions = positions.to(like.device, non_blocking=True)
         return cos[positions], sin[positions]
-
-    def table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines (n, R) of positions 0 to n, n at least `top`, in the dtype and on the
-        device of `like`; None: they are too many for a table."""
-        return self._table(top, like) if top <= TABLE_LIMIT else None
 
     def _table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least the positions below `top`; one table for each device and
@@ -149,9 +144,6 @@ class NoRope(Rope):
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_empty(0), like.new_empty(0)
-
-    def table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        return None
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         return x

@@ -1,23 +1,67 @@
-"""Top-k selection, Eq. (2), with proximity, Eq. (8); and the check of a selector's result.
-
-Wrong offsets and selections beyond the budget are refused before any key is read: the first would
-read unused memory, the second make comparisons at equal budgets worthless.
-"""
+"""The paper's score, Eq. (3)-(4), or (6) on reduced keys, and selector, Eq. (2) with (8)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.interfaces import Selection
-from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.plugin_errors import HINT, blame_plugin, has_values
+from esa_cli.attention.parts import Score, Selector, check_at_least
 from esa_cli.attention.step import Step
-from esa_cli.errors import ModelError, PluginError
+from esa_cli.errors import ModelError
+
+KEEP_ELEMENTS = 32 << 20
+"""Most numbers kept between two passes (128 MB in float32); more are computed twice."""
+
+Block = tuple[int, Tensor]
+Blocks = Iterator[Block]
+"""(offset of the first token or page, numbers (..., n) of the n from there on)."""
+
+
+def two_passes(blocks: Callable[[], Blocks], elements: int) -> Callable[[], Iterable[Block]]:
+    """Blocks to iterate over twice: kept if they have few numbers, else computed each time.
+
+    Args:
+        blocks: computes them. elements: numbers in all blocks.
+    """
+    if elements > KEEP_ELEMENTS:
+        return blocks
+    kept = list(blocks())
+    return lambda: kept
+
+
+@dataclass(frozen=True)
+class SumScore(Score):
+    """Sum over heads (Eq. (3)), less each query's maximum, then the chunk's maximum (Eq. (4)).
+
+    Args:
+        rotate: rotate queries to the far distance first; the paper does not say whether.
+    """
+
+    rotate: bool = False
+
+    @property
+    def features(self) -> bool:
+        return True
+
+    @property
+    def rotates(self) -> bool:
+        return self.rotate
+
+    def scores(self, step: Step) -> Tensor:
+        chunk = step.queries.shape[1]
+        sums = two_passes(partial(step.sums, self.rotate), chunk * step.middle)
+        top = torch.full((chunk,), -torch.inf, device=step.queries.device)
+        for _, block in sums():
+            top = torch.maximum(top, block.amax(dim=1))
+        out = torch.empty(step.middle, device=step.queries.device)
+        for offset, block in sums():
+            out[offset : offset + block.shape[1]] = (block - top[:, None]).amax(dim=0)
+        return out
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
@@ -70,44 +114,3 @@ class TopK(Selector):
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         return top_k(proximity(step.scores(), self.proximity), budget)
-
-
-def checked_selection(selector: Selector, step: Step, budget: int) -> Selection:
-    """The selector's offsets into M: (K,), or one such tensor for each of H query heads.
-
-    Raises:
-        PluginError: the selector fails, or returns something else.
-    """
-    name = type(selector).__name__
-    with blame_plugin("selector", selector):
-        picked = selector.select(step, budget)
-    heads = step.queries.shape[0]
-    rows: Sequence[Tensor] = [picked] if isinstance(picked, Tensor) else picked
-    most = min(budget, step.middle)
-    if not isinstance(picked, Tensor | Sequence) or len(rows) != (
-        1 if isinstance(picked, Tensor) else heads
-    ):
-        raise _wrong_result(name, f"one selection, or {heads}, one for each query head")
-    if any(
-        not isinstance(row, Tensor) or row.dim() != 1 or row.dtype != torch.int64 for row in rows
-    ):
-        raise _wrong_result(name, "int64 offsets in one dimension")
-    if not all(map(has_values, rows)):
-        raise _wrong_result(name, "offsets on a device with values, not on the meta device")
-    if any(row.numel() > most for row in rows) or _wrong(rows, step.middle):
-        raise _wrong_result(name, f"ascending offsets below {step.middle}, at most {most} of them")
-    return picked
-
-
-def _wrong(rows: Sequence[Tensor], middle: int) -> bool:
-    """Whether offsets do not ascend, or are not in M. Synchronises with a GPU."""
-    wrong = [
-        torch.stack((row[0] < 0, row[-1] >= middle, (row[1:] <= row[:-1]).any())).any()
-        for row in rows
-        if row.numel()
-    ]
-    return bool(wrong) and bool(torch.stack(wrong).any())
-
-
-def _wrong_result(name: str, wanted: str) -> PluginError:
-    return PluginError(f"selector {name} must return {wanted}", HINT)

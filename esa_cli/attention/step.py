@@ -1,26 +1,129 @@
-"""One selection step: a chunk's queries, a layer's middle tokens, and their dot products in blocks.
+"""What a method's parts exchange: steps, positions, selections, projections, a layer's store.
 
 A `Step` is the argument of scores and selectors. Blocks of keys keep a step over a million middle
 tokens from building an H x C x M tensor. Scores are computed in float32 whatever the model's dtype:
 a sum over heads in bfloat16 has some dozens of values for thousands of tokens, and in float16 it
-overflows.
+overflows. Shapes in the letters of `esa_cli.attention`; no batch axis: one document, one sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import soft_capped
-from esa_cli.attention.folding import flatten_keys, fold
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.algebra import flatten_keys, fold, soft_capped
+from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.turn_text import TurnText
+
+
+class Positions(NamedTuple):
+    """Positions at which queries and keys are rotated; RoPE depends on their differences only."""
+
+    query: Tensor
+    """(C,) integers or floats, in tokens."""
+    key: Tensor
+    """(n,) likewise."""
+
+
+Selection = Tensor | list[Tensor]
+"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+
+
+class LayerState(ABC):
+    """A selector's data about one layer's tokens, kept from step to step; see `Selector`."""
+
+    @abstractmethod
+    def crop(self, length: int) -> None:
+        """Drops what depends on tokens from position `length` on, which were cropped."""
+
+
+class Projection(ABC):
+    """A fitted compressor of one layer (Eq. (5)): linear maps of folded queries and keys."""
+
+    @abstractmethod
+    def queries(self, q: Tensor) -> Tensor:
+        """(C, F) -> (C, R)."""
+
+    @abstractmethod
+    def keys(self, k: Tensor) -> Tensor:
+        """(n, F) -> (n, R)."""
+
+    def at(self, row: int) -> Projection:
+        """The maps that reduced the key of this cached row; concatenated documents have several."""
+        return self
+
+
+class KVStore(Protocol):
+    """Unrotated keys and values of one layer's N cached tokens: in the device's memory, the host's,
+    or on disk."""
+
+    heads: int
+    dim: int
+    shared: bool
+    """Whether the keys are the values, too, and stored once."""
+
+    @property
+    def resident(self) -> bool:
+        """Whether all rows are in the memory of the device that computes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where the keys are it."""
+        ...
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of [start, stop), each (G, stop - start, D)."""
+        ...
+
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at ascending positions (K,), each (G, K, D)."""
+        ...
+
+    def release(self) -> None:
+        """Frees copies of rows, which are made again when they are needed."""
+        ...
+
+    def key_blocks(
+        self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, keys (G, n, D)) over [start, stop).
+
+        Args:
+            groups: only of these key/value heads, in this order: (len(groups), n, D).
+        """
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its rows and reduced keys take, where they are."""
+        ...
+
+    @property
+    def reduced(self) -> int:
+        """How many tokens have a reduced key."""
+        ...
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) for the next n tokens without one."""
+        ...
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = ...
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
+        ...
+
+    def crop(self, tokens: int) -> None:
+        """Removes the last -tokens tokens (negative, like transformers' caches)."""
+        ...
+
 
 BLOCK_ELEMENTS = 4 << 20
 """Most scores in one block, over heads, queries and keys (16 MB in float32)."""
@@ -32,6 +135,20 @@ class Stateful(Protocol):
     def new_layer_state(self) -> LayerState | None: ...
 
     def new_turn_state(self) -> Any: ...
+
+
+def tokens_per_block(rows: int) -> int:
+    """Tokens in a block of logits with `rows` = H * C."""
+    return max(256, BLOCK_ELEMENTS // max(rows, 1))
+
+
+class Scoring(Protocol):
+    """The part of `Score` that `Step` needs."""
+
+    @property
+    def last_layer(self) -> int | None: ...
+
+    def scores(self, step: Step) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -47,8 +164,7 @@ class Step:
         local: tokens in L, which ends at `start`.
         distance: query position (keys at 0) of far tokens, from the position encoding.
         scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
-        scorer: computes the preset's score, see `scores`.
-        last_scoring_layer: the last layer with scores that are not 0; None: the model's last.
+        score: the preset's.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by class of selector.
@@ -65,8 +181,7 @@ class Step:
     distance: int
     scale: float
     rope: Rope
-    scorer: Callable[[Step], Tensor]
-    last_scoring_layer: int | None = None
+    score: Scoring
     layers: Sequence[int] = ()
     cap: float = 0.0
     projection: Projection | None = None
@@ -74,6 +189,11 @@ class Step:
     query: QueryState = field(default_factory=QueryState)
     states: dict[type, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
+
+    @property
+    def last_scoring_layer(self) -> int | None:
+        """The last layer with scores that are not 0; None: the model's last."""
+        return self.score.last_layer
 
     @property
     def is_first(self) -> bool:
@@ -91,16 +211,8 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the preset's score. Raises PluginError when it fails."""
-        return self.scorer(self)
-
-    def with_projection(self, projection: Projection | None) -> Step:
-        """A copy that scores reduced keys."""
-        return replace(self, projection=projection)
-
-    def with_lse(self, lse: Tensor) -> Step:
-        """A copy for `Selector.observe`, after attention."""
-        return replace(self, lse=lse)
+        """(M,) of the preset's score."""
+        return self.score.scores(self)
 
     def layer_state(self, selector: Stateful) -> Any:
         """This selector's state of the layer; new the first time."""
@@ -147,9 +259,6 @@ class Step:
         0 is the logit of attention at that distance."""
         return self.rope.far_queries(self.queries, self.distance) if rotate else self.queries
 
-    def _most(self, rows: int) -> int:
-        return max(256, BLOCK_ELEMENTS // max(rows, 1))
-
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
@@ -162,7 +271,7 @@ class Step:
         rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
         # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
         groups = None if heads is None else self._groups(heads)
-        for at, keys in self.store.key_blocks(self.low, self.high, self._most(rows), groups):
+        for at, keys in self.store.key_blocks(self.low, self.high, tokens_per_block(rows), groups):
             yield at - self.low, self._logits(q, keys, heads, groups)
 
     def head_logits_at(
@@ -191,17 +300,17 @@ class Step:
             grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
             logits = (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
             return soft_capped(logits, self.cap)
-        there = range(self.store.heads) if groups is None else groups
-        own = [keys[there.index(head // (count // self.store.heads))] for head in heads]
-        # Head by head: indexing by `own` would copy a group's keys for each of its heads.
-        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, own, strict=True)])
+        of = range(self.store.heads) if groups is None else groups
+        rows = [keys[of.index(head // (count // self.store.heads))] for head in heads]
+        # Head by head: indexing by a tensor would copy a group's keys for each of its heads.
+        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, rows, strict=True)])
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
         """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
         blocks (C, n)."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        most = self._most(self.queries.shape[1])
+        most = tokens_per_block(self.queries.shape[1])
         if self.projection is None:
             for at, keys in self.store.key_blocks(self.low, self.high, most):
                 yield at - self.low, q @ flatten_keys(keys).float().T
@@ -211,3 +320,42 @@ class Step:
             if (block_maps := self.projection.at(at)) is not maps:  # another document's
                 maps, reduced = block_maps, block_maps.queries(q)
             yield at - self.low, reduced @ features.float().T
+
+
+@dataclass(frozen=True)
+class ChunkTrace:
+    """The tokens that one chunk of one layer attended to, with positions and queries.
+
+    Args:
+        layer: index of the layer. start, stop: absolute positions of the chunk's tokens.
+        initial, local: tokens in I and L. far: absolute positions (n,) of I and the selected
+            tokens, or one such tensor for each query head.
+        near_positions: of [L, C]. far_positions: of each tensor of `far`.
+        queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
+        max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
+        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token, or
+            several of them, which all attended to the same far ones.
+    """
+
+    layer: int
+    start: int
+    stop: int
+    initial: int
+    local: int
+    far: Selection
+    near_positions: Positions
+    far_positions: Sequence[Positions]
+    queries: Tensor
+    scaled: Tensor
+    max_distance: int | None
+    rope: Rope
+    scale: float
+    cap: float
+    store: KVStore
+    lse: Tensor
+    decoding: bool
+
+    @property
+    def far_rows(self) -> Sequence[Tensor]:
+        """`far` as a sequence: one tensor for all heads, or one for each."""
+        return [self.far] if isinstance(self.far, Tensor) else self.far

@@ -10,21 +10,22 @@ from __future__ import annotations
 from importlib import import_module
 
 _PLACES = {
-    "Base": "esa_cli.methods.recipes",
+    "Base": "esa_cli.methods.registry",
     "Compressor": "esa_cli.attention.parts",
-    "LayerState": "esa_cli.attention.interfaces",
+    "LayerState": "esa_cli.attention.step",
     "Linear": "esa_cli.attention.compression",
-    "Moments": "esa_cli.attention.moments",
+    "Moments": "esa_cli.attention.parts",
+    "OWN_SCORE": "esa_cli.methods.registry",
     "PositionEncoding": "esa_cli.attention.parts",
-    "Positions": "esa_cli.attention.interfaces",
-    "Projection": "esa_cli.attention.interfaces",
+    "Positions": "esa_cli.attention.step",
+    "Projection": "esa_cli.attention.step",
     "Score": "esa_cli.attention.parts",
-    "Selection": "esa_cli.attention.interfaces",
+    "Selection": "esa_cli.attention.step",
     "Selector": "esa_cli.attention.parts",
     "Step": "esa_cli.attention.step",
     "proximity": "esa_cli.attention.selection",
-    "recipe": "esa_cli.methods.recipes",
-    "register": "esa_cli.methods.part_registry",
+    "recipe": "esa_cli.methods.registry",
+    "register": "esa_cli.methods.registry",
     "top_k": "esa_cli.attention.selection",
 }
 """Name -> the module that defines it."""

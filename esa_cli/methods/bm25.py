@@ -31,8 +31,7 @@ from esa_cli.attention.parts import Score
 from esa_cli.attention.step import Step
 from esa_cli.methods.consensus import esa_consensus
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.system.bm25_scores import Bm25
 from esa_cli.system.content_words import language_of, located_words, question_words
 
@@ -75,13 +74,7 @@ class TokenWindowIndex:
         return windows.repeat_interleave(self._half)[: self._tokens]
 
 
-@register(
-    "score",
-    "bm25",
-    about="windows of tokens by the question's words",
-    source="Robertson et al. 1994, Okapi at TREC-3; computed by the library bm25s",
-    cost="M once a question; the words of the text once",
-)
+@register("score", "bm25", about="windows of tokens by the question's words")
 @dataclass(frozen=True)
 class Bm25Score(Score):
     """BM25 of each token's window for the question's words; 0 where the text is not known.
@@ -116,8 +109,8 @@ class Bm25Score(Score):
         index = text.once(
             ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)
         )
-        found = index.scores(text.question)[step.low : step.high]
-        out[: found.shape[0]] = found.to(out)
+        scores = index.scores(text.question)[step.low : step.high]
+        out[: scores.shape[0]] = scores.to(out)
         return out
 
 

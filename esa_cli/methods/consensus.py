@@ -7,10 +7,20 @@ it and selects by the sum; no training. The answer's tokens keep the last layer'
 with two rounds so does the question.
 
 `passage` selects windows of that many tokens with the highest score left, until the budget is used:
-a small model uses few whole passages better than many torn ones (docs/results.md).
+a small model uses few whole passages better than many torn ones (docs/results.md). Windows are
+ranked by their mean score and centred on it; `esa heads` compares heads by them, too.
 
 A forward call may have several chunks, and all of them pass a layer before the next one: scores are
 kept by the position at which their chunk starts. Not in the paper; measured in docs/results.md.
+
+The selector `fused-consensus`: retrieval heads and words together.
+
+    z(w)   a window's mean score, less the mean over all windows, by their standard deviation
+    F(w)   z of the scores summed over layers + weight * z of the second score
+
+A window is any `passage` neighbouring tokens. Both are standardised for each question, so that a
+score that finds nothing in particular does not outvote one that does. Ours; recipe
+`esa-consensus-bm25`.
 """
 
 from __future__ import annotations
@@ -23,14 +33,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.parts import Selector, check_at_least, check_odd
+from esa_cli.attention.algebra import to_float64
+from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
 from esa_cli.attention.selection import proximity, top_k
 from esa_cli.attention.step import Step
+from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import Base, recipe
-from esa_cli.methods.token_windows import best_windows
+from esa_cli.methods.registry import Base, recipe, register
 from esa_cli.methods.voting import PLAIN, esa_vote
+
+
+def mean_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
+    """Mean scores of each window of `size` tokens, one every `stride` tokens: (X, M) -> (X, W)."""
+    return functional.avg_pool1d(scores, size, stride)
+
+
+def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
+    """First tokens of the windows of `size` around `centre`, inside the M tokens."""
+    return (centre - (size - 1) / 2).round().clamp(0, middle - size)
+
+
+def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
+    """Ascending offsets of whole windows of `size` tokens, those with the highest scores, at most
+    `count` tokens; a count below `size` is one shorter window.
+
+    Args:
+        scores: (M,). share: windows with less than this share of the best one's score
+            are left out; so are those without any.
+    """
+    size = min(size, count, scores.shape[0])
+    if size < 1:
+        return torch.arange(0, device=scores.device)
+    # Logits may all be below zero: only differences count.
+    left, first = to_float64(scores) - min(0.0, float(scores.min())), None
+    taken = torch.zeros_like(left, dtype=torch.bool)
+    for _ in range(count // size):
+        means = mean_scores(left[None], size)[0]
+        start = int(means.argmax())
+        best = float(means[start])
+        first = best if first is None else first
+        if best <= 0 or best < share * first:
+            break
+        chosen = left[start : start + size]
+        offsets = torch.arange(size, device=left.device)
+        centre = start + (chosen * offsets).sum() / chosen.sum()
+        start = int(centred_start(centre, size, scores.shape[0]))
+        taken[start : start + size] = True
+        left = torch.where(taken, 0.0, left)
+    return torch.nonzero(taken)[:, 0].to(scores.device)
 
 
 @dataclass
@@ -39,7 +89,6 @@ class LayerScores:
 
     Args:
         start: of the chunk. chosen: absolute positions selected by them, once computed.
-        offsets: `chosen` as offsets into an M that begins at a position.
     """
 
     start: int
@@ -47,16 +96,6 @@ class LayerScores:
     low: int
     scores: Tensor
     chosen: Tensor | None = None
-    offsets: tuple[int, Tensor] | None = None
-
-    def offsets_from(self, low: int, device: torch.device) -> Tensor:
-        """`chosen` less `low`; the same tensor each time, so that layers and tokens that select the
-        same need not compare."""
-        assert self.chosen is not None, "selected before"
-        last = self.offsets
-        if last is None or last[0] != low or last[1].device != device:
-            last = self.offsets = (low, self.chosen.to(device) - low)
-        return last[1]
 
 
 def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
@@ -116,10 +155,6 @@ class LayerSums(Selector):
     def surveys(self) -> bool:
         return self.rounds == 2
 
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return self.answer == "keep"
-
     def new_turn_state(self) -> ConsensusTurn:
         return ConsensusTurn()
 
@@ -177,20 +212,11 @@ class LayerSums(Selector):
         if known.chosen is None or known.chosen.shape[0] > budget:
             scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
             known.chosen = self.best(known.scores, scored, budget) + known.low
-            known.offsets = None
-        chosen = known.offsets_from(step.low, step.queries.device)
-        if step.low <= known.low and known.low + known.scores.shape[0] <= step.high:
-            return chosen
+        chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 
-@register(
-    "selector",
-    "consensus",
-    about="whole passages, by the scores of all layers so far",
-    source="this project, after ESA, arXiv 2502.14477",
-    cost="the score's, and M for each passage; a question passes the model twice",
-)
+@register("selector", "consensus", about="whole passages, by the scores of all layers so far")
 @dataclass(frozen=True)
 class Consensus(LayerSums):
     """Passages with the highest sum of the scores of the layers so far.
@@ -198,7 +224,7 @@ class Consensus(LayerSums):
     Args:
         smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
         passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
-            and `share` is not used. share: see `token_windows.best_windows`.
+            and `share` is not used. share: see `best_windows`.
     """
 
     smooth: int = 33
@@ -240,3 +266,62 @@ def esa_consensus(base: Base) -> dict[str, Any]:
         "window": {"ending": 0},
         "reading": "local",
     }
+
+
+def standardised(scores: Tensor, size: int) -> Tensor:
+    """Scores (M,) shifted and scaled so that the means of all windows of `size` tokens have mean 0
+    and standard deviation 1; zeros where all windows have the same mean.
+
+    Tokens without a score (-inf) count as the lowest that has one.
+    """
+    finite = to_float64(scores)
+    finite = torch.where(finite.isneginf(), finite.nan_to_num(neginf=torch.inf).amin(), finite)
+    finite = finite.nan_to_num(posinf=0.0)
+    means = mean_scores(finite[None], min(size, scores.shape[0]))[0]
+    spread = means.std(correction=0)
+    if float(spread) <= 1e-12 * float(means.abs().amax()):
+        return torch.zeros_like(finite)
+    return (finite - means.mean()) / spread
+
+
+@register("selector", "fused-consensus", about="as consensus, with a second score added")
+@dataclass(frozen=True)
+class FusedConsensus(Consensus):
+    """Token windows by two standardised scores: the preset's, summed over layers, and another.
+
+    Args:
+        second: name of a score that compares words (`step.text`), with its default settings.
+            weight: its factor; 0: none.
+    """
+
+    passage: int = 64
+    second: str = "bm25"
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, weight=self.weight)
+        self._second()
+
+    def _second(self) -> Score:
+        score: Score = registry.build("score", {"name": self.second})
+        return score.for_single_layers()
+
+    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        size = self.passage or self.smooth
+        second = standardised(self._second().scores(step), size)
+        both = standardised(scores, size) + self.weight * second.to(scores.device)
+        return super().best(both, step, budget)
+
+
+@recipe(
+    "esa-consensus-bm25",
+    about="as esa-consensus by the preset's heads, with BM25 of the question's words added",
+    source="this project, after the paper and Robertson et al. 1994, Okapi at TREC-3",
+    cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
+)
+def esa_consensus_bm25(base: Base) -> dict[str, Any]:
+    whole = esa_consensus(base)
+    fused = {"name": "fused-consensus", "second": "bm25", "weight": 1.0}
+    score = {key: value for key, value in whole["score"].items() if key != "heads"}
+    return {**whole, "selector": {**whole["selector"], **fused}, "score": score}

@@ -16,24 +16,13 @@ from torch import Tensor
 
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 
-@register(
-    "selector",
-    "full",
-    about="all middle tokens, whatever the budget",
-    source="Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
-    cost="nothing to score; attention then reads 2 F N",
-)
+@register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
 class Full(Selector):
     """All middle tokens, whatever the budget."""
-
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return True
 
     def allowance(self, step: Step, budget: int) -> int:
         """All of M."""
@@ -48,16 +37,12 @@ class Full(Selector):
     "selector",
     "none",
     about="no middle tokens: I and L only",
-    source="as StreamingLLM and LM-Infinite have it",
+    source="as Xiao et al., StreamingLLM, arXiv 2309.17453",
     cost="nothing",
 )
 @dataclass(frozen=True)
 class Nothing(Selector):
     """No middle token."""
-
-    @property
-    def answer_keeps_selection(self) -> bool:
-        return True
 
     def select(self, step: Step, budget: int) -> Tensor:
         """(0,) offsets."""

@@ -1,6 +1,6 @@
 """InfLLM: whole blocks, scored by each block's few keys that received most attention.
 
-    r_h(m)   attention that token m received from head h while near      (`infllm_mass`)
+    r_h(m)   attention that token m received from head h while near
     K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
     s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
     choice   the blocks with the highest s that fit the budget
@@ -21,6 +21,16 @@ n_local - 1 is the position encoding's `distance`, which the recipe sets.
 Positions: far queries at n_local - 1, far keys at 0; near ones at true distances. InfLLM cuts its
 window off at n_local tokens for each query; here a chunk's last queries attend to near tokens up
 to l_C - 1 further away.
+
+The attention that every token received while it was near is summed over queries:
+
+    r_h(m) = sum over queries c, while m is in L or C, of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
+
+lse is the log-sum-exp of the whole attention, far tokens included, so r sums shares of one softmax.
+Distances are the true ones, as position encodings have them for L and C.
+
+r cannot be computed again, because the queries are not stored. So r of L before each of the last
+chunks is kept, and restored when tokens are cropped to the start of one of them.
 """
 
 from __future__ import annotations
@@ -31,17 +41,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState, Positions
+from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.positions import ROTATED, FixedDistance
+from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import top_k
-from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import AT_ONCE, BlockRows, tokens_of
-from esa_cli.methods.infllm_mass import AttentionMass
+from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.per_head import AT_ONCE, BlockRows, tokens_of
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
+
+KEPT_CHUNKS = 8
+"""Chunks that can be cropped exactly; a question is one or two."""
+OBSERVED_AT_ONCE = 8192
+"""Tokens whose r is added at once."""
+
+
+def chunk_mass(step: Step) -> Tensor:
+    """Attention of the chunk to each token of L and C, (H, L + C), for a step with its `lse`."""
+    assert step.lse is not None, "observe needs a step with lse"
+    heads, chunk, dim = step.queries.shape
+    first, stop = step.start - step.local, step.start + chunk
+    device, groups = step.queries.device, step.store.heads
+    own = torch.arange(step.local, step.local + chunk, device=device)
+    q = (step.rope.rotate(step.queries, own) * step.scale).float()
+    q = q.reshape(groups, heads // groups * chunk, dim)
+    out = torch.empty(heads, stop - first, device=device)
+    for start, keys in step.store.key_blocks(first, stop, tokens_per_block(heads * chunk)):
+        at = torch.arange(start - first, start - first + keys.shape[1], device=device)
+        logits = soft_capped(q @ step.rope.rotate(keys, at).float().transpose(1, 2), step.cap)
+        shares = torch.exp(logits.view(heads, chunk, -1) - step.lse[..., None])
+        shares = shares.masked_fill_(at > own[:, None], 0.0)
+        out[:, start - first : start - first + keys.shape[1]] = shares.sum(dim=1)
+    return out
+
+
+@dataclass(frozen=True)
+class MassBefore:
+    """r (n, H) of the n tokens before `start`, without the chunk that begins there."""
+
+    start: int
+    before: Tensor
+
+
+@dataclass
+class AttentionMass:
+    """r of every token, rows (N, H) float32; zero where nothing was observed."""
+
+    rows: GrowingRows
+    before_chunks: list[MassBefore] = field(default_factory=list)
+    answering: bool = False
+
+    @torch.no_grad()
+    def add(self, step: Step) -> None:
+        """Adds the attention of the step's chunk; once, however many selectors observe it."""
+        first, stop = step.start - step.local, step.start + step.queries.shape[1]
+        if stop <= self.rows.length:
+            return
+        shares = chunk_mass(step).T
+        missing = stop - self.rows.length
+        if missing > 0:
+            self.rows.append(shares.new_zeros(missing, self.rows.width))
+        if not (self.answering and step.decoding):
+            earlier = [mass for mass in self.before_chunks if mass.start < step.start]
+            before = self.rows.span(first, step.start).clone()
+            self.before_chunks = [*earlier, MassBefore(step.start, before)][-KEPT_CHUNKS:]
+        self.answering = step.decoding
+        for at, view in self.rows.blocks(first, stop, OBSERVED_AT_ONCE):
+            view += shares[at - first : at - first + view.shape[0]]
+
+    @torch.no_grad()
+    def crop(self, length: int) -> None:
+        """Keeps `length` tokens, and takes off the later ones' attention where it is known."""
+        self.rows.truncate(length)
+        self.before_chunks = [mass for mass in self.before_chunks if mass.start <= length]
+        self.answering = False
+        if self.before_chunks and self.before_chunks[-1].start == length:
+            before = self.before_chunks[-1].before
+            first = length - before.shape[0]
+            for at, view in self.rows.blocks(first, length, OBSERVED_AT_ONCE):
+                view.copy_(before[at - first : at - first + view.shape[0]])
+
+    def of(self, start: int, stop: int) -> Tensor:
+        """r (stop - start, H) of the tokens [start, stop)."""
+        out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
+        known = min(stop, self.rows.length)
+        if known > start:
+            out[: known - start] = self.rows.span(start, known)
+        return out
 
 
 @dataclass
@@ -58,13 +145,7 @@ class InfLLMState(LayerState):
             rows.crop(length)
 
 
-@register(
-    "selector",
-    "infllm",
-    about="whole blocks, by their most attended keys",
-    source="Xiao et al., InfLLM, arXiv 2402.04617",
-    cost="H D M / block; to observe, F (L + C) once more",
-)
+@register("selector", "infllm", about="whole blocks, by their most attended keys")
 @dataclass(frozen=True)
 class InfLLM(Selector):
     """The best whole blocks of M, and the tokens after them.
@@ -124,13 +205,13 @@ class InfLLM(Selector):
         state: InfLLMState = step.layer_state(self)
         rows = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
-        def made(start: int, count: int) -> Tensor:
+        def representatives(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
             r = None if state.mass is None else state.mass.of(start, stop)
             return self._represent(keys, r, heads)
 
-        return rows.of(step, self.block, heads * dim, made, settled=step.local)
+        return rows.of(step, self.block, heads * dim, representatives, settled=step.local)
 
     def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
         """K (n, H * D) of n blocks of `block` tokens, keys (G, n, block, D), r (n * block, H)."""
@@ -165,13 +246,7 @@ def infllm(base: Base) -> dict[str, Any]:
     }
 
 
-@register(
-    "position",
-    "infllm",
-    about="far tokens at one distance, the last inside L",
-    source="Xiao et al., InfLLM, arXiv 2402.04617",
-    cost=ROTATED,
-)
+@register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistance):
     """Far queries at l_L - 1 and far keys at 0, near ones in order.

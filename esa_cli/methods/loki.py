@@ -11,7 +11,7 @@ Unlike the original,
 - it projects keys rotated to their true positions; ours are unrotated, and the query is
   rotated to the distance (`rotate`), as in attention with all far tokens at one position;
 - it selects for tokens of an answer; here chunks select, too, by the maximum over their queries
-  (`per_head_scores`);
+  (`per_head`);
 - as there, means are subtracted for the directions only, not from the scored vectors.
 
 The directions depend on the first tokens alone: cropping later ones changes neither them nor the
@@ -26,16 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.precision import to_float64
-from esa_cli.attention.scoring import Blocks
-from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import BlockRows
+from esa_cli.attention.selection import Blocks
+from esa_cli.attention.step import LayerState, Step, tokens_per_block
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, max_over_queries, most_at_once
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
 
 
@@ -70,13 +67,7 @@ def principal(keys: Tensor, rank: int) -> Tensor:
     return vectors[..., -rank:].flip(-1).float().to(keys.device)
 
 
-@register(
-    "selector",
-    "loki",
-    about="tokens for each head, in the keys' main directions",
-    source="Singhania et al., Loki, arXiv 2406.02542",
-    cost="G rank M, F M / 4 by default; directions are fitted once a layer",
-)
+@register("selector", "loki", about="tokens for each head, in the keys' main directions")
 @dataclass(frozen=True)
 class Loki(Selector):
     """The best middle tokens of each query head, on keys of `rank` numbers.
@@ -126,13 +117,13 @@ class Loki(Selector):
     def _reduced(self, step: Step, basis: Tensor) -> GrowingRows:
         """Projected keys, rows (at least M, G * r)."""
 
-        def made(start: int, count: int) -> Tensor:
+        def projected(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
         width = step.store.heads * basis.shape[2]
         state: LokiState = step.layer_state(self)
-        return state.keys.of(step, 1, width, made)
+        return state.keys.of(step, 1, width, projected)
 
     def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields (offset into M, s_h (H, C, n))."""
@@ -140,7 +131,7 @@ class Loki(Selector):
         groups = step.store.heads
         q = step.rotated(self.rotate).float() * step.scale
         q = q.reshape(groups, heads // groups * chunk, dim) @ basis
-        for at, rows in reduced.blocks(0, step.middle, most_at_once(heads * chunk)):
+        for at, rows in reduced.blocks(0, step.middle, tokens_per_block(heads * chunk)):
             keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
             yield at, (q @ keys).view(heads, chunk, -1)
 

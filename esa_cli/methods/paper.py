@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from esa_cli.attention.compression import ClosedForm, NoCompression, Pca
-from esa_cli.attention.learned_maps import Learned
+from esa_cli.attention.compression import ClosedForm, Learned, NoCompression, Pca
 from esa_cli.attention.positions import ROTATED, Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import Base, recipe
+from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.methods.registry import Base, recipe, register
 
 PAPER = (
     "Wang et al., Unshackling Context Length: An Efficient Selective Attention Approach through "
@@ -44,66 +41,26 @@ def esa(base: Base) -> dict[str, Any]:
     }
 
 
-register(
-    "compressor",
-    "none",
-    about="scores with whole keys",
-    source="no compression",
-    cost="F M to score; nothing more is stored",
-)(NoCompression)
-register(
-    "compressor",
-    "closed-form",
-    about="the best linear maps for the text's first tokens",
-    source="this project; the minimum of Eq. (7) of ESA, arXiv 2502.14477",
-    cost="R M to score, R stored a token; F^3 once a layer to fit",
-)(ClosedForm)
-register(
-    "compressor",
-    "pca",
-    about="the directions in which the keys are largest",
-    source="ESA, arXiv 2502.14477, compares with it in Section 4",
-    cost="R M to score, R stored a token; F^3 once a layer to fit",
-)(Pca)
-register(
-    "compressor",
-    "learned",
-    about="linear maps from a file of `esa calibrate`",
-    source="Wang et al., ESA, arXiv 2502.14477, Eqs. (5)-(7)",
-    cost="R M to score, R stored a token; trained beforehand",
-)(Learned)
-register(
-    "position",
-    "esa",
-    about="all far tokens at one fixed distance",
-    source="Wang et al., ESA, arXiv 2502.14477, Section 3.2",
-    cost=ROTATED,
-)(FixedDistance)
-register(
-    "position",
-    "contiguous",
-    about="far tokens re-numbered in order, right before L",
-    source="Wu et al., TokenSelect, arXiv 2411.02886",
-    cost=ROTATED,
-)(Contiguous)
-register(
-    "position",
-    "true",
-    about="every token at its position in the document",
-    source="Su et al. 2021, RoFormer, arXiv 2104.09864",
-    cost=ROTATED,
-)(TruePositions)
-register(
-    "score",
-    "sum",
-    about="summed over heads, then maximum over queries",
-    source="Wang et al., ESA, arXiv 2502.14477, Eqs. (3)-(4)",
-    cost="R M with a compressor, F M without",
-)(SumScore)
-register(
-    "selector",
-    "topk",
-    about="tokens with the best scores, with their neighbours",
-    source="Wang et al., ESA, arXiv 2502.14477, Eq. (8)",
-    cost="the score's, and M",
-)(TopK)
+STORED = "R M to score, R stored a token"
+NEIGHBOURS = "Wu et al., TokenSelect, arXiv 2411.02886"
+ROFORMER = "Su et al. 2021, RoFormer, arXiv 2104.09864"
+
+for kind, name, part, about, cost, source in (
+    ("compressor", "none", NoCompression, "scores with whole keys", "F M to score", PAPER),
+    ("compressor", "closed-form", ClosedForm, "the best linear maps for the text's first tokens",
+     f"{STORED}; F^3 once a layer to fit", f"this project; the minimum of Eq. (7) of {PAPER}"),
+    ("compressor", "pca", Pca, "the directions in which the keys are largest",
+     f"{STORED}; F^3 once a layer to fit", f"{PAPER}, compares with it in Section 4"),
+    ("compressor", "learned", Learned, "linear maps from a file of `esa calibrate`",
+     f"{STORED}; trained beforehand", f"{PAPER}, Eqs. (5)-(7)"),
+    ("position", "esa", FixedDistance, "all far tokens at one fixed distance", ROTATED, PAPER),
+    ("position", "contiguous", Contiguous, "far tokens re-numbered in order, right before L",
+     ROTATED, NEIGHBOURS),
+    ("position", "true", TruePositions, "every token at its position in the document", ROTATED,
+     ROFORMER),
+    ("score", "sum", SumScore, "summed over heads, then maximum over queries",
+     "R M with a compressor, F M without", f"{PAPER}, Eqs. (3)-(4)"),
+    ("selector", "topk", TopK, "tokens with the best scores, with their neighbours",
+     "the score's, and M", f"{PAPER}, Eq. (8)"),
+):  # fmt: skip
+    register(kind, name, about=about, source=source, cost=cost)(part)

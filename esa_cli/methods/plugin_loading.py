@@ -1,19 +1,19 @@
-"""Loads plugins: the built-in methods, installed packages and plugin files.
+"""Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
 
 The command line, `build_method` and `method_presets` of `qa.presets`, and the conformance suite
-call it; each plugin is loaded once. A preset names parts of plugins and never loads one.
+load them; each plugin is loaded once. A preset names parts of plugins and never loads one.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import traceback
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from esa_cli.attention.plugin_errors import refuse_closed_streams
 from esa_cli.errors import NOT_BLAMED, PluginError
 
 # The built-in methods: importing a file registers its parts and recipes.
@@ -21,22 +21,16 @@ from esa_cli.methods import (  # noqa: F401
     bm25,
     consensus,
     full_attention,
-    fused_consensus,
-    infiniretri,
     infllm,
-    lm_infinite,
     loki,
-    ntk,
     paper,
     quest,
-    recontext,
-    rerope,
-    rope_interpolation,
-    streaming_llm,
+    registry,
+    rope_scaling,
+    sentences,
+    streaming,
     tokenselect,
     voting,
-    whole_sentences,
-    yarn,
 )
 from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
 
@@ -51,7 +45,6 @@ def load_installed() -> None:
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()
-            refuse_closed_streams(f"plugin {point.name!r}")
         except NOT_BLAMED:
             raise
         except BaseException as error:
@@ -86,7 +79,6 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-        refuse_closed_streams(f"plugin {path}")
         if not entries_from(key):
             raise PluginError(
                 f"plugin {path} registers nothing",
@@ -109,3 +101,94 @@ def _reason(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
+
+
+LONGEST = 32
+"""Characters in a name, so that the lines it goes into stay short."""
+
+_SOURCE = '''"""The `@name@` selector: the middle tokens with the largest mean logit.
+
+Check it:  esa plugins check @file@
+Use it:    esa ask book.txt "..." --plugin FILE --selector @name@
+
+A score or a position encoding is registered the same way, in this file or another:
+- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats, of keys or of
+  the words in `step.text`. The selector `topk` then takes the best.
+- @register("position", ...): a `PositionEncoding` with a field `distance`,
+  `near(local, chunk, start, far)` and `far(at, local, chunk, start)`, which return `Positions`.
+docs/plugins.md has all of it on one page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esa_cli.methods import Selector, Step, register, top_k
+
+
+@register("selector", "@name@")
+@dataclass(frozen=True)
+class @class@(Selector):
+    """The `budget` best middle tokens, by the mean over heads and current tokens.
+
+    Args:
+        rotate: score them as they will be seen, at the far distance.
+    """
+
+    rotate: bool = True
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        """(K,) int64 offsets into M: ascending, unique, K <= min(budget, M)."""
+        scores = torch.empty(step.middle, device=step.queries.device)
+        for offset, logits in step.head_logits(self.rotate):  # (H, C, n)
+            scores[offset : offset + logits.shape[2]] = logits.mean(dim=(0, 1))
+        return top_k(scores, budget)
+'''
+
+
+def _file_name(name: str) -> str:
+    return f"{name.replace('-', '_')}.py"
+
+
+def template(name: str) -> str:
+    """The source of a plugin file that registers a selector `name`.
+
+    Raises:
+        PluginError: the name is not one, or a selector has it already.
+    """
+    if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{LONGEST - 1}}}", name):
+        raise PluginError(
+            f"{name!r} cannot name a method",
+            f"a letter, then letters, digits, '-' and '_', {LONGEST} in all at most",
+        )
+    if name in registry.names("selector"):
+        raise PluginError(
+            f"there is a selector {name!r} already, from {registry.origin('selector', name)}",
+            "choose another name",
+        )
+    words = [word for word in re.split(r"[-_]", name) if word]
+    class_name = "".join(word[0].upper() + word[1:] for word in words)
+    if not class_name.endswith("Selector"):
+        class_name += "Selector"  # so that no name is one that the file imports
+    source = _SOURCE.replace("@name@", name).replace("@file@", _file_name(name))
+    return source.replace("@class@", class_name)
+
+
+def write_template(name: str, folder: str | Path) -> Path:
+    """Writes `template(name)` into `folder` and returns the file's path.
+
+    Raises:
+        PluginError: the name does not hold, the folder is missing, or the file exists.
+    """
+    source, path = template(name), Path(folder) / _file_name(name)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(source)
+    except FileExistsError as error:
+        raise PluginError(f"{path} exists already", "choose another name or folder") from error
+    except OSError as error:
+        raise PluginError(f"cannot write {path}: {error.strerror}", "give a folder") from error
+    return path

@@ -10,7 +10,7 @@ are equal where all far tokens have one position, as in the recipe.
 Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv
 2406.10774, and its published code. Unlike the original,
 - it selects for tokens of an answer only, after a full prefill; here chunks select, too, by the
-  maximum over their queries (`per_head_scores`);
+  maximum over their queries (`per_head`);
 - it takes at least 3 pages, and its first two layers are dense: `dense_layers`, 0 here, so that
   methods compare at one budget;
 - its newest page is always taken; here L is.
@@ -27,23 +27,20 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Selector, check_at_least
-from esa_cli.attention.scoring import Blocks
-from esa_cli.attention.step import Step
-from esa_cli.methods.blocks import BlockRows, tokens_of
+from esa_cli.attention.selection import Blocks
+from esa_cli.attention.step import Step, tokens_per_block
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, max_over_queries, most_at_once
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.per_head import (
+    BlockRows,
+    best_by_head,
+    max_over_queries,
+    tokens_of,
+)
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.growing_rows import GrowingRows
 
 
-@register(
-    "selector",
-    "quest",
-    about="pages for each head, by a bound of their logits",
-    source="Tang et al., Quest, arXiv 2406.10774",
-    cost="2 F M / page",
-)
+@register("selector", "quest", about="pages for each head, by a bound of their logits")
 @dataclass(frozen=True)
 class Quest(Selector):
     """Whole pages for each query head; fewer than `page` tokens of budget take none.
@@ -80,12 +77,12 @@ class Quest(Selector):
     def _bounds(self, step: Step) -> GrowingRows:
         """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
 
-        def made(start: int, count: int) -> Tensor:
+        def bounds(start: int, count: int) -> Tensor:
             return bounds_of(step.store.span(start, start + count * self.page)[0], self.page)
 
         width = 2 * step.store.heads * step.store.dim
         rows: BlockRows = step.layer_state(self)
-        return rows.of(step, self.page, width, made)
+        return rows.of(step, self.page, width, bounds)
 
     def _upper(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, u (H, C, n))."""
@@ -100,7 +97,7 @@ class Quest(Selector):
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
-        for first, rows in bounds.blocks(0, whole, most_at_once(heads * chunk)):
+        for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
             yield first, upper(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]

@@ -25,13 +25,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.parts import Selector, check_odd
 from esa_cli.attention.selection import proximity, top_k
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.methods.voting import VoteScore
 
 VOTE = VoteScore(rule="softmax", rotate=False)
@@ -60,13 +58,7 @@ class TokenSelectState(LayerState):
         self.last = None
 
 
-@register(
-    "selector",
-    "tokenselect",
-    about="softmax scores of all heads, for the mean query",
-    source="Wu et al., TokenSelect, arXiv 2411.02886",
-    cost="F M; nothing while `reuse` keeps a selection",
-)
+@register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
 class TokenSelect(Selector):
     """One selection for all heads, by softmax scores summed over heads.

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.scoring import SumScore, twice
-from esa_cli.attention.selection import top_k
+from esa_cli.attention.selection import SumScore, top_k, two_passes
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.recipes import Base, recipe
+from esa_cli.methods.registry import Base, recipe, register
 
 PLAIN: dict[str, Any] = {
     "shortlist": 0,
@@ -50,13 +49,7 @@ def vote(
     return (heads[own].amax(dim=0) - heads[around].amax(dim=0)).clamp_min_(0)
 
 
-@register(
-    "score",
-    "vote",
-    about="heads normalised over M, maximum over queries",
-    source="this project, after ESA, arXiv 2502.14477, whose individual selection is rule max",
-    cost="F M; with a shortlist of S tokens R M + F S; nothing in layers without a head of `heads`",
-)
+@register("score", "vote", about="heads normalised over M, maximum over queries")
 @dataclass(frozen=True)
 class VoteScore(Score):
     """Logits normalised over M by head, then combined over heads, then over the chunk.
@@ -151,19 +144,15 @@ class VoteScore(Score):
             return self._from_shortlist(step, chosen_heads)
         heads, chunk, _ = step.queries.shape
         heads = heads if chosen_heads is None else len(chosen_heads)
-        first, second = twice(
-            lambda: step.head_logits(self.rotate, chosen_heads), heads * chunk * step.middle
-        )
-        total: Tensor | None = None
+        blocks = partial(step.head_logits, self.rotate, chosen_heads)
+        passes = two_passes(blocks, heads * chunk * step.middle)
+        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for _, logits in first:
-            part = self._normaliser(logits)
-            total = part if total is None else join(total, part)
+        for _, logits in passes():
+            total = join(total, self._normaliser(logits))
         out = torch.empty(step.middle, device=step.queries.device)
-        if total is None:
-            return out
         sides, total = self._sides(step), self._for_all(total)
-        for offset, logits in second():
+        for offset, logits in passes():
             out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, sides)
         return out
 

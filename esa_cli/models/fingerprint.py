@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.parts import Compressor, blame_plugins
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.families import key_shape
 from esa_cli.models.inspection import (
@@ -133,7 +132,7 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     Raises:
         PresetError: it names both models, or both kinds of queries.
     """
-    with blame_plugin("compressor", compressor):
+    with blame_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = fingerprint_in(metadata)

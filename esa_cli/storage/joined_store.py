@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.method import Method
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.storage.growing_rows import RESERVE, pieces
 from esa_cli.storage.memory_store import BLOCK, MemoryStore
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.storage.growing_rows import GrowingRows, as_index
 
 CPU = torch.device("cpu")

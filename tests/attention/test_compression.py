@@ -9,10 +9,18 @@ import reference
 import torch
 from safetensors.torch import save_file
 
-from esa_cli.attention.compression import ClosedForm, Linear, NoCompression, Pca, closed_form, pca
-from esa_cli.attention.folding import flatten_keys, fold
-from esa_cli.attention.learned_maps import Learned, save_learned
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.algebra import flatten_keys, fold
+from esa_cli.attention.compression import (
+    ClosedForm,
+    Learned,
+    Linear,
+    NoCompression,
+    Pca,
+    closed_form,
+    pca,
+    save_learned,
+)
+from esa_cli.attention.parts import Moments
 from esa_cli.errors import PresetError
 
 WIDTH = 12

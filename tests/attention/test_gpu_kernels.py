@@ -6,7 +6,8 @@ import pytest
 import torch
 from kernel_cases import draw
 
-from esa_cli.attention.kernels import KERNELS, attend, available, fuse
+from esa_cli.attention.algebra import fuse
+from esa_cli.attention.kernels import KERNELS, attend, available
 from esa_cli.errors import UsageError
 
 pytestmark = [

@@ -6,7 +6,8 @@ import pytest
 import torch
 from kernel_cases import DIM, GROUPS, close, draw, in_loops
 
-from esa_cli.attention.kernels import KERNELS, attend, available, choose, fuse
+from esa_cli.attention.algebra import fuse
+from esa_cli.attention.kernels import KERNELS, attend, available, choose
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
 

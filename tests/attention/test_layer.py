@@ -14,21 +14,17 @@ import reference
 import torch
 from conftest import build_rope
 
-from esa_cli.attention.chunking import Chunk, chunks
-from esa_cli.attention.compression import ClosedForm, Linear, NoCompression
-from esa_cli.attention.interfaces import LayerState, Positions
+from esa_cli.attention.compression import ClosedForm, Learned, Linear, NoCompression, save_learned
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.learned_maps import Learned, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.rope import Angles, Rope
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
-from esa_cli.attention.step import Step
-from esa_cli.attention.window import Window
+from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.step import LayerState, Positions, Step
+from esa_cli.attention.window import Chunk, Window, chunks
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore

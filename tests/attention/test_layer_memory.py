@@ -9,9 +9,9 @@ import torch
 from conftest import build_rope
 
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
+from esa_cli.attention.step import LayerState
 from esa_cli.storage.memory_store import MemoryStore
 
 
@@ -20,22 +20,6 @@ def memory() -> LayerMemory:
     store = MemoryStore(2, 4, torch.float32, torch.device("cpu"))
     store.append(torch.randn(2, 30, 4), torch.randn(2, 30, 4))
     return LayerMemory(0, store)
-
-
-def test_a_selection_that_is_the_same_tensor_stays_the_same_tensor(memory: LayerMemory) -> None:
-    initial, picked = torch.arange(3), torch.tensor([0, 4, 9])
-    first = memory.selection(initial, picked, keep=True)
-    assert first.tolist() == [0, 1, 2, 3, 7, 12]
-    assert memory.selection(initial, picked, keep=True) is first
-    assert memory.selection(initial, picked.clone(), keep=True) is not first
-    assert memory.selection(torch.arange(2), picked, keep=True).tolist() == [0, 1, 2, 6, 11]
-
-
-def test_what_a_plugin_picked_may_have_changed(memory: LayerMemory) -> None:
-    initial, picked = torch.arange(3), torch.tensor([0, 4, 9])
-    memory.selection(initial, picked, keep=False)
-    picked += 1
-    assert memory.selection(initial, picked, keep=False).tolist() == [0, 1, 2, 4, 8, 13]
 
 
 def test_rows_are_fetched_again_where_positions_differ(memory: LayerMemory) -> None:

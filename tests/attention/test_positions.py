@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import (
     Contiguous,
@@ -16,13 +15,10 @@ from esa_cli.attention.positions import (
     consecutive,
 )
 from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.step import Positions
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.lm_infinite import LMInfinitePositions
-from esa_cli.methods.ntk import NTK, DynamicNTK
-from esa_cli.methods.rerope import ReRoPE
-from esa_cli.methods.rope_interpolation import Interpolation
-from esa_cli.methods.streaming_llm import StreamingPositions
-from esa_cli.methods.yarn import YaRN
+from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
+from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 
 STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]
 ENCODINGS = [

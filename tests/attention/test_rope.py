@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esa_cli.attention.rope import TABLE_LIMIT, Angles, NoRope, Pairs, Rope, Ropes
+from esa_cli.attention.rope import Angles, NoRope, Pairs, Rope, Ropes
 
 DIM = 8
 INVERSE = torch.tensor([1.0, 0.3, 0.07])
@@ -67,13 +67,3 @@ def test_without_rotation_positions_do_not_count() -> None:
     assert rope.rotate(x, torch.tensor([5, 1, 900])) is x
     assert torch.equal(x * rope.gain(x), x)
     assert Ropes(rope).at(9, lambda *given: pytest.fail("it has no frequencies")) is rope
-
-
-def test_a_table_for_positions_that_are_not_read() -> None:
-    rope, like = Rope(Angles(torch.tensor([1.0, 0.1]), 1.0)), torch.zeros(1, 4)
-    table, at = rope.table(40, like), torch.tensor([3, 39])
-    assert table is not None
-    for one, want in zip(table, rope.angles(at, like), strict=True):
-        assert torch.equal(one[at], want)
-    assert rope.table(TABLE_LIMIT + 1, like) is None
-    assert NoRope().table(40, like) is None

@@ -9,8 +9,7 @@ import reference
 import torch
 from conftest import build_step
 
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK, proximity
+from esa_cli.attention.selection import SumScore, TopK, proximity
 from esa_cli.attention.step import Step
 from esa_cli.methods.voting import VoteScore
 

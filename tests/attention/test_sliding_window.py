@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_layer import build_rope
 
-from esa_cli.attention import sliding_window
-from esa_cli.attention.cap_and_sink import soft_capped, with_sink
-from esa_cli.attention.kernels.dispatch import attend, choose
+from esa_cli.attention import model_traits as sliding_window
+from esa_cli.attention.algebra import soft_capped, with_sink
+from esa_cli.attention.kernels import attend, choose
 from esa_cli.attention.layer_memory import LayerMemory
+from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.query_state import QueryState
-from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from esa_cli.attention.compression import ClosedForm, NoCompression
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import DocumentError, ResourceError, UsageError
 from esa_cli.evaluation.calibration.activations import (

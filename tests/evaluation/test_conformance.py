@@ -13,14 +13,12 @@ from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Step
 from esa_cli.errors import PluginError, PresetError
 from esa_cli.evaluation.conformance import check, check_file
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 
 BUILT_IN = [
     (kind, name)
@@ -106,7 +104,7 @@ def test_a_setting_without_a_default_is_asked_for() -> None:
 
 
 RECIPE = """
-from esa_cli.methods.recipes import recipe
+from esa_cli.methods.registry import recipe
 @recipe("recipe-under-test", about="", source="", cost="")
 def under_test(base):
     return {}
@@ -151,7 +149,7 @@ def test_recipes_have_to_repeat_themselves(tmp_path: Path) -> None:
     assert "other settings the second time" in failed(found)["deterministic"]
 
 
-@pytest.mark.parametrize("name", [one.name for one in recipes.known()])
+@pytest.mark.parametrize("name", [one.name for one in registry.recipes()])
 def test_built_in_recipes_conform(name: str) -> None:
     assert failed(check("method", name)) == {}
 

@@ -13,13 +13,12 @@ from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.compression import Moments
-from esa_cli.attention.interfaces import Positions, Projection
 from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.evaluation.conformance import check
 from esa_cli.evaluation.conformance.checks import MAPS, PLACED, SCORES, UNTOUCHED
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,8 @@ from conftest import copy_registries
 from torch import Tensor
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
-from esa_cli.attention.interfaces import LayerState
 from esa_cli.attention.parts import Selector
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.evaluation.conformance import advance, make_step
 from esa_cli.evaluation.conformance.checks import SELECTION, UNTOUCHED
 from esa_cli.evaluation.conformance.random_steps import observed_step

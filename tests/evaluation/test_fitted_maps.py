@@ -13,8 +13,7 @@ from calibration_tools import Killed, selective, small_files
 from conftest import build_model
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear, closed_form
-from esa_cli.attention.learned_maps import Learned
+from esa_cli.attention.compression import Learned, Linear, closed_form
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration import train_maps as fitting
 from esa_cli.evaluation.calibration.activations import Shards, open_folder

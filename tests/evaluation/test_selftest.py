@@ -12,8 +12,7 @@ import pytest
 import torch
 from conftest import build_rope
 
-from esa_cli.attention.interfaces import Positions
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.selftest import selftest_run
@@ -245,10 +244,10 @@ def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> No
 
 
 def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
-    from esa_cli.methods import recipes
+    from esa_cli.methods import registry
 
-    @recipes.recipe("elsewhere", about="", source="", cost="")
-    def elsewhere(base: recipes.Base) -> dict[str, Any]:
+    @registry.recipe("elsewhere", about="", source="", cost="")
+    def elsewhere(base: registry.Base) -> dict[str, Any]:
         return {
             "score": {"name": "sum", "rotate": True},
             "position": {"name": "esa", "distance": 99},
@@ -257,7 +256,7 @@ def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
     try:
         made = groups(settings_of(methods=("elsewhere", "quest", "streaming-llm")), TINY, 900)
     finally:
-        del recipes.RECIPES._entries["elsewhere"]
+        del registry.RECIPES._entries["elsewhere"]
     assert [(group.names, group.shared) for group in made] == [
         (("quest", "streaming-llm"), True),
         (("elsewhere",), False),
@@ -378,10 +377,10 @@ def test_methods_have_the_presets_budget() -> None:
 
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
-    from esa_cli.methods import recipes
+    from esa_cli.methods import registry
     from esa_cli.qa.presets import method_presets
 
-    names = [name for name in recipes.RECIPES if not recipes.find(name).full]
+    names = [name for name in registry.RECIPES if not registry.find_recipe(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
         made = method_presets.apply(name, TINY, 900)
@@ -395,18 +394,18 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 
 def test_a_method_over_the_budget_is_refused() -> None:
-    from esa_cli.methods import recipes
+    from esa_cli.methods import registry
     from esa_cli.qa.presets import method_presets
 
-    @recipes.recipe("greedy", about="", source="", cost="")
-    def greedy(base: recipes.Base) -> dict[str, Any]:
+    @registry.recipe("greedy", about="", source="", cost="")
+    def greedy(base: registry.Base) -> dict[str, Any]:
         return {"window": {"selected": base.window.selected + 1}}
 
     try:
         with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
             method_presets.apply("greedy", TINY)
     finally:
-        del recipes.RECIPES._entries["greedy"]
+        del registry.RECIPES._entries["greedy"]
 
 
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:

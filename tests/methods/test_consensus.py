@@ -22,9 +22,8 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods.consensus import Consensus, passages
-from esa_cli.methods.token_windows import best_windows
+from esa_cli.methods import registry
+from esa_cli.methods.consensus import Consensus, best_windows, passages
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache

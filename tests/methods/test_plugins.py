@@ -17,13 +17,12 @@ from conftest import VOCABULARY, ModelFactory, copy_registries
 from esa_cli import methods
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance, TruePositions
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import plugin_loading
-from esa_cli.methods.plugin_template import template, write_template
+from esa_cli.methods import plugin_loading, registry
+from esa_cli.methods.plugin_loading import template, write_template
 from esa_cli.models.attachment.attach import attach
 
 PLUGINS = Path(__file__).parents[2] / "plugins"

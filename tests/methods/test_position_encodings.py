@@ -13,27 +13,22 @@ from conftest import VOCABULARY, ModelFactory, build_rope
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli.attention import distance_limit as clipped
+from esa_cli.attention import kernels as clipped
 from esa_cli.attention.layer import Attention, LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Angles
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.methods.full_attention import Full
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.lm_infinite import LMInfinitePositions
-from esa_cli.methods.ntk import NTK, DynamicNTK
-from esa_cli.methods.rerope import ReRoPE
-from esa_cli.methods.rope_interpolation import Interpolation
-from esa_cli.methods.streaming_llm import StreamingPositions
-from esa_cli.methods.yarn import YaRN
+from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
+from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset
@@ -455,7 +450,7 @@ PRESET = Preset(name="any", model="any", context=8192)
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
     made = method_presets.apply(name, PRESET, length)
-    assert recipes.find(name).full
+    assert registry.find_recipe(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build("score", made.score).features, "nothing is scored or reduced"
     assert made.reading == "select"

@@ -13,15 +13,14 @@ import torch
 from conftest import copy_registries
 
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import plugin_loading, recipes
+from esa_cli.methods import plugin_loading, registry
 from esa_cli.system.registry import nearest
 
 Write = Callable[[str], Path]
 
 HEAD = """
 from dataclasses import dataclass
-from esa_cli.methods.part_registry import register
+from esa_cli.methods.registry import register
 """
 GOOD = (
     HEAD
@@ -35,7 +34,7 @@ class NoneOfIt:
 
 
 METHOD = """
-from esa_cli.methods.recipes import recipe
+from esa_cli.methods.registry import recipe
 
 @recipe("all-of-it", about="", source="", cost="")
 def all_of_it(base):
@@ -234,7 +233,7 @@ def test_load_file_that_fails_registers_nothing(write: Write, source: str, messa
         with pytest.raises(PluginError, match=message):
             plugin_loading.load_file(path)
     assert {kind: registry.names(kind) for kind in registry.KINDS} == before
-    assert "all-of-it" not in [one.name for one in recipes.known()]
+    assert "all-of-it" not in [one.name for one in registry.recipes()]
     path.write_text(GOOD)
     assert plugin_loading.load_file(path) == [("selector", "none-of-it")], "mended and tried again"
 
@@ -243,8 +242,8 @@ def test_a_file_may_hold_recipes_only(write: Write) -> None:
     path = write(METHOD)
     assert plugin_loading.load_file(path) == [("method", "all-of-it")]
     assert plugin_loading.load_file(path) == [("method", "all-of-it")], "a second time"
-    assert recipes.find("all-of-it").origin == str(path.resolve())
-    assert "all-of-it" in [one.name for one in recipes.known()]
+    assert registry.find_recipe("all-of-it").origin == str(path.resolve())
+    assert "all-of-it" in [one.name for one in registry.recipes()]
 
 
 def test_load_file_needs_a_python_file(tmp_path: Path) -> None:

@@ -12,17 +12,13 @@ import torch
 from conftest import build_step
 
 from esa_cli.attention.parts import Score
-from esa_cli.attention.query_state import QueryState
-from esa_cli.attention.step import Step
-from esa_cli.attention.trace import ChunkTrace
-from esa_cli.attention.turn_text import TurnText
+from esa_cli.attention.query_state import QueryState, TurnText
+from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.errors import PresetError
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.fused_consensus import FusedConsensus, standardised
-from esa_cli.methods.infiniretri import PhraseScore, phrase_sums
-from esa_cli.methods.token_windows import best_windows
-from esa_cli.methods.whole_sentences import WholeSentences, sentence_starts
+from esa_cli.methods.consensus import FusedConsensus, best_windows, standardised
+from esa_cli.methods.sentences import PhraseScore, WholeSentences, phrase_sums, sentence_starts
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import method_presets, preset
 

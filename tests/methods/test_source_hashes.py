@@ -12,15 +12,11 @@ import pytest
 import torch
 from conftest import copy_registries
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.parts import Compressor, Score
+from esa_cli.attention.compression import Linear, save_learned
+from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
-from esa_cli.methods import part_registry as registry
-from esa_cli.methods import plugin_loading
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.source_hashes import contents, without_file
+from esa_cli.methods import plugin_loading, registry
+from esa_cli.methods.registry import contents, register, without_file
 from esa_cli.qa.ingestion.archive import hindrance
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve

@@ -22,7 +22,7 @@ from esa_cli.attention.positions import Contiguous
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
-from esa_cli.methods.recipes import known
+from esa_cli.methods.registry import recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment import families
 from esa_cli.models.attachment.attach import attach
@@ -340,7 +340,7 @@ def test_every_method_runs(name: str) -> None:
     sizes = ("initial=4", "selected=16", "local=8", "chunk=8")
     overrides = [*(f"window.{size}" for size in sizes), "position.distance=40"]
     model, ids = case(name), tokens(44)
-    for recipe in known():
+    for recipe in recipes():
         method = resolve("tiny-random", overrides, recipe.name, 44).method
         with attach(model, method) as attached:
             cache = attached.new_cache()

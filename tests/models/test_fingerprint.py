@@ -13,8 +13,7 @@ import torch
 from calibration_tools import selective
 from conftest import build_model
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.compression import Learned, Linear, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.errors import ModelError, PresetError

@@ -14,7 +14,7 @@ from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.query_state import QueryState
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
 from esa_cli.methods.voting import VoteScore

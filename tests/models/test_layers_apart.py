@@ -20,7 +20,7 @@ from tiny_finder import tiny_finder
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
@@ -57,7 +57,7 @@ def on_both(loaded: Any, ask: Callable[[Any], str]) -> tuple[str, str]:
         return one, ask(apart(loaded, device))
 
 
-@pytest.mark.parametrize("method", sorted(recipes.RECIPES))
+@pytest.mark.parametrize("method", sorted(registry.RECIPES))
 def test_every_method_answers_as_on_one_device(loaded: Any, method: str) -> None:
     chosen = apply(method, preset.load("tiny-random"), 2000)
 

@@ -18,9 +18,9 @@ from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.__main__ import main
+from esa_cli.attention.model_traits import ReaderStates
 from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.shared_memory import ReaderStates
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.attach import attach

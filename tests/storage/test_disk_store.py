@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, finish, fit_of, ingest, read, rows_of
 
+from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.folding import flatten_keys
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore

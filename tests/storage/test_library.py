@@ -19,9 +19,9 @@ import filelock
 import pytest
 import torch
 
+from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.folding import flatten_keys
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.errors import ForeignVersionError, LibraryError, ResourceError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer

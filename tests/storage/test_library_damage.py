@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
 
-from esa_cli.attention.folding import flatten_keys
+from esa_cli.attention.algebra import flatten_keys
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer

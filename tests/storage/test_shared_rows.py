@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.storage.joined_store import JoinedStore, PrefilledDocument, StoreSlice, concatenate
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.disk_store import DiskStore

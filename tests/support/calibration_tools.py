@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
-from esa_cli.attention.scoring import SumScore
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esa_cli.attention.step import Step
 from esa_cli.evaluation.conformance import Finding, check
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 
 
 def failed(findings: list[Finding]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation.report.statistics import is_share
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.settings_hash import method_hash
@@ -325,7 +325,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
 
 def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
     """Column headings of methods that are stretched to `length`, such as the paper's NTK(200k)."""
-    known = {recipe.name for recipe in recipes.known()}
+    known = {recipe.name for recipe in registry.recipes()}
     thousand = 1000 if length % 1000 == 0 else 1024
     to = f"{length // thousand}k" if length % thousand == 0 else str(length)
     return {

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import Learned, save_learned
+from esa_cli.attention.compression import Learned, Linear, save_learned
 from esa_cli.attention.method import Method
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.activations import (

@@ -21,7 +21,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
-from esa_cli.methods.token_windows import centred_start, mean_scores
+from esa_cli.methods.consensus import centred_start, mean_scores
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache

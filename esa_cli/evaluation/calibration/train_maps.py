@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear, closed_form, pca
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Moments
 from esa_cli.evaluation.calibration.activations import MAPS, save
 from esa_cli.system.text import text_digest
 

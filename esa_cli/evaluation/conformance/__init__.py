@@ -26,9 +26,9 @@ from esa_cli.evaluation.conformance.checks import (
     random_moments,
 )
 from esa_cli.evaluation.conformance.random_steps import PlainRotary, advance, make_step
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_file, load_installed
-from esa_cli.methods.recipes import RECIPES
+from esa_cli.methods.registry import RECIPES
 from esa_cli.system.registry import nearest
 
 __all__ = [

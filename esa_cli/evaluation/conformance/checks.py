@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.interfaces import Positions, Projection
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
-from esa_cli.attention.step import Step
+from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
+from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import NOT_BLAMED, EsaError
 from esa_cli.evaluation.conformance.random_steps import Observe, advance, make_step, observed_step

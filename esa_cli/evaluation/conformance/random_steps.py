@@ -14,17 +14,13 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from esa_cli.attention.folding import flatten_keys
-from esa_cli.attention.interfaces import Projection
-from esa_cli.attention.kernels import fuse
-from esa_cli.attention.kernels.reference import attend
+from esa_cli.attention.algebra import flatten_keys, fuse
+from esa_cli.attention.kernels import reference
 from esa_cli.attention.parts import Score
-from esa_cli.attention.plugin_errors import checked_scores
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.step import Step
-from esa_cli.attention.turn_text import TurnText
+from esa_cli.attention.selection import SumScore
+from esa_cli.attention.step import Projection, Step
 from esa_cli.storage.memory_store import MemoryStore
 
 READ = 256
@@ -106,8 +102,7 @@ def make_step(
         distance=distance,
         scale=dim**-0.5,
         rope=Rope(PlainRotary(dim)),
-        scorer=partial(checked_scores, score),
-        last_scoring_layer=score.last_layer,
+        score=score,
         projection=projection,
         decoding=decoding,
         query=QueryState(text=TurnText(ASKED, partial(_words, start, seed)) if words else None),
@@ -202,9 +197,9 @@ def _lse(step: Step) -> Tensor:
     places = torch.arange(step.local + chunk, device=step.queries.device)
     keys, values = step.store.span(step.start - step.local, step.start + chunk)
     queries = rope.rotate(step.queries, places[step.local :])
-    near = attend(queries, rope.rotate(keys, places), values, True, step.scale)
+    near = reference(queries, rope.rotate(keys, places), values, True, step.scale)
     keys, values = step.store.span(0, step.low)
-    return fuse([near, attend(step.rotated(True), keys, values, False, step.scale)])[1]
+    return fuse([near, reference(step.rotated(True), keys, values, False, step.scale)])[1]
 
 
 def _reduce(step: Step) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.selftest_run import read_for

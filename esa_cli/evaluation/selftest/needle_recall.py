@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.qa.answering.reply import Evidence
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import method_presets
 from esa_cli.qa.presets.preset import Preset, Prompt, merge, validated
@@ -82,7 +82,7 @@ class MethodGroup:
 def _full(name: str, made: Preset) -> bool:
     """True if the method attends to all tokens, whatever the budget."""
     return made.selector["name"] == "full" or (
-        name != method_presets.AS_IS and recipes.find(name).full
+        name != method_presets.AS_IS and registry.find_recipe(name).full
     )
 
 

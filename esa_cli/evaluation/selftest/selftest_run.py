@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from esa_cli.attention.interfaces import Selection
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
-from esa_cli.attention.step import Step
+from esa_cli.attention.step import Selection, Step
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.selftest.needle_recall import (
     NeedleRecall,

@@ -27,8 +27,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
+from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.rope import RawRotary, Rope
-from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.families import family_of, keeps_state, source_layers
 from esa_cli.models.attachment.forward_pass import ForwardPass

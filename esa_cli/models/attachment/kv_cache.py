@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
-from esa_cli.attention.interfaces import KVStore, LayerState, Projection
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
+from esa_cli.attention.model_traits import SharedMemory
 from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.shared_memory import SharedMemory
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.forward_pass import ForwardPass
 from esa_cli.models.attachment.layer_state import (

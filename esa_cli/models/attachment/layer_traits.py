@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from esa_cli.attention.model_traits import Temperature, WeightedRope
 from esa_cli.attention.rope import Angles, NoRope, Rope
-from esa_cli.attention.temperature import Temperature
-from esa_cli.attention.weighted_rope import WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.families import (
     ATTENTION_TYPES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from esa_cli.attention.turn_text import TurnText
+from esa_cli.attention.query_state import TurnText
 
 INCOMPLETE = "\ufffd"
 """What a tokenizer returns for bytes that are a part of a character."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.parts import blame_plugins
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import UsageError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
@@ -205,6 +205,6 @@ class Session(Prefill):
         with suppress(SurveyComplete):
             self._process(asked.ids_before_answer)
         self.cache.truncate(length)
-        with blame_plugin("selector", method.selector):
+        with blame_plugins(vars(method)):
             query.selector = method.selector.after_survey(query.selector)
         query.surveying = query.dense = False

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.attention.cap_and_sink import soft_capped
-from esa_cli.attention.interfaces import Positions
+from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.rope import Rope
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace, Positions
 
 BLOCK_ELEMENTS = 4 << 20
 """Most logarithms in memory together (16 MB)."""

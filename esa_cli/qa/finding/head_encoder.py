@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.answering.lazy_session import LazySession

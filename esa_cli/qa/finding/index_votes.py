@@ -83,7 +83,7 @@ class HeadVotes:
             step = Step(
                 layer=trace.layer, start=asked.start, queries=queries, store=store, low=0,
                 high=total.shape[0], local=0, distance=self._distance, scale=trace.scale,
-                rope=trace.rope, scorer=self._score.scores, cap=trace.cap,
+                rope=trace.rope, score=self._score, cap=trace.cap,
                 query=QueryState(Phase.QUESTION, question=asked.question),
             )  # fmt: skip
             total += self._score.scores(step).float().cpu()

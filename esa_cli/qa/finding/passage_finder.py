@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.precision import to_float64
+from esa_cli.attention.algebra import to_float64
 from esa_cli.qa.finding.late_interaction import products_around, window_products
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart

@@ -8,12 +8,12 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Moments
+from esa_cli.attention.step import Projection
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
-from esa_cli.methods.source_hashes import without_file
+from esa_cli.methods.registry import without_file
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path

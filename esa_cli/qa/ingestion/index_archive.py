@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from esa_cli.attention.interfaces import KVStore
+from esa_cli.attention.step import KVStore
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.ingestion.archive import provenance

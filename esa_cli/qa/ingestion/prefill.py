@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.interfaces import Projection
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.step import Projection
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, last_alone
 from esa_cli.models.attachment.families import keeps_state

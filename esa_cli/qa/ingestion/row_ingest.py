@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from esa_cli.attention.interfaces import LayerState
+from esa_cli.attention.step import LayerState
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.families import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices

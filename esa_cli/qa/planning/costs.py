@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
-from esa_cli.attention.scoring import KEEP_ELEMENTS, SumScore
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.parts import Moments
+from esa_cli.attention.selection import KEEP_ELEMENTS, SumScore, TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import PresetError
 from esa_cli.qa.planning.model_shape import Shape

@@ -6,10 +6,9 @@ from typing import Any
 
 from esa_cli.attention.kernels import KERNELS
 from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
-from esa_cli.attention.plugin_errors import blame_plugin
+from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector, blame_plugins
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.registry import nearest
@@ -39,7 +38,7 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
             f"{type(part).__name__}",
             f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
         )
-    with blame_plugin(kind, part):
+    with blame_plugins({kind: part}):
         for name in CONSTANTS[kind]:
             getattr(part, name)
     return part
@@ -58,7 +57,7 @@ def method(preset: Preset) -> Method:
         )
     parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
     if not parts["selector"].sums_layers:
-        with blame_plugin("score", parts["score"]):
+        with blame_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
     position = parts["position"]
     if not isinstance(position.distance, int) or position.distance < 0:

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 from esa_cli.attention.method import Method
-from esa_cli.methods.source_hashes import contents, sources
+from esa_cli.methods.registry import contents, sources
 from esa_cli.models.attachment.families import family_of
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import weight_errors, weight_tensors

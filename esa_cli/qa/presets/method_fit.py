@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from esa_cli.attention.kernels.dispatch import choose
+from esa_cli.attention.kernels import choose
 from esa_cli.attention.method import Method
-from esa_cli.attention.moments import Moments
+from esa_cli.attention.parts import Moments
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.families import FAMILIES, family_of, method_layers

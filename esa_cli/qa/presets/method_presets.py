@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from esa_cli.errors import NOT_BLAMED, EsaError, PluginError, PresetError, UsageError
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.methods.recipes import LAID, Base
+from esa_cli.methods.registry import LAID, Base
 from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.system.registry import nearest
 
@@ -35,7 +35,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         PresetError: its settings do not hold, or it takes more tokens.
     """
     load_installed()
-    found = recipes.find(name)
+    found = registry.find_recipe(name)
     settings = _given(found, base_of(preset, length))
     # What is published sees the last tokens before the current ones, whatever a preset does, and
     # answers from the rows it selects.
@@ -83,7 +83,7 @@ def compared_by_default(preset: Preset) -> tuple[str, ...]:
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def _given(found: recipes.Recipe, base: Base) -> Mapping[str, Any]:
+def _given(found: registry.Recipe, base: Base) -> Mapping[str, Any]:
     """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
     try:
         settings = found.settings(base)

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
-from esa_cli.methods.part_registry import KINDS
+from esa_cli.methods.registry import KINDS
 from esa_cli.qa.presets.answer_settings import AnswerSettings
 from esa_cli.qa.presets.preset_files import find, read_file, shipped
 from esa_cli.qa.presets.preset_override import parse_override

@@ -6,7 +6,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from esa_cli.methods.source_hashes import PARTS, contents, sources
+from esa_cli.methods.registry import PARTS, contents, sources
 from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder
 from esa_cli.qa.presets.method_presets import FROM_TEXT
 from esa_cli.qa.presets.preset import Preset

@@ -13,9 +13,8 @@ from cli_fixtures import cache, runner, surroundings
 from command import TINY, Esa
 from safetensors.torch import load_file
 
-from esa_cli.attention.learned_maps import Learned
-from esa_cli.attention.scoring import SumScore
-from esa_cli.attention.selection import TopK
+from esa_cli.attention.compression import Learned
+from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.evaluation.calibration.activations import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.train_maps import METHODS

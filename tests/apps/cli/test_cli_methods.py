@@ -15,7 +15,7 @@ from conftest import copy_registries
 
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.errors import UsageError
-from esa_cli.methods import recipes
+from esa_cli.methods import registry
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 
@@ -56,7 +56,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with a score that says nothing of itself, and one that does."""
     copy_registries(monkeypatch)
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.part_registry import register\n\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
         '@register("score", "silent")\n@dataclass(frozen=True)\n'
         'class Silent:\n    """A line of its own."""\n\n'
         '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
@@ -124,7 +124,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_registry")
 def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
     source = (
-        "from esa_cli.methods.recipes import recipe\n\n"
+        "from esa_cli.methods.registry import recipe\n\n"
         '@recipe("whole", about="a mix", source="me", cost="F M")\n'
         "def whole(base):\n    return {'selector': {'name': 'topk', 'proximity': 2}}\n"
     )
@@ -145,13 +145,13 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("own_registry")
 def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.part_registry import register\n"
+        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
         "from esa_cli.attention.selection import TopK\n\n"
         "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
         "    proximity: int = 1\n"
     )
     (tmp_path / "two.py").write_text(
-        "from esa_cli.methods.recipes import recipe\n\n"
+        "from esa_cli.methods.registry import recipe\n\n"
         "@recipe('of-two', about='both', source='this test', cost='none')\n"
         "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
     )
@@ -173,14 +173,14 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     given = ["window.selected=96", "selector.proximity=5", "reading=local"]
     given = given[:1] if base == "smollm2-135m" else given
     chosen = preset.load(base, given)
-    for one in recipes.known():
+    for one in registry.recipes():
         made = resolve(chosen, method=one.name, length=length)
         assert made.preset == method_presets.apply(one.name, chosen, length), one.name
         assert resolve(made) is made
         assert resolve(base, given, one.name, length) == made
 
 
-@pytest.mark.parametrize("name", [one.name for one in recipes.known()])
+@pytest.mark.parametrize("name", [one.name for one in registry.recipes()])
 def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     done = esa("ask", "note.md", "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
@@ -232,7 +232,7 @@ def test_mistakes_are_found_before_the_model_is_loaded(
 
 def test_known_methods_are_named_once_and_in_order() -> None:
     with pytest.raises(UsageError) as caught:
-        recipes.find("foo-bar-baz")
+        registry.find_recipe("foo-bar-baz")
     known = caught.value.hint.removeprefix("known: ").partition(";")[0].split(", ")
     assert known == sorted(set(known))
     assert {"esa", "quest", "infllm"} <= set(known)

@@ -123,11 +123,11 @@ def test_presets_and_methods(library: Library, tmp_path: Path) -> None:
 
 
 def test_the_methods_are_all_there() -> None:
-    from esa_cli.methods import recipes
+    from esa_cli.methods import registry
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
-    named = {one.name for one in recipes.known() if one.origin.startswith("esa_cli.")}
+    named = {one.name for one in registry.recipes() if one.origin.startswith("esa_cli.")}
     assert named == set(completion.METHODS)
 
 

@@ -95,7 +95,7 @@ def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:
     assert esa("plugins", "check", file).code == 0
     (tmp_path / "bad.py").write_text(
         "from dataclasses import dataclass\nimport torch\n"
-        "from esa_cli.methods.part_registry import register\n\n"
+        "from esa_cli.methods.registry import register\n\n"
         '@register("selector", "cli-test-bad")\n@dataclass(frozen=True)\nclass Bad:\n'
         "    def select(self, step, budget):\n        return torch.zeros(3)\n"
     )

@@ -14,8 +14,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
 from esa_cli.models.generation import Streamer
 from esa_cli.qa.answering.prompt import PromptTokens

@@ -16,11 +16,11 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.selection import TopK
-from esa_cli.attention.trace import ChunkTrace
+from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
-from esa_cli.methods.rerope import ReRoPE
+from esa_cli.methods.rope_scaling import ReRoPE
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.loading.load import LoadedModel

@@ -159,8 +159,7 @@ def test_ratios_are_of_the_papers_selection(overrides: Any, ratios: Any) -> None
 
 
 def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear
-    from esa_cli.attention.learned_maps import save_learned
+    from esa_cli.attention.compression import Linear, save_learned
 
     file = tmp_path / "maps.safetensors"
     ranks = (1, 13)
@@ -170,8 +169,7 @@ def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
 
 
 def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear
-    from esa_cli.attention.learned_maps import save_learned
+    from esa_cli.attention.compression import Linear, save_learned
 
     found = []
     for ranks in ((1, 13), (13, 1), (7, 7)):
@@ -184,8 +182,7 @@ def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> No
 
 
 def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear
-    from esa_cli.attention.learned_maps import save_learned
+    from esa_cli.attention.compression import Linear, save_learned
 
     file = tmp_path / "maps.safetensors"
     save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])

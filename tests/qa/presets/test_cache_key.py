@@ -15,8 +15,7 @@ import torch
 from conftest import build_model
 
 from esa_cli import models
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import save_learned
+from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.qa.ingestion.archive import layout, storable
 from esa_cli.qa.presets import preset

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from esa_cli.errors import PresetError
-from esa_cli.methods import part_registry as registry
+from esa_cli.methods import registry
 from esa_cli.models import DEFAULT_MODEL, parse_reference
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.qa.presets.resolved_preset import resolve

@@ -17,13 +17,12 @@ def methods(
 ) -> None:
     """List the methods that can be compared, and their parts."""
     from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.methods import part_registry as registry
-    from esa_cli.methods import recipes
+    from esa_cli.methods import registry
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     options.load_plugins(plugins)
-    whole = recipes.known()
+    whole = registry.recipes()
     parts = registry.parts()
     if as_json:
         keys = ("name", "about", "source", "cost", "full", "origin")

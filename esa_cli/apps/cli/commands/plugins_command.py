@@ -18,7 +18,7 @@ def list_(plugins: options.Plugin = None) -> None:
     """List the selectors, scores, compressors and position encodings."""
     options.load_plugins(plugins)
     from esa_cli.apps.cli.output.terminal import print_table
-    from esa_cli.methods import part_registry as registry
+    from esa_cli.methods import registry
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
@@ -51,8 +51,7 @@ def new(
     ] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
-    from esa_cli.methods.plugin_loading import load_installed
-    from esa_cli.methods.plugin_template import write_template
+    from esa_cli.methods.plugin_loading import load_installed, write_template
 
     load_installed()
     print(write_template(name, folder))

@@ -24,8 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.learned_maps import map_tensors
+from esa_cli.attention.compression import Linear, map_tensors
 from esa_cli.storage.library.disk_store import DiskStore, disk_stores
 from esa_cli.storage.library.formats import checksummed_file
 from esa_cli.storage.library.formats.checksummed_file import damage_error

@@ -1,7 +1,13 @@
-"""Blocks of M with one row of numbers each, computed once for each whole block.
+"""Scores and selections for each query head, and blocks of M with a row of numbers each.
 
-M begins at the same token in every step and grows at its end, so a whole block does not change. Its
-row is kept in the selector's layer state, and computed again after a crop.
+All queries of a chunk share one selection for each head, by Eq. (4) for that head alone:
+
+    s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
+
+With one query this orders tokens as x itself does.
+
+M begins at the same token in every step and grows at its end, so a whole block does not change: its
+row of numbers is kept in the selector's layer state, and computed again after a crop.
 """
 
 from __future__ import annotations
@@ -12,9 +18,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import LayerState
-from esa_cli.attention.step import Step
+from esa_cli.attention.selection import Blocks, top_k, two_passes
+from esa_cli.attention.step import LayerState, Step
 from esa_cli.storage.growing_rows import GrowingRows
+
+
+def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
+    """Scores (H, count) of each head for the whole chunk.
+
+    Args:
+        blocks: computes the logits; called twice where they are too many to be kept.
+        queries: (H, C, D). count: tokens or pages in all.
+    """
+    heads, chunk, _ = queries.shape
+    out = torch.empty(heads, count, device=queries.device)
+    if chunk == 1:
+        for offset, block in blocks():
+            out[:, offset : offset + block.shape[2]] = block[:, 0]
+        return out
+    passes = two_passes(blocks, heads * chunk * count)
+    top = torch.full((heads, chunk), float("-inf"), device=queries.device)
+    for _, block in passes():
+        top = torch.maximum(top, block.float().amax(dim=2))
+    for offset, block in passes():
+        out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
+    return out
+
+
+def best_by_head(scores: Tensor, count: int) -> list[Tensor]:
+    """Ascending indices (count,) of each row's best, for scores (H, n)."""
+    return [top_k(row, count) for row in scores]
+
 
 AT_ONCE = 4096
 """Tokens whose rows are computed at once."""

@@ -1,4 +1,20 @@
-"""LM-Infinite: first and recent tokens, and its variant with top-k middle tokens for each head.
+"""Methods without selection, or with that of single heads: StreamingLLM and LM-Infinite.
+
+StreamingLLM: the document's first tokens (sinks) and the most recent ones.
+
+    attended   I and the last K + L tokens: the rest of the budget goes to L
+    position   a token's index among those attended to (`contiguous`)
+
+Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453.
+Unlike the original,
+- it keeps 4 sinks; here I is the preset's, so that methods compare at one budget;
+- its window moves with every token; here with every chunk, whose queries all have the same L;
+- it evicts tokens that left the window; here they stay cached and are not attended to.
+
+Position `streaming` is the form in InfLLM's published code: far keys at 0 .. n - 1, all queries at
+n_local + n - 1, so that the sinks are in order, a whole window away.
+
+LM-Infinite: first and recent tokens, and its variant with top-k middle tokens for each head.
 
     lm-infinite        I at distance L, and the most recent tokens
     lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
@@ -25,13 +41,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.attention.interfaces import Positions
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
-from esa_cli.attention.positions import ROTATED, FixedDistance, consecutive
-from esa_cli.attention.step import Step
-from esa_cli.methods.part_registry import register
-from esa_cli.methods.per_head_scores import best_by_head, max_over_queries
-from esa_cli.methods.recipes import OWN_SCORE, Base, recipe
+from esa_cli.attention.positions import FixedDistance, consecutive
+from esa_cli.attention.step import Positions, Step
+from esa_cli.methods.per_head import best_by_head, max_over_queries
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+
+
+@recipe(
+    "streaming-llm",
+    about="first and most recent tokens only, numbered as one short text",
+    source="Xiao et al., Efficient Streaming Language Models with Attention Sinks, "
+    "arXiv 2309.17453",
+    cost="2 F (I + L), L taking the whole budget",
+)
+def streaming_llm(base: Base) -> dict[str, Any]:
+    return {
+        "window": base.local_only(),
+        "selector": {"name": "none"},
+        **OWN_SCORE,
+        "position": {"name": "contiguous"},
+        "reading": "local",
+    }
+
+
+@register("position", "streaming", about="far tokens in order, a whole L away")
+@dataclass(frozen=True)
+class StreamingPositions(PositionEncoding):
+    """Far keys in order from 0, far queries l_L after the last of them; near ones in order.
+
+    Args:
+        distance: of far tokens when they are scored; sinks alone are not.
+    """
+
+    distance: int = 2048
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        return consecutive(local, chunk)
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        count = at.shape[0]
+        query = max(local + count - 1, 0)
+        return Positions(torch.full((chunk,), query), torch.arange(count))
+
 
 SOURCE = (
     "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
@@ -41,13 +93,7 @@ INSERT = 2048
 """The original's distance of middle tokens."""
 
 
-@register(
-    "selector",
-    "lm-infinite-topk",
-    about="tokens for each head, by the chunk's last query",
-    source="Han et al., LM-Infinite, arXiv 2308.16137",
-    cost="F M in layers from `first_layer` on",
-)
+@register("selector", "lm-infinite-topk", about="tokens for each head, by the chunk's last query")
 @dataclass(frozen=True)
 class LastQueryTopK(Selector):
     """The best middle tokens of each head, by the chunk's last query alone.
@@ -75,13 +121,7 @@ class LastQueryTopK(Selector):
         return best_by_head(scores, count)
 
 
-@register(
-    "position",
-    "lm-infinite-topk",
-    about="sinks at distance L, other far tokens at another",
-    source="Han et al., LM-Infinite, arXiv 2308.16137",
-    cost=ROTATED,
-)
+@register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistances(PositionEncoding):
     """Initial tokens at distance L, other far ones at `distance`; near ones in order.
@@ -139,13 +179,7 @@ def lm_infinite_topk(base: Base) -> dict[str, Any]:
     }
 
 
-@register(
-    "position",
-    "lm-infinite",
-    about="far tokens at one distance, the first beyond L",
-    source="Han et al., LM-Infinite, arXiv 2308.16137",
-    cost=ROTATED,
-)
+@register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
 class LMInfinitePositions(FixedDistance):
     """Far queries at l_L and far keys at 0, near ones in order.

@@ -1,0 +1,66 @@
+"""Small tensor algebra of attention: folded heads, fused parts, soft caps, sinks, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import torch
+from torch import Tensor
+
+WITHOUT_FLOAT64 = ("mps",)
+"""Device types without float64."""
+
+
+def fold(q: Tensor, groups: int) -> Tensor:
+    """Folded queries, (H, C, D) -> (C, G * D): the query heads that read one key head are summed.
+
+    sum_h q_h . k_g(h)  =  sum_g (sum_{h in g} q_h) . k_g, so the sum over heads of Eq. (3) needs
+    F = G * D dimensions, not H * D.
+    """
+    heads, count, dim = q.shape
+    return q.view(groups, heads // groups, count, dim).sum(1).transpose(0, 1).reshape(count, -1)
+
+
+def flatten_keys(k: Tensor) -> Tensor:
+    """Keys (G, n, D) -> (n, G * D)."""
+    return k.transpose(0, 1).reshape(k.shape[1], -1)
+
+
+def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Fuses (out_i (H, C, D), lse_i (H, C)) into the attention over all keys together.
+
+    Algorithm 1, steps 12-14, with the joint lse subtracted before exp, so that nothing overflows.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    lse = torch.stack([part[1] for part in parts])
+    total = lse.logsumexp(dim=0)
+    weights = torch.exp(lse - total)
+    out = parts[0][0].float() * weights[0][..., None]
+    for (piece, _), weight in zip(parts[1:], weights[1:], strict=True):
+        out = out.addcmul_(piece.float(), weight[..., None])
+    return out.to(parts[0][0].dtype), total
+
+
+def soft_capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap) (Gemma 2); the logits themselves where `cap` is 0."""
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention with one more key for each head, with a learned logit and the value 0 (gpt-oss).
+
+    Args:
+        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits; None: the
+            model has none.
+    """
+    if sink is None:
+        return out, lse
+    total = torch.logaddexp(lse, sink.detach().to(lse)[:, None])
+    return (out * torch.exp(lse - total)[..., None]).to(out.dtype), total
+
+
+def to_float64(x: Tensor, without: Container[str] = WITHOUT_FLOAT64) -> Tensor:
+    """`x` in float64, for sums in which float32 loses digits; on the CPU where the device has no
+    float64, so that results may need `.to(x.device)`."""
+    return (x.cpu() if x.device.type in without else x).double()

@@ -1,0 +1,242 @@
+"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
+
+A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
+returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
+denominator. Causal attention is for a chunk with itself, C = N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.algebra import soft_capped
+from esa_cli.attention.rope import Rope
+from esa_cli.attention.step import Positions
+from esa_cli.errors import UsageError
+
+FLASH_WIDTH = 256
+"""Most dimensions of a head in torch's flash attention; they are a multiple of 8."""
+AT_ONCE = 128
+"""Most queries in a block of `attend_within`."""
+
+Output = tuple[Tensor, Tensor]
+
+
+def reference(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
+) -> Output:
+    """softmax(scale * q k^T) v in plain operations, computed in float32; other kernels are tested
+    against it. With N = 0, out is 0 and lse is -inf.
+
+    Args:
+        cap: soft cap of the logits x, which become cap * tanh(x / cap) (Gemma 2); 0: none.
+        causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
+    """
+    repeat = q.shape[0] // k.shape[0]
+    keys, values = (x.repeat_interleave(repeat, dim=0).float() for x in (k, v))
+    logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
+    if causal:
+        c, n = logits.shape[1:]
+        later = torch.ones(c, n, dtype=torch.bool, device=q.device).triu(n - c + 1)
+        logits = logits.masked_fill(later, float("-inf"))
+    lse = logits.logsumexp(dim=-1)
+    weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
+    return (weights @ values).to(q.dtype), lse
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
+    """Queries, keys and values of as many heads, each with a batch axis, for torch's operators.
+
+    Without a mask the queries of one key head are independent of each other, so a group's H / G
+    query heads are laid end to end and the keys are never repeated.
+    """
+    (heads, count, dim), groups = q.shape, k.shape[0]
+    if not causal:
+        return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
+    assert count == k.shape[1], "causal attention is for a chunk with itself"
+    repeat = heads // groups
+    return [q[None], *(x[:, None].expand(-1, repeat, -1, -1).flatten(0, 1)[None] for x in (k, v))]
+
+
+def torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
+    """torch's fused CPU attention."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = fused(*_grouped(q, k, v, causal), 0.0, causal, scale=scale)
+    return out[0].reshape(q.shape), lse[0].reshape(q.shape[:2]).float()
+
+
+def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
+    """torch's private operators on a GPU: flash for half precision, memory-efficient for float32,
+    wide heads, and GPUs before Ampere."""
+    query, keys, values = _grouped(q, k, v, causal)
+    if fits_flash(q):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
+    else:
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, lse, *_ = efficient(query, keys, values, None, True, 0.0, causal, scale=scale)
+    # The memory-efficient operator pads the lse to a multiple of its block.
+    return out[0].reshape(q.shape), lse[0, :, : query.shape[2]].reshape(q.shape[:2]).float()
+
+
+@cache
+def capability(device: torch.device) -> int:
+    """Major compute capability: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
+    return torch.cuda.get_device_capability(device)[0]
+
+
+def fits_flash(q: Tensor) -> bool:
+    """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
+    half = q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16)
+    width = q.shape[-1]
+    return half and width <= FLASH_WIDTH and width % 8 == 0 and capability(q.device) >= 8
+
+
+@cache
+def flash_attn_func() -> Callable[..., Any] | None:
+    """flash-attn 4's function; None where the package is missing or built for another torch."""
+    try:
+        function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
+    except Exception:  # Just-in-time packages fail to load in many ways.
+        return None
+    return function
+
+
+def _flash_attn_usable(q: Tensor) -> bool:
+    """Whether it runs q (H, C, D): on Hopper and Blackwell; the latter with D to 128, or 256."""
+    if not fits_flash(q) or not 9 <= capability(q.device) <= 11:
+        return False
+    if capability(q.device) >= 10 and 128 < q.shape[-1] < 256:
+        return False
+    return flash_attn_func() is not None
+
+
+def flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
+) -> Output:
+    """flash-attn 4, the extra `flash`. It takes (batch, tokens, heads, D), with fewer key heads
+    than query heads, and returns the output likewise and the lse (batch, heads, tokens)."""
+    function = flash_attn_func()
+    assert function is not None, "chosen only where it is installed"
+    batch = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out, lse, *_ = function(
+        *batch, softmax_scale=scale, causal=causal, softcap=cap, return_lse=True
+    )
+    return out[0].transpose(0, 1), lse[0].float()
+
+
+class Kernel(NamedTuple):
+    attend: Callable[..., Output]
+    usable: Callable[[Tensor], bool]
+    caps: bool = False
+    """Whether it computes soft caps, by the argument `cap`."""
+
+
+KERNELS: dict[str, Kernel] = {
+    "torch-cuda": Kernel(torch_cuda, lambda q: q.device.type == "cuda"),
+    "flash-attn": Kernel(flash_attn, _flash_attn_usable, caps=True),
+    "torch-cpu": Kernel(torch_cpu, lambda q: q.device.type == "cpu"),
+    "reference": Kernel(reference, lambda q: True, caps=True),
+}
+"""In order of preference."""
+BY_NAME = ("flash-attn",)
+"""Kernels that `auto` leaves out, because they were never run where they are meant to run."""
+
+
+def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
+    """The name of the kernel for queries like q, and a soft cap of the logits where it is not 0.
+
+    Raises:
+        UsageError: the kernel is unknown, cannot run on this device and dtype, or computes no soft
+            cap.
+    """
+    if name == "auto":
+        return next(
+            key
+            for key, kernel in KERNELS.items()
+            if key not in BY_NAME and (kernel.caps or not cap) and kernel.usable(q)
+        )
+    if name not in KERNELS:
+        raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
+    if not KERNELS[name].usable(q):
+        where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
+        raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
+    if cap and not KERNELS[name].caps:
+        raise UsageError(
+            f"kernel {name!r} computes no soft cap of logits, which this model has",
+            "try --set kernel=auto",
+        )
+    return name
+
+
+def available() -> dict[str, bool]:
+    """Which kernels this machine can run, for `esa doctor`."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    probe = torch.empty(1, 1, 64, device=device, dtype=torch.bfloat16)
+    on_cpu = torch.empty(1, 1, 64)
+    return {key: kernel.usable(probe) or kernel.usable(on_cpu) for key, kernel in KERNELS.items()}
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    kernel: str = "auto",
+    cap: float = 0.0,
+) -> Output:
+    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel.
+
+    Args:
+        q: (H, C, D). k, v: (G, N, D). causal needs C = N. cap: soft cap of the logits; 0: none.
+    """
+    if not k.shape[1]:  # flash attention returns +inf there
+        kernel = "reference"
+    chosen = KERNELS[choose(q, kernel, cap)]
+    if cap:
+        return chosen.attend(q, k, v, causal, scale, cap=cap)
+    return chosen.attend(q, k, v, causal, scale)
+
+
+def attend_within(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: Positions,
+    limit: int,
+    rope: Rope,
+    scale: float,
+    cap: float = 0.0,
+) -> Output:
+    """Causal attention at distances min(query - key, limit), for ReRoPE.
+
+    Logits within the limit come from true positions, the others from queries at `limit` and keys
+    at 0. Source: Su, "Rectified Rotary Position Embeddings", 2023.
+
+    Args:
+        q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens.
+    """
+    share = q.shape[0] // k.shape[0]
+    query, key = at.query.to(q.device), at.key.to(q.device)
+    keys, values = (x.repeat_interleave(share, dim=0).float() for x in (k, v))
+    inside = rope.rotate(keys, key).transpose(1, 2)
+    outside = (keys * rope.gain(keys)).transpose(1, 2)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)
+    for start in range(0, q.shape[1], AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        block, position = q[:, rows].float(), query[rows]
+        distance = position[:, None] - key[None]
+        far = rope.rotate(block, torch.full_like(position, limit)) @ outside
+        logits = torch.where(distance < limit, rope.rotate(block, position) @ inside, far) * scale
+        logits = soft_capped(logits, cap).masked_fill_(distance < 0, float("-inf"))
+        lse[:, rows] = logits.logsumexp(dim=-1)
+        out[:, rows] = (logits.sub_(lse[:, rows, None]).exp_() @ values).to(q.dtype)
+    return out, lse
