@@ -52,7 +52,7 @@ clean-install: wheel     ## The wheel with all its dependencies in an empty envi
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build/empty && bin/esa doctor && bin/esa presets check smollm2-135m && bin/esa demo
+	cd build/empty && bin/esa doctor && bin/esa presets show && bin/esa demo
 
 extras-check: install    ## Resolves every extra under constraints.txt; needs the package index.
 	$(BIN)/python tests/support/extras_check.py

@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    chosen = preset.load("smollm2-135m")
+    chosen = preset.load()
     loaded = models.load(chosen.model, device="cpu", dtype=args.dtype)
     encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"

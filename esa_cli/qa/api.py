@@ -10,6 +10,7 @@ A book is read on its own: with a library once for ever; without one it stays in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
@@ -93,7 +94,8 @@ class Esa:
     @classmethod
     def load(
         cls, name: str = DEFAULT, overrides: Sequence[str] = (), *, method: str | None = None,
-        length: int = 0, device: str = "auto", dtype: str = "auto", cache: str = "auto",
+        model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
+        cache: str = "auto",
         library: Library | None = None, keep: bool = True, rows: str = "int8",
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
@@ -104,12 +106,15 @@ class Esa:
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
             method: a whole method over the preset, by its name in `esa methods`.
+            model: words the answers from the passages that the preset finds, or runs its method.
             length: tokens of the documents, for methods made for one. cache: as --cache.
             library: `Library()` is the user's own; None keeps what is read in memory.
             reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
         Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
         ModelError, ResourceError. ReaderError: the server cannot be used."""
+        if model is not None:
+            overrides = [f"model={json.dumps(model)}", *overrides]
         choice = None if reader is None else ReaderChoice(reader, reader_model)
         loaded, resolved, planner, other = open_model(
             name, overrides, method, length, device, dtype, choice, cache

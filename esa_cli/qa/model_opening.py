@@ -16,7 +16,7 @@ from esa_cli.qa.presets.adapter_files import check_adapter
 from esa_cli.qa.presets.method_fit import check_runs_on
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
-from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
+from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for, reader_of
 from esa_cli.system import machine
 
 
@@ -42,6 +42,7 @@ def open_model(
     """Arguments and errors: as `api.Esa.load`."""
     given = overrides if choice is None else [*overrides, "answer.from=text"]
     resolved, place = resolve(name, given, method, length), choose_device(device)
+    choice = choice or reader_of(resolved.preset)
     says = method is not None or resolved.preset.answer.says_source
     if not says and not runs_methods(peek(resolved.preset.model)):
         resolved = resolve(name, [*given, "answer.from=text"])

@@ -754,7 +754,7 @@ NAMES = [
     "lm-infinite-topk", "infllm", "tokenselect", "quest", "loki",
     "bm25", "esa-consensus-bm25", "infiniretri", "recontext",
 ]  # fmt: skip
-PRESETS = ["smollm2-135m", "tiny-random", "llama3-8b-paper"]
+PRESETS = ["default", "tiny-random", "paper"]
 
 
 def test_every_recipe_is_here() -> None:
@@ -836,7 +836,7 @@ def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
 
 
 def settings(name: str) -> preset.Preset:
-    return method_presets.apply(name, preset.load("llama3-8b-paper", ["score.rotate=true"]))
+    return method_presets.apply(name, preset.load("paper", ["score.rotate=true"]))
 
 
 def test_recipes_are_the_papers() -> None:
@@ -850,13 +850,13 @@ def test_recipes_are_the_papers() -> None:
         "contrast": False, "normalise": "query", "heads": [],
     }  # fmt: skip
     assert settings("esa").window.ending is None
-    assert method_presets.apply("infllm", preset.load("smollm2-135m")).window.ending is None
+    assert method_presets.apply("infllm", preset.load("default")).window.ending is None
     assert settings("infllm").position == {"name": "infllm", "distance": 4095}
     assert settings("lm-infinite-topk").position == {
         "name": "lm-infinite-topk", "distance": 2048, "initial": 128,
     }  # fmt: skip
-    shipped, ours = preset.load("smollm2-135m"), method_presets.apply(
-        "esa-consensus", preset.load("smollm2-135m")
+    shipped, ours = preset.load("default"), method_presets.apply(
+        "esa-consensus", preset.load("default")
     )  # fmt: skip
     every = shipped.model_copy(update={"score": {**shipped.score, "heads": []}})
     assert resolve(ours).method == resolve(every).method, (

@@ -203,7 +203,7 @@ def test_settings_that_do_not_hold(kind: str, options: dict[str, Any], message: 
 
 def test_recipes_keep_what_is_compared() -> None:
     """Windows, positions and prefill of the default; the preset's heads where heads vote."""
-    shipped = preset.load("smollm2-135m")
+    shipped = preset.load("default")
     for name in ("bm25", "esa-consensus-bm25", "infiniretri", "recontext"):
         made = method_presets.apply(name, shipped)
         assert (made.window.ending, made.reading) == (0, "local")

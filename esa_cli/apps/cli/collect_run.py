@@ -37,6 +37,7 @@ class CollectedPlaces:
     left_out: Sequence[LeftOut]
     model: str
     by: str
+    reader: str | None
     preset: str
     seconds: float
 
@@ -52,7 +53,6 @@ class CollectedPlaces:
     def print_json(self, places: bool = True) -> None:
         """One JSON object on standard output."""
         shown = {"places": [place_row(one) for one in self.places]} if places else {}
-        ways = self.request.options
         print_json(
             {
                 "question": self.request.question,
@@ -68,7 +68,7 @@ class CollectedPlaces:
                 "documents": asked_documents(self.books),
                 "left_out": [one.as_dict() for one in self.left_out],
                 "model": self.model,
-                "reader": ways.reader_model or ways.reader,
+                "reader": self.reader,
                 "preset": self.preset,
                 "seconds": round(self.seconds, 3),
             }
@@ -132,9 +132,10 @@ def _collected(
     about = {"documents": [one.document.name for one in books], "preset": chosen.name}
     kept = CollectedFile(ways.out, request.question, request.key(chosen, books), about)
     every, coverage = _follow(esa, books, stack.enter_context(kept), request, add, end, reporter)
-    by = esa.reader.name if esa.reader else esa.name
+    reader = None if esa.reader is None else esa.reader.name
     return CollectedPlaces(
-        request, every, coverage, books, given.left_out, chosen.model, by, chosen.name,
+        request, every, coverage, books, given.left_out, chosen.model, reader or esa.name, reader,
+        chosen.name,
         time.perf_counter() - started,
     )  # fmt: skip
 

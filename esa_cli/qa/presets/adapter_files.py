@@ -23,8 +23,8 @@ def check_adapter(settings: AnswerSettings) -> None:
 
 
 def without_adapter(preset: Preset) -> Preset:
-    """The preset for reading documents alone, which needs no adapter."""
-    answer = preset.answer.model_copy(update={"adapter": None})
+    """The preset for reading documents alone, which needs no adapter and no other model."""
+    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
     return preset.model_copy(update={"answer": answer})
 
 
@@ -34,7 +34,9 @@ def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
     answer = preset.answer
     votes = answer.votes if answer.has_votes and not words_alone else 0.0
     finder = None if words_alone else answer.finder
-    update = {"source": "text", "adapter": None, "votes": votes, "finder": finder}
+    update = {
+        "source": "text", "adapter": None, "reader": None, "votes": votes, "finder": finder,
+    }  # fmt: skip
     return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 

@@ -52,6 +52,8 @@ class AnswerSettings(BaseModel):
         unanswered: what a passage that does not tell is answered with, by the adapter's training
             or by the examples.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
+        reader: another model that words the answers from the passages: a hub id, a folder, a file,
+            a name of `esa models list --known`, or the address of a server; None: the preset's own.
         finder: folder of a trained finder, whose reduced keys of read documents find passages that
             are worded otherwise; a name means a shipped one. words: weight of the words' score
             (BM25) beside theirs, in standard deviations, for a question whose words single out a
@@ -82,6 +84,7 @@ class AnswerSettings(BaseModel):
     examples: list[WorkedExample] = []
     unanswered: str = UNANSWERED
     adapter: str | None = None
+    reader: str | None = None
     finder: str | None = None
     words: float = Field(default=0.2, ge=0)
     votes: float = Field(default=0.0, ge=0)

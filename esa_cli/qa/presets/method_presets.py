@@ -9,7 +9,7 @@ from esa_cli.errors import NOT_BLAMED, EsaError, PluginError, PresetError, Usage
 from esa_cli.methods import recipes
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.methods.recipes import LAID, Base
-from esa_cli.qa.presets.preset import Preset, merge, validated
+from esa_cli.qa.presets.preset import Preset, from_rows, merge, validated
 from esa_cli.system.registry import nearest
 
 AS_IS = "preset"
@@ -39,8 +39,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     settings = _given(found, base_of(preset, length))
     # What is published sees the last tokens before the current ones, whatever a preset does, and
     # answers from the rows it selects.
-    over = {"window": {"ending": None}, "answer": {"from": "rows"}}
-    plain = merge(preset.model_dump(exclude={"name"}), over)
+    plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
     laid = merge(plain, settings)
     if found.full or laid["selector"]["name"] == "full":
         # Read by I and L alone, the text's keys would know nothing of what came before.

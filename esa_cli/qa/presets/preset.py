@@ -1,4 +1,5 @@
-"""Presets: YAML files that name a model, a method and a prompt.
+"""Presets: YAML files, each a way of answering: how passages are found and read, or which method
+attends to stored rows, and by which model.
 
     extends -> merged mapping -> overrides (--set) -> validated, frozen Preset
 
@@ -22,12 +23,14 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods.part_registry import KINDS
 from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.preset_files import find, read_file, shipped
+from esa_cli.qa.presets.known_models import facts_of, known_models, reference
+from esa_cli.qa.presets.preset_files import FORMER, available, find, read_file, shipped
 from esa_cli.qa.presets.preset_override import parse_override
+from esa_cli.qa.second_model.server_address import is_address
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import dump_yaml
 
-DEFAULT = "smollm2-135m"
+DEFAULT = "default"
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -108,17 +111,55 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets; `score.heads` and `answer`, but its examples, of one model are not
-    taken over to another model."""
+    """`merge` of two presets.
+
+    Where `base` finds passages by a finder, another model in `over` words the answers: it becomes
+    `answer.reader`, and finding stays as it is. Elsewhere it takes the place of the former model,
+    whose `score.heads` and `answer`, but its examples, are not taken over.
+    """
     out = merge(base, over)
-    own = over.get("score")
-    elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
-    if elsewhere and "answer" in base:
-        kept = {"examples": base["answer"]["examples"]} if "examples" in base["answer"] else {}
-        out["answer"] = {**kept, **(over.get("answer") or {})}
-    if elsewhere and isinstance(out.get("score"), dict) and "heads" not in (own or {}):
+    if "model" not in over or "model" not in base or over["model"] == base["model"]:
+        return out
+    below, above = base.get("answer") or {}, over.get("answer") or {}
+    of_its_own = above.keys() & {"finder", "reader"} or above.get("adapter")
+    finds = below.get("finder") and below.get("from") == above.get("from", "text") == "text"
+    if finds and not of_its_own:
+        answer = {**out["answer"], "reader": over["model"]}
+        return {**out, "model": base["model"], "answer": answer}
+    if "answer" in base:
+        kept = {"examples": below["examples"]} if "examples" in below else {}
+        out["answer"] = {**kept, **above}
+    if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
+        facts = facts_of(str(over["model"]))
+        if facts is not None and facts.heads and out["score"].get("name") == "vote":
+            out["score"]["heads"] = facts.heads
     return out
+
+
+def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with answers from rows: of the model `answer.reader`, where there is one.
+
+    Raises:
+        PresetError: this model is on a server.
+    """
+    answer = {**(data.get("answer") or {}), "from": "rows"}
+    reader = answer.pop("reader", None)
+    if reader is not None and is_address(reader):
+        raise PresetError(
+            f"answer.reader must be a model on this machine to answer from rows, got {reader}",
+            "use the setting answer.from=text",
+        )
+    rows = {**data, "answer": answer}
+    over = {"model": reader, "answer": {"from": "rows"}}
+    return rows if reader is None else laid_over(rows, over)
+
+
+def by_its_model(preset: Preset) -> Preset:
+    """The preset with answers from rows of the model that words them; as it is without one."""
+    if preset.answer.reader is None:
+        return preset
+    return validated(preset.name, from_rows(preset.model_dump(exclude={"name"})))
 
 
 def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -133,10 +174,18 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(parent, str):
         raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
     chain = (*chain, path)
+    parent, model = way_of(parent)
     below = find(parent, near=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
-        below = shipped().get(parent, below)
-    return laid_over(_extended(below, chain), data)
+        below = shipped().get(FORMER.get(parent, parent), below)
+    return laid_over(laid_over(_extended(below, chain), model), data)
+
+
+def way_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The preset for a name, and settings over it: a former preset of a model is a way with it."""
+    if name not in available() and (facts := known_models().get(name)):
+        return facts.way, {"model": facts.model}
+    return name, {}
 
 
 def _known_keys(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
@@ -180,12 +229,19 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     Raises:
         PresetError: it is missing or malformed, or a setting is wrong.
     """
-    path = find(name)
+    way, model = way_of(name)
+    path = find(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge(defaults, _extended(path))
+    data = laid_over(merge(defaults, _extended(path)), model)
+    over: dict[str, Any] = {}
     for text in overrides:
-        data = laid_over(data, parse_override(text))
+        over = merge(over, parse_override(text))
+    if isinstance(over.get("model"), str):
+        over["model"] = reference(over["model"])
+    data = laid_over(data, over)
+    if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
+        data = from_rows(data)
     if "name" in data:
         raise PresetError("--set cannot change a preset's name", "save it under another file name")
     return validated(path.stem, data)

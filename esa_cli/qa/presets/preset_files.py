@@ -15,6 +15,12 @@ from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
+FORMER = {
+    "smollm2-135m": "default",
+    "llama3-8b-paper": "paper",
+    "mistral-7b-paper": "paper-mistral",
+}
+"""Former names of shipped presets -> their names now."""
 
 
 def shipped_dir() -> Path:
@@ -64,6 +70,8 @@ def find(name: str, near: Path | None = None) -> Path:
             f"no preset file {name}", "check the path, or use a name from `esa presets list`"
         )
     known = available()
+    if name not in known:
+        name = FORMER.get(name, name)
     if name not in known:
         raise PresetError(f"unknown preset {name!r}", nearest(name, list(known)))
     return known[name]

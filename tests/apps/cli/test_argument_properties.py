@@ -64,7 +64,7 @@ def draw_words(data: st.DataObject, params: list[Any], refused: bool) -> list[st
 
 
 CARRIED_OUT = {
-    "methods", "plan", "presets list", "presets show", "presets check", "library list",
+    "methods", "plan", "presets list", "presets show", "library list",
     "library show", "library verify", "library rm", "library prune", "models list", "models path",
 }  # fmt: skip
 """They change nothing but the test's own folders, and take little time."""

@@ -278,10 +278,10 @@ def overrides_of(options: list[str]) -> list[str]:
 def test_the_documented_options_use_the_maps() -> None:
     text = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
     (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
-    made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
+    made = preset.load("default", overrides_of(line.split('"..." ')[1].split()))
     method = resolve(made).method
     assert method.compressor == Learned("maps.safetensors")
     assert isinstance(method.selector, TopK)
     assert method.score.features
-    fitted = resolve(target_preset("esa", preset.load("smollm2-135m"))).method
+    fitted = resolve(target_preset("esa", preset.load("default"))).method
     assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}

@@ -199,7 +199,7 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
         (["--all", "--min", "1"], "--all and --min exclude each other"),
         (["--min", "nan"], "--min must be a number, got nan"),
         (["--least", "nan"], "--least must be a number, got nan"),
-        (["--least", "1", "--reader", "x"], "--least is of the preset's own reader"),
+        (["--least", "1", "--reader", "x"], "--least is of the model that finds"),
         (["--read", "never", "--keep"], "--read never has nothing to keep"),
         (["--json", "--format", "csv"], "--json and --format csv exclude each other"),
         (["--reader-model", "x"], "--reader-model needs --reader"),

@@ -175,11 +175,11 @@ def test_a_second_model_here(esa: Esa, note: str, preset: list[str]) -> None:
     ("more", "code", "words"),
     [
         (["--reader-model", "large"], 2, "--reader-model needs --reader"),
-        (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the preset's"),
+        (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the model"),
         (["--reader", "tiny-random", "--method", "infllm"], 2, "and --method infllm"),
         (["--reader", "tiny-random", "--set", "answer.from=rows"], 2, "needs answers from"),
         (["--reader", "tiny-random", "--score", "sum"], 2, "and --score sum"),
-        (["--reader", "gone-random"], 4, "unknown preset"),
+        (["--reader", "gone-random"], 5, "unknown model"),
         (["--reader", "http://127.0.0.1:1/v1"], 5, "cannot be reached"),
     ],
 )  # fmt: skip

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.answering.answer_from_text import ROOM
-from esa_cli.qa.presets import method_presets, preset, preset_files
+from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.answer_settings import AnswerSettings
 from esa_cli.qa.presets.settings_hash import settings_hash
-from esa_cli.qa.reading.span_search import LONGEST
 
 FROM_TEXT = "answer.from=text"
 TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
@@ -101,27 +99,6 @@ def test_an_adapter_is_shown_no_examples() -> None:
     made = preset.load("tiny-random", [f"answer.examples=[{TOLD}]"]).answer
     assert list(made.shown_examples) == made.examples
     assert not made.model_copy(update={"adapter": "small"}).shown_examples
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted({path.stem for path in preset_files.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
-)
-def test_shipped_presets_without_an_adapter_have_examples_that_fit(name: str) -> None:
-    made = preset.load(name)
-    answer = made.answer
-    assert bool(answer.examples) != bool(answer.adapter)
-    assert name == preset.DEFAULT or {one.answer is None for one in answer.examples} == {
-        True,
-        False,
-    }
-    # No byte-level vocabulary has more tokens than bytes.
-    prompt = "".join(
-        answer.prompt.replace("{passage}", one.passage).replace("{question}", one.question)
-        + f" {one.answer or answer.unanswered}\n"
-        for one in answer.examples
-    )
-    assert len(prompt.encode()) + ROOM + LONGEST < made.context // 2
 
 
 def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:

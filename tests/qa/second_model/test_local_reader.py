@@ -9,7 +9,7 @@ import pytest
 from reader_models import foreign_model, wide_model
 
 from esa_cli import models
-from esa_cli.errors import EsaError, HistoryError, LengthError, PresetError, UsageError
+from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
 from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.second_model.answer_reader import Sampling
@@ -97,7 +97,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "model", "kind", "words"),
     [
-        ("smollm2-36m", None, PresetError, "unknown preset"),
+        ("smollm2-36m", None, ModelError, "unknown model"),
         ("./gone.yaml", None, PresetError, "no preset file"),
         ("tiny-random", "large", UsageError, "is of a server"),
         ("http://", None, UsageError, "must be a web address"),

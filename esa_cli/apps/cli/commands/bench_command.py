@@ -326,7 +326,7 @@ def bench(
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     check_files(out, markdown, data)
     shard = shards.check(out)
-    chosen = model.load_preset()
+    chosen = model.method_preset()
     names = options.compared_methods(methods, chosen)
     request = BenchRequest(
         name, chosen, names, model, time_limit, out, markdown, as_json,

@@ -300,7 +300,7 @@ def _steps(
     from esa_cli.evaluation.calibration.train_maps import FitSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
-    given = model.load_preset()
+    given = model.method_preset()
     text = join(inputs.read(texts, reporter).documents)
     ready = prepare(given, model, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)

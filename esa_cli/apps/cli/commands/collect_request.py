@@ -83,11 +83,6 @@ class CollectOptions:
         """Raises UsageError where options exclude each other, or a number is none."""
         if self.every and self.minimum is not None:
             raise UsageError("--all and --min exclude each other", "give one of them")
-        if self.least is not None and self.reader is not None:
-            raise UsageError(
-                "--least is of the preset's own reader, and --reader decides by its words",
-                "give one of them",
-            )
         for option, value in {"--min": self.minimum, "--least": self.least}.items():
             if value is not None and math.isnan(value):
                 raise UsageError(f"{option} must be a number, got nan", f"for example: {option} 1")
@@ -130,6 +125,12 @@ class CollectRequest:
         from esa_cli.apps.cli.model_choice.by_words import from_text
 
         chosen = self.options.answer.load_preset(self.model)
+        if self.options.least is not None and chosen.answer.reader is not None:
+            raise UsageError(
+                f"--least is of the model that finds, and {chosen.answer.reader} decides by its "
+                "words",
+                "leave out --least, or --model and --reader",
+            )
         if chosen.answer.source == "text":
             return chosen
         if chosen.answer.says_source:

@@ -62,7 +62,7 @@ def compare(
     reporter = Reporter(quiet)
     try:
         check_in_memory(model.cache)
-        chosen = model.load_preset()
+        chosen = model.method_preset()
         text = join(inputs.read(documents, reporter).documents)
         results = _results(chosen, model, names, text, question, passages, max_new_tokens, reporter)
     finally:

@@ -311,7 +311,7 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
     from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.errors import ModelError
 
-    chosen = model.load_preset()
+    chosen = model.method_preset()
     wanted.check(model.preset)
     by = by_needles(wanted) if wanted.pairs is None else by_pairs(wanted, *wanted.pairs)
     found, result = _steps(wanted, model, chosen, by, reporter)

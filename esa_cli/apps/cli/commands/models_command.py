@@ -14,18 +14,22 @@ app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
 _LISTED = "A name from `esa models list`, or a reference as for `pull`."
 _DEFAULT = " Without it the default model."
+Known = Annotated[bool, typer.Option("--known", help="Models of the hub that have a name here.")]
 Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
 DefaultRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)]
 PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
 @app.command("list")
-def list_(as_json: options.Json = False) -> None:
-    """List the models on this machine."""
+def list_(known: Known = False, as_json: options.Json = False) -> None:
+    """List the models on this machine, or those known by name."""
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.models import list_models
     from esa_cli.system.machine import size_text
 
+    if known:
+        _list_known(as_json)
+        return
     found = list_models()
     if as_json:
         keys = ("name", "kind", "reference", "folder", "bytes")
@@ -35,6 +39,22 @@ def list_(as_json: options.Json = False) -> None:
         print_table(("model", "kind", "size"), [(m.name, m.kind, size_text(m.size)) for m in found])
     else:
         print("no models yet; `esa models pull` fetches the default one")
+
+
+def _list_known(as_json: bool) -> None:
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
+    from esa_cli.qa.presets.known_models import known_models
+    from esa_cli.system.machine import size_text
+
+    if as_json:
+        facts = {name: one.model_dump(exclude={"way"}) for name, one in known_models().items()}
+        print_json({"models": [{"name": name, **fact} for name, fact in facts.items()]})
+        return
+    rows = [
+        (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
+        for name, one in known_models().items()
+    ]
+    print_table(("model", "on the hub", "weights in bfloat16", "window"), rows)
 
 
 @app.command("pull")
@@ -49,8 +69,9 @@ def pull(
     """Fetch a model, and prepare it for loading."""
     from esa_cli import models
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.presets.known_models import reference
 
-    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else ref
+    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else reference(ref)
     try:
         folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
     finally:

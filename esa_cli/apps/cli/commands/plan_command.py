@@ -31,6 +31,7 @@ def plan(
     from esa_cli.apps.cli.model_choice.by_words import answerable
     from esa_cli.apps.cli.model_choice.preflight import prepare
     from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+    from esa_cli.system.machine import size_text
 
     reporter = Reporter(quiet or as_json)
     try:
@@ -39,14 +40,31 @@ def plan(
         chosen = answerable(chosen, reporter, loads=False)
         ready = prepare(chosen, model, reporter)
         counts = [ready.model.count_tokens(one.text) for one in found]
+        reader = _reader_bytes(ready)
+        ready.planner.memory -= reader or 0
         made, stored = ready.planner.plan(sum(counts)), _stored_bytes(ready, counts)
     finally:
         reporter.settle()
     if as_json:
         weights = {"weights": ready.model.stored_as or "plain"}
-        print_json({**_as_dict(chosen, made), **weights, "stored_bytes": stored})
+        worded = {"reader": chosen.answer.reader, "reader_bytes": reader}
+        print_json({**_as_dict(chosen, made), **weights, "stored_bytes": stored, **worded})
     else:
-        print_table(("", ""), _rows(chosen, made, stored, ready.model.stored_as))
+        rows = _rows(chosen, made, stored, ready.model.stored_as)
+        if chosen.answer.reader is not None:
+            size = "not known before it is fetched" if reader is None else size_text(reader)
+            rows.insert(1, ("words the answers", f"{chosen.answer.reader} ({size})"))
+        print_table(("", ""), rows)
+
+
+def _reader_bytes(ready: Preflight) -> int | None:
+    """Bytes of another model that words the answers; 0: there is none here, None: not known."""
+    from esa_cli.qa.second_model.reader_choice import reader_bytes, reader_of
+
+    choice = reader_of(ready.resolved.preset)
+    if choice is None:
+        return 0
+    return reader_bytes(choice, ready.planner.dtype.itemsize, ready.planner.packing)
 
 
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:

@@ -109,7 +109,7 @@ def selftest(
         raise UsageError(
             "one of --len and --lens must be given, got both", "--lens takes one or several"
         )
-    chosen = model.load_preset()
+    chosen = model.method_preset()
     given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
     settings = SelftestSettings(
         tests=options.names(test),

@@ -126,7 +126,8 @@ def opened(
     Args:
         keep: whether what is not there is stored there; see `Preflight.keeps`. rows: how; see
             `api.Esa`.
-        library: another than the user's. reader: another model that words the answers.
+        library: another than the user's. reader: another model that words the answers; None: the
+            preset's, if it has one.
         reads_later: see `PrefillDisplay`.
 
     Raises:
@@ -136,9 +137,10 @@ def opened(
     keep, ready = _stored(options.cache, keep), chosen
     if not isinstance(ready, Preflight):
         ready = prepare(ready, options, reporter, keep=keep)
+    from esa_cli.qa.second_model.reader_choice import reader_of
     from esa_cli.storage.library import Library
 
-    loaded, other = _load(ready, options, reader, reporter)
+    loaded, other = _load(ready, options, reader or reader_of(ready.resolved.preset), reporter)
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 

@@ -65,12 +65,12 @@ def prepare(
     reporter.stage("import", 0, None)
     from esa_cli.qa.finding.load_encoder import index_sizes
     from esa_cli.qa.presets.adapter_files import check_adapter
-    from esa_cli.qa.presets.method_presets import stretches
+    from esa_cli.qa.presets.method_presets import apply, stretches
     from esa_cli.qa.presets.resolved_preset import resolve
 
     model, texts = None, list[Any]()
     if method is not None and documents and stretches(method, chosen):
-        model = inspect_model(chosen, ModelPlace.of(options), reporter)
+        model = inspect_model(apply(method, chosen), ModelPlace.of(options), reporter)
         texts = model.tokenise(documents)
     resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
     check_adapter(resolved.preset.answer)
@@ -78,7 +78,7 @@ def prepare(
     answer = resolved.preset.answer
     runs = attaches or answer.needs_rows or answer.has_votes or (index is None and bool(keep))
     attaches = runs or not answer.by_words
-    model = model or inspect_model(chosen, ModelPlace.of(options), reporter, attaches)
+    model = model or inspect_model(resolved.preset, ModelPlace.of(options), reporter, attaches)
     if runs:
         model.check_kernels(resolved)
     if index is None and (keep or (options.cache == "disk" and not answer.by_words)):

@@ -21,7 +21,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
 
-DEFAULT_PRESET = "smollm2-135m"
+DEFAULT_PRESET = "default"
 
 Preset = Annotated[
     str,
@@ -35,7 +35,14 @@ Preset = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="REF", help="A hub id, folder, .gguf file or wheel."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="REF",
+        help="What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
+        "a name from `esa models list --known`.",
+        autocompletion=completion.models,
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -194,7 +201,25 @@ class ModelOptions:
 
             chosen = for_length(method, chosen, 0)
         parse_reference(chosen.model)
+        self._say_way(chosen)
         return chosen
+
+    def method_preset(self) -> LoadedPreset:
+        """As `load_preset`, for commands that run methods: --model is the model that they run in,
+        in every preset."""
+        from esa_cli.qa.presets.preset import by_its_model
+
+        return by_its_model(self.load_preset())
+
+    def _say_way(self, chosen: LoadedPreset) -> None:
+        """Says what a former name of a preset stands for."""
+        from esa_cli.apps.cli.output.terminal import Reporter
+        from esa_cli.qa.presets.known_models import known_models
+
+        facts = None if self.preset == chosen.name else known_models().get(self.preset)
+        if facts is not None:
+            way = f"--preset {chosen.name} --model {self.preset}"
+            Reporter().warn(f"esa: {self.preset} is a model now, not a preset: use {way}")
 
 
 @dataclass(frozen=True)
