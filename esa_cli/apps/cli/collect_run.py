@@ -132,11 +132,10 @@ def _collected(
     about = {"documents": [one.document.name for one in books], "preset": chosen.name}
     kept = CollectedFile(ways.out, request.question, request.key(chosen, books), about)
     every, coverage = _follow(esa, books, stack.enter_context(kept), request, add, end, reporter)
-    reader = None if esa.reader is None else esa.reader.name
+    wording = None if esa.reader is None else esa.reader.name
     return CollectedPlaces(
-        request, every, coverage, books, given.left_out, chosen.model, reader or esa.name, reader,
-        chosen.name,
-        time.perf_counter() - started,
+        request, every, coverage, books, given.left_out, chosen.model, wording or esa.name,
+        wording, chosen.name, time.perf_counter() - started,
     )  # fmt: skip
 
 
