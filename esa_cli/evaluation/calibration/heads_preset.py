@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.head_ranking import HeadSet
 
 MARK = "# Made by `esa heads`"
-VOTES = 0.5
-"""`answer.votes` of a preset whose heads are all that there is beside words."""
 
 
 def refuse_foreign(path: Path, given: str) -> None:
@@ -62,20 +60,11 @@ def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, abou
     data: dict[str, Any] = {}
     for text in overrides:
         data = merge(data, parse_override(text))
-    data = merge(_votes(given, overrides, data), {"score": {"heads": [list(p) for p in heads]}})
+    data = merge(data, {"score": {"heads": [list(p) for p in heads]}})
     whole = {"extends": _parent(given, path), "description": f"{given} with chosen heads", **data}
     with replacing(path, durable=True) as part:
         part.write_text(f"{MARK}: {about}\n{dump_yaml(whole)}", "utf-8")
         load(str(part.absolute()))
-
-
-def _votes(given: str, overrides: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
-    """The settings; where the extended preset answers from text and there is no finder for the
-    model, with heads that vote, unless `answer` is among the settings."""
-    finder = load(given, overrides).answer.finder
-    if "answer" in data or finder is not None or load(given).answer.source != "text":
-        return data
-    return {**data, "answer": {"from": "text", "votes": VOTES}}
 
 
 def _parent(given: str, path: Path) -> str:

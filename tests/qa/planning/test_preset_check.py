@@ -54,7 +54,7 @@ def test_shipped_presets_hold_for_their_models_and_state_their_memory(name: str)
     assert stated is not None or memory.needed("1M") < 4 << 30
 
 
-@pytest.mark.parametrize("name", ["llama3.1-8b", "smollm2-135m", "llama3-8b-paper"])
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama3-8b-paper"])
 def test_memory_is_that_of_esa_plan(name: str) -> None:
     resolved = resolve(name)
     sizes = index_sizes(resolved.preset)
@@ -69,10 +69,8 @@ def test_memory_is_that_of_esa_plan(name: str) -> None:
 
 
 def test_nothing_is_read_where_words_alone_find() -> None:
-    words, heads = checked("llama3.1-8b", "answer.votes=0"), checked("llama3.1-8b")
+    words = checked("llama3.1-8b")
     assert (words.reads, words.stored("1M")) == ("nothing", 0)
-    assert heads.stored("1M") == 11 * (128 + 4) * LENGTHS["1M"], "16 heads read 11 key heads"
-    assert words.weights == heads.weights
     assert 0 < words.needed("1M") - words.weights < 2 << 30
     assert words.needed("100k") < words.needed("1M")
 
