@@ -20,19 +20,19 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.answering.cached_books import CachedBooks
+from esa_cli.qa.answering.from_text import TextReplies
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.answering.row_reply import reply_from_rows
-from esa_cli.qa.answering.text_reply import text_replies
 from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
 from esa_cli.qa.evidence.heat_map import WeighedBooks, heat_maps, weighed
-from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
+from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.ingestion.ingest import DocumentIngest, Source
 from esa_cli.qa.ingestion.ingest_events import IngestEvents, ProgressEvents
 from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.passage_search import COUNT
+from esa_cli.qa.passage_search import COUNT, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.preset import DEFAULT, Preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
@@ -81,9 +81,11 @@ class Esa:
         self._last: WeighedBooks | None = None
         try:
             self._cached = CachedBooks(self._lazy)
-            encoder = index_encoder(self._lazy)
-            self._search = passage_search(self._lazy, encoder)
-            self._text = text_replies(self._lazy, reader, self._search)
+            lazy, answer = self._lazy, self.preset.answer
+            encoder = load_encoder(answer, lazy.text_model, lazy.tokenizer)
+            self._search, self._text = PassageSearch(encoder, answer.words), None
+            if answer.source == "text":
+                self._text = TextReplies(lazy, reader, self._search)
             self.documents = DocumentIngest(
                 self._lazy, library, keep, rows, events, planner, encoder
             )
@@ -233,10 +235,8 @@ class Esa:
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # checks it
-        placed = self.placed(distinct(books))
-        votes = self._search.votes(question, placed)
         with self._lazy.suspended():
-            return self._search.passages(question, placed, count, minimum, votes)
+            return self._search.passages(question, self.placed(distinct(books)), count, minimum)
 
     def collect(
         self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]

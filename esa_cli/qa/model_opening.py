@@ -50,7 +50,7 @@ def open_model(
     check_adapter(resolved.preset.answer)
     _check_kernels(resolved, place, dtype)
     memory, index = machine.available_memory(place), index_sizes(resolved.preset)
-    load = models.load_for_text if index is not None and index.bare else models.load
+    load = models.load if index is None else models.load_for_text
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(
@@ -64,8 +64,7 @@ def open_model(
 def _check_kernels(resolved: ResolvedPreset, device: str, dtype: str) -> None:
     """Raises UsageError where the method runs and a kernel that it names cannot, before the weights
     are fetched or loaded."""
-    method, answer = resolved.method, resolved.preset.answer
-    named = method.kernel != "auto"
-    if named and (answer.needs_rows or answer.has_votes):
+    method = resolved.method
+    if method.kernel != "auto" and resolved.preset.answer.needs_rows:
         config = language_settings(peek(resolved.preset.model))
         check_runs_on(method, config, device, choose_dtype(dtype, device))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.passage import Passage
@@ -20,7 +19,6 @@ from esa_cli.qa.finding.sentence_words import sentence_words
 from esa_cli.system.content_words import question_words
 
 if TYPE_CHECKING:  # they import the model's library, which words alone do not need
-    from esa_cli.qa.finding.index_votes import HeadVotes
     from esa_cli.qa.finding.token_encoder import TokenEncoder
 
 COUNT = 8
@@ -32,19 +30,11 @@ class PassageSearch:
     """Finds passages in books; the index of the last books' words is kept.
 
     Args:
-        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`. heads:
-            the votes of the preset's heads, and weight: theirs; None: none vote.
+        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`.
     """
 
-    def __init__(
-        self,
-        encoder: TokenEncoder | None = None,
-        words: float = 0.0,
-        heads: HeadVotes | None = None,
-        weight: float = 0.0,
-    ) -> None:
+    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
-        self._heads, self._weight = heads, weight
         self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
@@ -68,15 +58,6 @@ class PassageSearch:
         queries, shares = self._encoder.questions([asked])
         return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
 
-    def votes(self, question: str, books: Sequence[PlacedBook]) -> list[Tensor | None]:
-        """The heads' votes (n,) for the tokens of each book that has been read for them; empty
-        where none has. The model's method must be attached."""
-        read = [book.index for book in books if book.index is not None]
-        if self._heads is None or not read:
-            return []
-        found = iter(self._heads(question, read))
-        return [None if book.index is None else next(found) for book in books]
-
     @torch.inference_mode()
     def passages(
         self,
@@ -84,7 +65,6 @@ class PassageSearch:
         books: Sequence[PlacedBook],
         count: int | None = COUNT,
         minimum: float | None = None,
-        votes: Sequence[Tensor | None] = (),
     ) -> list[Passage]:
         """The best passages, best first, none overlapping a better one by half of it.
 
@@ -94,7 +74,7 @@ class PassageSearch:
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
-                or the best passage's score if that is lower. votes: see `votes`.
+                or the best passage's score if that is lower.
 
         Raises:
             UsageError: there is no book, or `count` is below 1.
@@ -104,9 +84,7 @@ class PassageSearch:
         if count is not None and count < 1:
             raise UsageError(f"count must be at least 1, got {count}", "None gives all passages")
         finder = self.finder(books)
-        scores = finder.scores(
-            question, reduced=self.reduced(question, books), votes=votes, weight=self._weight
-        )
+        scores = finder.scores(question, reduced=self.reduced(question, books))
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
         found = finder.pick(replace(scores, total=total), most)

@@ -180,15 +180,6 @@ def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_pre
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
 
 
-def test_heads_that_vote_have_an_index(session: Session, folder: Path) -> None:
-    heads = "score={name: vote, heads: [[0, 1]]}", "selector={name: consensus}"
-    asker = TextAsker(session, chosen(folder, "answer.votes=1.0", *heads))
-    asker.read(TEXT)
-    assert asker.book.prefilled is None
-    assert asker.ask(QUESTION).evidence
-    assert asker.nbytes > session.cache.nbytes == 0
-
-
 def test_a_question_without_room_is_found_before_reading(session: Session, folder: Path) -> None:
     asker = TextAsker(session, chosen(folder))
     asker.check(QUESTION, 8)

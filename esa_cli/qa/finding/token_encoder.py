@@ -50,8 +50,6 @@ class TokenEncoder:
         ModelError: the maps are of another model.
     """
 
-    bare = True
-
     def __init__(
         self,
         model: Any,

@@ -1,11 +1,9 @@
-"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder or of
-its voting heads."""
+"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +11,9 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.index_encoder import IndexEncoder
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion.index_archive import (
     PIECE,
     append_keys,
@@ -33,7 +31,7 @@ from esa_cli.system.progress import Progress
 class IndexIngest(PartIngest):
     """Makes books with token indexes; `given`: the arguments of `PartIngest`."""
 
-    def __init__(self, encoder: IndexEncoder, *given: Any) -> None:
+    def __init__(self, encoder: TokenEncoder, *given: Any) -> None:
         super().__init__(*given)
         self.encoder = encoder
 
@@ -103,5 +101,5 @@ class IndexIngest(PartIngest):
 
     def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
         """Keys (stop - start, R)."""
-        with self.lazy.suspended() if self.encoder.bare else nullcontext():
+        with self.lazy.suspended():
             return self.encoder.encode(ids, start, stop)

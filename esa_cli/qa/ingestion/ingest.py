@@ -14,7 +14,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import LibraryError, ResourceError, UsageError
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.index_encoder import IndexEncoder
+from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion.archive import restored
 from esa_cli.qa.ingestion.file_indexing import record_document
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
@@ -49,7 +49,7 @@ class DocumentIngest:
         rows: str = "int8",
         events: IngestEvents | None = None,
         planner: Planner | None = None,
-        encoder: IndexEncoder | None = None,
+        encoder: TokenEncoder | None = None,
     ) -> None:
         self.lazy, self.library = lazy, library
         self.events = events or IngestEvents()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from esa_cli.models.text_passes.fused_forward import MOST_BYTES
-from esa_cli.qa.finding.load_encoder import IndexSizes
+from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.ingestion.index_archive import PIECE
 from esa_cli.qa.planning.costs import LIBRARIES, TOKEN_BYTES, Costs
@@ -19,12 +19,12 @@ SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 class IndexCosts(Costs):
     """The cost of an index of these sizes; the method reads nothing."""
 
-    sizes: IndexSizes
+    sizes: FinderSizes
 
     @property
     def layout(self) -> Layout:
         """Of the index."""
-        return self.sizes.layout(self.shape)
+        return self.sizes.layout
 
     def keys_values(self, tokens: int, size: int) -> int:
         return 0
@@ -34,7 +34,7 @@ class IndexCosts(Costs):
         return tokens * self.layout.row_bytes
 
     def working(self, tokens: int, size: int) -> int:
-        shape, together = self.shape, PIECE // SEGMENT_TOKENS if self.sizes.bare else 1
+        shape, together = self.shape, PIECE // SEGMENT_TOKENS
         rows = together * SEQUENCE
         projections = (shape.heads + 2 * shape.groups) * shape.dim
         activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
@@ -47,7 +47,7 @@ class IndexCosts(Costs):
         copied = self.shape.body * size
         if self.on_gpu or copied > MOST_BYTES:
             return 0
-        finder = copied * self.sizes.layers // self.shape.layers if self.sizes.bare else 0
+        finder = copied * self.sizes.layers // self.shape.layers
         return copied + finder
 
     def operations(self, tokens: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.qa.finding.load_encoder import IndexSizes
+from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.ingestion.archive import storable
 from esa_cli.qa.planning import measured_speed
 from esa_cli.qa.planning.cache_places import (
@@ -61,7 +61,7 @@ class Planner:
         dtype: torch.dtype,
         device: str,
         memory: int | None = None,
-        index: IndexSizes | None = None,
+        index: FinderSizes | None = None,
         by_words: bool = False,
         cache: str = "auto",
         packing: str = "",

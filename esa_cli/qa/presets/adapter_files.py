@@ -29,14 +29,11 @@ def without_adapter(preset: Preset) -> Preset:
 
 
 def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
-    """The preset for passages without an answer: from text, without adapter; heads vote only where
-    the preset answers from text, too. For words alone it has no finder either, and none vote."""
+    """The preset for passages without an answer: from text, without adapter; for words alone
+    without a finder, too."""
     answer = preset.answer
-    votes = answer.votes if answer.has_votes and not words_alone else 0.0
     finder = None if words_alone else answer.finder
-    update = {
-        "source": "text", "adapter": None, "reader": None, "votes": votes, "finder": finder,
-    }  # fmt: skip
+    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
     return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 

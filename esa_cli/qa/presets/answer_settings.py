@@ -42,10 +42,7 @@ class AnswerSettings(BaseModel):
             `auto`: free text for questions that ask for more than a quotation.
         documents: of folders, patterns and the library that are opened for a question, where these
             have more: the best by their words.
-        passages: that are read again. grow: words that each of them may grow to, by whole sentences
-            within its paragraphs; 0: passages are read as they are found.
-        rounds: 2: half of the passages are found and read first; the others are then found by the
-            words of the question and of the best passage of these.
+        passages: that are read again.
         prompt: around one passage; {question} may stand twice.
         examples: worked ones, in the form of `prompt` before each passage; not shown to an adapter,
             which was trained without them.
@@ -58,8 +55,6 @@ class AnswerSettings(BaseModel):
             are worded otherwise; a name means a shipped one. words: weight of the words' score
             (BM25) beside theirs, in standard deviations, for a question whose words single out a
             passage; for others it is less.
-        votes: weight of the votes of the heads `score.heads` beside the words (BM25) in finding, in
-            standard deviations, in documents that have been read for them; 0: they do not vote.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
         threshold: log-odds of the answer's passage below which nothing is found that answers; None:
             never.
@@ -78,8 +73,6 @@ class AnswerSettings(BaseModel):
     form: Literal["auto", "span", "text"] = "auto"
     documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
-    grow: int = Field(default=0, ge=0)
-    rounds: Literal[1, 2] = 1
     prompt: str = PROMPT
     examples: list[WorkedExample] = []
     unanswered: str = UNANSWERED
@@ -87,7 +80,6 @@ class AnswerSettings(BaseModel):
     reader: str | None = None
     finder: str | None = None
     words: float = Field(default=0.2, ge=0)
-    votes: float = Field(default=0.0, ge=0)
     prior: float = Field(default=1.0, ge=0)
     threshold: float | None = None
 
@@ -109,14 +101,9 @@ class AnswerSettings(BaseModel):
         return self.source == "rows"
 
     @property
-    def has_votes(self) -> bool:
-        """Whether heads vote for passages."""
-        return self.source == "text" and self.votes > 0
-
-    @property
     def has_index(self) -> bool:
-        """Whether documents may be read for finding: for a finder, or for heads that vote."""
-        return self.finder is not None or self.has_votes
+        """Whether documents may be read for finding."""
+        return self.finder is not None
 
     @property
     def says_source(self) -> bool:

@@ -28,7 +28,7 @@ QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model's window has 512 bytes."""
-    monkeypatch.setattr("esa_cli.qa.answering.answer_from_text.ROOM", 256)
+    monkeypatch.setattr("esa_cli.qa.answering.from_text.ROOM", 256)
 
 
 def chosen(answer: AnswerOptions, *settings: str, **more: Any) -> Any:

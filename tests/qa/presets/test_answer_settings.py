@@ -41,9 +41,6 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
             "answer.examples=[{passage: a, question: b, answer: a, text: c}]",
             "has no setting 'answer.examples.0.text'",
         ),
-        ("answer.grow=-1", "answer.grow must"),
-        ("answer.rounds=3", "answer.rounds must"),
-        ("answer.votes=-1", "answer.votes must"),
         ("answer.prior=-0.5", "answer.prior must"),
         ("answer.threshold=high", "answer.threshold must"),
         ("answer.adapter=3", "answer.adapter must"),
@@ -103,8 +100,8 @@ def test_an_adapter_is_shown_no_examples() -> None:
 
 def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
     extending(tmp_path, "")
-    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.votes=1"])
-    assert found.answer == AnswerSettings(votes=1)
+    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.words=1"])
+    assert found.answer == AnswerSettings(words=1)
 
 
 def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
@@ -124,5 +121,5 @@ def test_a_method_answers_from_rows() -> None:
 
 
 def test_rows_do_not_depend_on_it() -> None:
-    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.votes=0.5"])]
+    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.words=0.5"])]
     assert settings_hash(made[0]) == settings_hash(made[1])

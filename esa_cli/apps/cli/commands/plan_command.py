@@ -76,7 +76,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     planner, library, states = ready.planner, Library(), 0
     shape = planner.costs.shape
     if ready.index is not None:
-        layout = ready.index.layout(shape)
+        layout = ready.index.layout
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)

@@ -25,7 +25,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.finding.load_encoder import IndexSizes
+    from esa_cli.qa.finding.load_encoder import FinderSizes
     from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -66,7 +66,7 @@ class KnownModel:
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
     def planner(
-        self, resolved: ResolvedPreset, index: IndexSizes | None = None, by_words: bool = False
+        self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
     ) -> Planner:
         """The memory and time of this method here, or of an `index`, or of passages found by their
         words. Raises PresetError, ModelError."""

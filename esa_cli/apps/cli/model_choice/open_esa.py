@@ -174,7 +174,7 @@ def _load(
     """The model, and the one that words answers, whose memory is taken from the plan."""
     ready.planner.check(1)
     other = None if reader is None else _connect(reader, reporter)
-    of_text = ready.index is not None and ready.index.bare
+    of_text = ready.index is not None
     loaded = (ready.model.load_for_text if of_text else ready.model.load)(reporter)
     if reader is not None and other is None:
         other = reader.open(options.device, options.dtype, reporter.stage)

@@ -16,7 +16,7 @@ from esa_cli.qa.presets.preset import Preset
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.finding.load_encoder import IndexSizes
+    from esa_cli.qa.finding.load_encoder import FinderSizes
     from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -29,7 +29,7 @@ class Preflight:
     resolved: ResolvedPreset
     model: KnownModel
     planner: Planner
-    index: IndexSizes | None = None
+    index: FinderSizes | None = None
     """Of the token index for which documents are read; None: their rows are, or nothing is."""
     texts: Sequence[TokenisedDocument] = ()
     """The documents, where the method is made for their length."""
@@ -76,7 +76,7 @@ def prepare(
     check_adapter(resolved.preset.answer)
     index = index_sizes(resolved.preset)
     answer = resolved.preset.answer
-    runs = attaches or answer.needs_rows or answer.has_votes or (index is None and bool(keep))
+    runs = attaches or answer.needs_rows or (index is None and bool(keep))
     attaches = runs or not answer.by_words
     model = model or inspect_model(resolved.preset, ModelPlace.of(options), reporter, attaches)
     if runs:

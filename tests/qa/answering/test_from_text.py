@@ -15,13 +15,10 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.generation import generate
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.qa.answering import answer_from_text
-from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn
+from esa_cli.qa.answering import from_text
+from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.passage_growth import grown
-from esa_cli.qa.finding.passages_apart import FoundPassage
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading.passage_prompt import one_line
 from esa_cli.storage.library import Library
@@ -32,10 +29,6 @@ STORY = FILLER + "\n\n" + GATE + "\n\n" + FILLER
 QUESTION = "When does Ahab open the northern gate?"
 FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
 """What is found decides: a random model's log-odds say nothing."""
-VOTES = [
-    *FROM_TEXT, "answer.votes=1.0", "score={name: vote, heads: [[0, 1], [1, 2]]}",
-    "selector={name: consensus, rounds: 2, passage: 16}",
-]  # fmt: skip
 
 
 def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
@@ -102,78 +95,10 @@ def test_which_of_several_documents(asker: Esa) -> None:
     assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
 
 
-def test_a_passage_grows_before_it_is_read(loaded: Any) -> None:
-    text = FILLER + "\n\n" + "Starbuck walks. " * 50 + "Pip sings.\n\n" + FILLER
-    shown = []
-    for more in ([], ["answer.grow=90"]):
-        with esa(loaded, "answer.passages=1", *more) as asker:
-            reply = asker.ask("Who walks and who sings?", [book(asker, text)])
-        first = reply.evidence[0]
-        assert first.text == text[first.start : first.end]
-        assert reply.quotation is not None
-        assert first.start <= reply.quotation.start < reply.quotation.end <= first.end
-        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
-        shown.append(FoundPassage(0, first.start, first.end, 0.0))
-    assert shown[1] == grown([text], shown[:1], 90)[0] != shown[0]
-
-
-def test_a_second_round_finds_what_the_first_passage_speaks_of(loaded: Any) -> None:
-    texts = [
-        "The northern gate was opened by Captain Ahab.",
-        FILLER + "Ahab came from the isle of Nantucket. " + FILLER,
-    ]
-    read: list[list[str]] = []
-    reader = answer_from_text.PassageReader
-    whole = reader.read
-
-    def watched(self: Any, question: str, passages: Sequence[str]) -> Any:
-        read.append(list(passages))
-        return whole(self, question, passages)
-
-    def ask(*more: str) -> Reply:
-        base = ["answer.from=text", "answer.prior=100.0", "answer.passages=2", *more]
-        with esa(loaded, base=base) as asker, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reader, "read", watched)
-            books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
-            return asker.ask("Who opened the gate?", books)
-
-    once, twice = ask(), ask("answer.rounds=2")
-    assert not any("Nantucket" in one.text for one in once.evidence)
-    assert any("Nantucket" in one.text for one in twice.evidence)
-    assert [len(one) for one in read] == [2, 1, 1]
-    assert read[1] == [texts[0]]
-    assert "Nantucket" in read[2][0]
-    assert sum(one.weight for one in twice.evidence) == pytest.approx(1)
-    assert len(ask("answer.rounds=2", "answer.passages=1").evidence) == 1
-
-
-def test_the_finder_looks_for_the_sentences_of_the_first_span(
-    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=8, seed=1
-    )
-    made.save(tmp_path, "random:llama")
-    asked: list[str] = []
-    questions = TokenEncoder.questions
-
-    def watched(self: TokenEncoder, texts: Sequence[str]) -> Any:
-        asked.extend(texts)
-        return questions(self, texts)
-
-    monkeypatch.setattr(TokenEncoder, "questions", watched)
-    with esa(loaded, f"answer.finder={tmp_path}", "answer.rounds=2") as asker:
-        asker.ask(QUESTION, [asker.ingest(document("Captain Ahab opens the gate."))])
-    assert asked == [QUESTION, f"{QUESTION} Captain Ahab opens the gate."]
-
-
 @pytest.mark.parametrize("text", ["Ahab.", "x", "門在九點開。", "1950", "a " * 900, "y" * 1500])
 @pytest.mark.parametrize("question", [QUESTION, "Who was it?", "?!", "門?"])
-@pytest.mark.parametrize("more", [[], ["answer.grow=80", "answer.rounds=2"]])
-def test_texts_and_questions_of_every_kind(
-    loaded: Any, text: str, question: str, more: list[str]
-) -> None:
-    with esa(loaded, *more) as asker:
+def test_texts_and_questions_of_every_kind(loaded: Any, text: str, question: str) -> None:
+    with esa(loaded) as asker:
         reply = asker.ask(question, [book(asker, text)])
     assert reply.text
     if reply.quotation is not None:
@@ -198,7 +123,7 @@ def test_a_name_that_no_document_mentions_costs_log_odds_and_vetoes_nothing(
     asked = "What did Elizabeth Bennet keep?"
     with esa(loaded, "answer.threshold=-99.0") as asker:
         assert asker.ask(asked, [book(asker, STORY)]).found
-        monkeypatch.setattr(answer_from_text, "UNMENTIONED", 1e6)
+        monkeypatch.setattr(from_text, "UNMENTIONED", 1e6)
         assert not asker.ask(asked, [book(asker, STORY)]).found
         assert asker.ask(QUESTION, [book(asker, STORY)]).found
         assert asker.ask("What did the CEO of the USA keep?", [book(asker, STORY)]).found
@@ -266,7 +191,7 @@ def test_long_passages_of_free_text_are_cut_to_the_window(
         lengths.append(len(ids) + options["max_new_tokens"])
         return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
 
-    monkeypatch.setattr(answer_from_text, "generate", short)
+    monkeypatch.setattr(from_text, "generate", short)
     asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
     assert 400 < lengths[0] <= 512
 
@@ -312,7 +237,7 @@ def test_an_interruption_while_passages_are_read(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(answer_from_text.PassageReader, "read", stop)
+        patch.setattr(from_text.PassageReader, "read", stop)
         with pytest.raises(KeyboardInterrupt):
             asker.ask(QUESTION, books)
     assert asker.ask(QUESTION, books).text == want
@@ -367,7 +292,7 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
     for more in ([], [f"answer.adapter={folder}"]):
         with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
             books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
-            reader = asker._text._answers.reader  # type: ignore[union-attr]
+            reader = asker._text.reader  # type: ignore[union-attr]
             with asker.session.attachment.suspended(), reader.reading():
                 number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
             free = asker.ask("Summarise it.", books, max_new_tokens=6).text
@@ -388,7 +313,7 @@ def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) 
         [f"answer.adapter={folder}", examples],
     ):
         with esa(loaded, *more) as asker:
-            reader = asker._text._answers.reader  # type: ignore[union-attr]
+            reader = asker._text.reader  # type: ignore[union-attr]
             lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
             assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
     assert lengths[0] == lengths[2] == lengths[3] < lengths[1]
@@ -436,25 +361,6 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
         assert stored.entry is not None
     with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
         assert asker.ingest(document(STORY)).entry.key == stored.entry.key
-
-
-def test_votes_of_heads_count_and_need_no_rows(loaded: Any) -> None:
-    texts = STORY, FILLER + "Starbuck sleeps."
-    with esa(loaded, base=VOTES) as asker:
-        books = [asker.ingest(document(text)) for text in texts]
-        assert all(one.prefilled is None and one.index is not None for one in books)
-        first = asker.ask(QUESTION, books)
-        assert first.read
-        assert asker.cached_tokens == 0
-        assert asker.ask(QUESTION, books).text == first.text
-        shown = asker.find_passages(QUESTION, books, 3)
-        unread = [asker.open(document(text)) for text in texts]
-        assert not asker.ask(QUESTION, unread).read
-        by_words = asker.find_passages(QUESTION, unread, 3)
-    assert [one.score for one in shown] != [one.score for one in by_words]
-    with esa(loaded, base=[*VOTES, "answer.votes=0.0"]) as asker:
-        plain = asker.ask(QUESTION, [book(asker, text) for text in texts])
-    assert [one.weight for one in plain.evidence] != [one.weight for one in first.evidence]
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
