@@ -13,8 +13,7 @@ from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.adapter_files import check_adapter
-from esa_cli.qa.presets.method_fit import check_runs_on
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_runs_on, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for, reader_of
 from esa_cli.system import machine

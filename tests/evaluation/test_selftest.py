@@ -379,12 +379,12 @@ def test_methods_have_the_presets_budget() -> None:
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
     from esa_cli.methods import recipes
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     names = [name for name in recipes.RECIPES if not recipes.find(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
-        made = method_presets.apply(name, TINY, 900)
+        made = resolved_preset.apply(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
             seen: list[ChunkTrace] = []
@@ -396,7 +396,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 def test_a_method_over_the_budget_is_refused() -> None:
     from esa_cli.methods import recipes
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     @recipes.recipe("greedy", about="", source="", cost="")
     def greedy(base: recipes.Base) -> dict[str, Any]:
@@ -404,7 +404,7 @@ def test_a_method_over_the_budget_is_refused() -> None:
 
     try:
         with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
-            method_presets.apply("greedy", TINY)
+            resolved_preset.apply("greedy", TINY)
     finally:
         del recipes.RECIPES._entries["greedy"]
 

@@ -25,8 +25,8 @@ from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion.prefill import Prefill
-from esa_cli.qa.presets import method_presets, preset
-from esa_cli.qa.presets.settings_hash import method_hash, settings_hash
+from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.cache_key import method_hash, settings_hash
 
 __all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -85,18 +85,18 @@ def evidence(start: int, end: int) -> Evidence:
 
 def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
     made, rows = chosen(folder), preset.load("tiny-random")
-    assert method_presets.compared("text", made) is made
-    assert method_presets.compared("preset", made) is made
-    assert method_presets.compared("esa", made) == method_presets.apply("esa", made)
-    assert method_presets.compared_by_default(made) == ("preset", "text")
-    assert method_presets.compared_by_default(rows) == ("preset",)
+    assert resolved_preset.compared("text", made) is made
+    assert resolved_preset.compared("preset", made) is made
+    assert resolved_preset.compared("esa", made) == resolved_preset.apply("esa", made)
+    assert resolved_preset.compared_by_default(made) == ("preset", "text")
+    assert resolved_preset.compared_by_default(rows) == ("preset",)
     with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
-        method_presets.compared("text", rows)
+        resolved_preset.compared("text", rows)
     assert "answer.from=text" in error.value.hint
 
 
 def test_the_shipped_default_is_measured_both_ways() -> None:
-    assert method_presets.compared_by_default(preset.load()) == ("preset", "text")
+    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
 
 
 def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:

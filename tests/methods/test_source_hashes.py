@@ -23,8 +23,8 @@ from esa_cli.methods.part_registry import register
 from esa_cli.methods.source_hashes import contents, without_file
 from esa_cli.qa.ingestion.archive import hindrance
 from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.cache_key import settings_hash
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.qa.presets.settings_hash import settings_hash
 
 PLUGIN = """
 from dataclasses import dataclass

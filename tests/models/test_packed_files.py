@@ -22,8 +22,7 @@ from esa_cli.models.loading import packed_formats
 from esa_cli.models.loading.deferred_model import load_deferred
 from esa_cli.models.loading.quantization import bytes_needed
 from esa_cli.models.loading.unpacking import grouped, scaled
-from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.planning.weight_bytes import with_packing
+from esa_cli.qa.planning.model_shape import shape_of, with_packing
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]

@@ -14,7 +14,7 @@ from tiny_finder import tiny_finder
 from esa_cli import Esa as Interface
 from esa_cli.errors import PresetError
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.known_models import known_models
+from esa_cli.qa.presets.preset_files import known_models
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 

@@ -67,7 +67,7 @@ def documents(incomplete: str) -> list[str]:
 
 def models(incomplete: str) -> list[str]:
     """Names of known models."""
-    from esa_cli.qa.presets.known_models import known_models
+    from esa_cli.qa.presets.preset_files import known_models
 
     return [name for name in known_models() if name.startswith(incomplete)]
 

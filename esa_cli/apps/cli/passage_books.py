@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.model_choice.known_model import ModelPlace
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document

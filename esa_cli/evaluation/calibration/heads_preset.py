@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.qa.presets.preset import load, merge, way_of
+from esa_cli.qa.presets.preset import load, merge, parse_override, way_of
 from esa_cli.qa.presets.preset_files import SUFFIXES, find
-from esa_cli.qa.presets.preset_override import parse_override
 from esa_cli.system.files import replacing
 from esa_cli.system.machine import in_home
 from esa_cli.system.strict_yaml import dump_yaml

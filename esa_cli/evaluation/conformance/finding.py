@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from esa_cli.attention.window import Window
 from esa_cli.errors import NOT_BLAMED, EsaError
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
@@ -109,7 +109,7 @@ def check_recipe(name: str) -> list[Finding]:
         context, window, length = CASES[case]
         position = {"name": "esa", "distance": context // 2}
         base = Preset(name="base", model="any", context=context, window=window, position=position)
-        made = method_presets.apply(name, base, length)
+        made = resolved_preset.apply(name, base, length)
         resolve(made)
         return made
 

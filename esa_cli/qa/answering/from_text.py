@@ -30,7 +30,7 @@ from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.unmentioned_names import small_words
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.adapter_files import adapter_folder
-from esa_cli.qa.presets.generation_choice import chosen_generation
+from esa_cli.qa.presets.preset import chosen_generation
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader
 from esa_cli.qa.reading.read_passages import read_passages

@@ -17,8 +17,7 @@ from esa_cli.models.loading.load import hindrance
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.ingestion.archive import check_asked_together
 from esa_cli.qa.presets.cache_key import model_facts
-from esa_cli.qa.presets.method_fit import check_fits_model
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_fits_model
 
 if TYPE_CHECKING:  # it imports transformers' models
     from esa_cli.qa.answering.session import Session

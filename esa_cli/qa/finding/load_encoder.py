@@ -13,8 +13,7 @@ from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.qa.finding.reduced_keys import index_layout
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 from esa_cli.qa.presets.adapter_files import finder_folder
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.storage.library import Layout
 
 

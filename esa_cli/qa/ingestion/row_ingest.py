@@ -18,7 +18,7 @@ from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
 from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
 from esa_cli.qa.ingestion.state_forms import StateForm, check_states, state_forms
 from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
-from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
+from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.library import SEGMENT, Entry, Layout

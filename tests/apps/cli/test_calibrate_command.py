@@ -20,7 +20,7 @@ from esa_cli.evaluation.calibration.activations import Shards
 from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.train_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
 __all__ = ["cache", "surroundings"]
@@ -264,7 +264,7 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     method = resolve(made).method
     assert query_rotation(method) == {"rotate": "false"}
     assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
-    assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
+    assert made.position == resolved_preset.apply("esa", preset.load("tiny-random")).position
     assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
 
 

@@ -16,7 +16,7 @@ from conftest import copy_registries
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.errors import UsageError
 from esa_cli.methods import recipes
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
 
 __all__ = ["cache", "surroundings"]
@@ -175,7 +175,7 @@ def test_a_method_is_a_preset_with_its_parts(base: str, length: int) -> None:
     chosen = preset.load(base, given)
     for one in recipes.known():
         made = resolve(chosen, method=one.name, length=length)
-        assert made.preset == method_presets.apply(one.name, chosen, length), one.name
+        assert made.preset == resolved_preset.apply(one.name, chosen, length), one.name
         assert resolve(made) is made
         assert resolve(base, given, one.name, length) == made
 
@@ -185,7 +185,7 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     done = esa("ask", "note.md", "When?", *SHORT, "--json", "--method", name)
     assert done.code == 0, done.err
     data = json.loads(done.out)
-    made = method_presets.apply(name, preset.load("tiny-random"))
+    made = resolved_preset.apply(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected
 
@@ -194,13 +194,13 @@ def test_a_method_is_stretched_to_all_documents(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    apply = method_presets.apply
+    apply = resolved_preset.apply
 
     def watched(name: str, chosen: preset.Preset, length: int = 0) -> preset.Preset:
         lengths.append(length)
         return apply(name, chosen, length)
 
-    monkeypatch.setattr(method_presets, "apply", watched)
+    monkeypatch.setattr(resolved_preset, "apply", watched)
     (tmp_path / "two.txt").write_text("Another text. " * 50)
     data = json.loads(
         esa("ask", "note.md", "two.txt", "When?", *SHORT, "--json", "--method", "interpolation").out

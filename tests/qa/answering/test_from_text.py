@@ -364,7 +364,7 @@ def test_a_document_is_read_only_where_rows_are_needed_or_stored(
 
 
 def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
-    from esa_cli.qa.presets.method_presets import apply
+    from esa_cli.qa.presets.resolved_preset import apply
 
     made = apply("esa", preset.load("tiny-random", FROM_TEXT))
     with Esa(loaded, made) as asker:

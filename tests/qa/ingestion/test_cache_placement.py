@@ -17,7 +17,7 @@ from esa_cli.models.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.cache_placement import CachePlacement
-from esa_cli.qa.planning import cache_places, costs, model_shape, plan
+from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.growing_rows import GrowingRows
@@ -73,15 +73,15 @@ def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:
 def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
     made = replace(made, shape=replace(made.shape, layers=layers))
-    every = cache_places.row_places(made, TOKENS, 2, 0).on_device
+    every = costs.row_places(made, TOKENS, 2, 0).on_device
     for room in (every, every - 1, every // 2, every // 10, 0):
-        count = cache_places.fewest_host_layers(made, TOKENS, 2, room)
-        found = cache_places.row_places(made, TOKENS, 2, count)
+        count = costs.fewest_host_layers(made, TOKENS, 2, room)
+        found = costs.row_places(made, TOKENS, 2, count)
         assert count == layers or found.on_device <= room
         if count:
-            assert cache_places.row_places(made, TOKENS, 2, count - 1).on_device > room
+            assert costs.row_places(made, TOKENS, 2, count - 1).on_device > room
         assert (found.on_host == 0) == (count == 0)
-    assert cache_places.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
+    assert costs.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
 
 
 def test_no_such_place(loaded: Any) -> None:
@@ -181,7 +181,7 @@ def test_pinned_memory_is_counted_as_torch_takes_it(monkeypatch: pytest.MonkeyPa
     assert rows.nbytes == 2 * (128 << 10), "two segments of 96 KiB"
     shape = replace(model_shape.shape_of(SHAPE), groups=4, dim=12)
     made = costs.Costs(shape, resolve(preset.load("tiny-random")).method, 0, on_gpu=True)
-    assert cache_places.row_places(made, 1500, 2, 3).on_host == 3 * 2 * rows.nbytes
+    assert costs.row_places(made, 1500, 2, 3).on_host == 3 * 2 * rows.nbytes
 
 
 def test_rows_that_a_device_keeps_are_those_that_a_plan_counts(make_model: ModelFactory) -> None:
@@ -191,7 +191,7 @@ def test_rows_that_a_device_keeps_are_those_that_a_plan_counts(make_model: Model
     shape = model_shape.shape_of(model.config.to_dict())
     made = costs.Costs(shape, method, 0, on_gpu=True)
     kept = capacity(CachePlacement(model, method, "host")._places.near) + RESERVE
-    counted = cache_places.row_places(made, 10, 4, shape.rows).on_device
+    counted = costs.row_places(made, 10, 4, shape.rows).on_device
     assert counted == shape.rows * kept * shape.row * 4
 
 

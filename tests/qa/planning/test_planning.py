@@ -12,11 +12,9 @@ import torch
 from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
-from esa_cli.qa.planning import measured_speed as rates
-from esa_cli.qa.planning.mlp_sizes import mlp_sizes
-from esa_cli.qa.planning.preset_check import check_context, check_heads
+from esa_cli.qa.planning.model_shape import mlp_sizes
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import check_context, check_heads, resolve
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -271,11 +269,11 @@ def test_a_measured_rate_is_used_next_time() -> None:
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
 def test_a_broken_rates_file_is_passed_over(text: str) -> None:
-    rates.rates_file().write_text(text)
-    assert rates.recall("x") is None
-    assert rates.recall("y") is None
-    rates.remember("x", 2.0)
-    assert rates.recall("x") == 2.0
+    plan.rates_file().write_text(text)
+    assert plan.recall("x") is None
+    assert plan.recall("y") is None
+    plan.remember("x", 2.0)
+    assert plan.recall("x") == 2.0
 
 
 def test_rates_that_cannot_be_written_are_harmless(
@@ -283,15 +281,15 @@ def test_rates_that_cannot_be_written_are_harmless(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "file" / "below"))
-    rates.remember("x", 1.0)
-    assert rates.recall("x") is None
+    plan.remember("x", 1.0)
+    assert plan.recall("x") is None
 
 
 def test_rates_keep_what_was_there() -> None:
-    rates.remember("a", 1.0)
-    rates.remember("b", 2.0)
-    assert json.loads(rates.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
-    assert [p.name for p in rates.rates_file().parent.iterdir()] == ["rates.json"]
+    plan.remember("a", 1.0)
+    plan.remember("b", 2.0)
+    assert json.loads(plan.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
+    assert [p.name for p in plan.rates_file().parent.iterdir()] == ["rates.json"]
 
 
 def test_peak_memory_is_this_process() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets import method_presets, preset
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.settings_hash import settings_hash
+from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.cache_key import settings_hash
+from esa_cli.qa.presets.preset import AnswerSettings
 
 FROM_TEXT = "answer.from=text"
 TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
@@ -116,8 +116,8 @@ def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
 
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
-    assert method_presets.apply("esa", made).answer.source == "rows"
-    assert method_presets.named(method_presets.AS_IS, made).answer.source == "text"
+    assert resolved_preset.apply("esa", made).answer.source == "rows"
+    assert resolved_preset.named(resolved_preset.AS_IS, made).answer.source == "text"
 
 
 def test_rows_do_not_depend_on_it() -> None:

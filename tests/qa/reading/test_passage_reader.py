@@ -10,7 +10,7 @@ import torch
 from byte_level_model import byte_level, byte_model
 
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.qa.presets.answer_settings import PROMPT, UNANSWERED, WorkedExample
+from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading import span_search
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, one_line
 from esa_cli.qa.reading.passage_reader import PassageReader

@@ -12,10 +12,9 @@ from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
 from esa_cli.qa.answering.reply import Evidence, Turn
-from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model.answer_reader import SYSTEM, Sampling
 from esa_cli.qa.second_model.local_reader import LocalReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.qa.second_model.reader_prompt import SYSTEM
 
 PASSAGES = [Evidence("a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20, 0.1) for n in range(8)]
 SAMPLING = Sampling(6)

@@ -20,7 +20,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.best_books import BestBooks
     from esa_cli.apps.cli.document_search import DocumentSearch
-    from esa_cli.apps.cli.model_choice.preflight import Preflight
+    from esa_cli.apps.cli.model_choice.open_esa import Preflight
     from esa_cli.apps.cli.output.answer_output import Timing
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
@@ -79,7 +79,7 @@ def ask(
 def _run(request: AskRequest, reporter: Reporter, timing: Timing) -> int:
     """Answers on standard output; the exit code. Raises EsaError."""
     from esa_cli.apps.cli.document_search import document_search
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.options.output_paths import spare
     from esa_cli.documents.sources import source_files
     from esa_cli.models import parse_reference
@@ -165,13 +165,13 @@ def _ready(
         UsageError: --library with a method that is made for the length of its documents, --read
             never where answers need rows, or several documents that cannot be asked together.
     """
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.qa.ingestion.archive import check_asked_together
     from esa_cli.qa.planning.model_shape import shape_of
 
     method = request.options.method
     if request.options.library and method is not None:
-        from esa_cli.qa.presets.method_presets import stretches
+        from esa_cli.qa.presets.resolved_preset import stretches
 
         if stretches(method, chosen):
             raise UsageError(

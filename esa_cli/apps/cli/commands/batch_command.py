@@ -81,7 +81,7 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
 
     engines.check()
     chosen = answer.load_preset(model, method=method)

@@ -53,7 +53,7 @@ class BatchRequest:
         self, engines: EngineOptions, answers: OrderedJsonLines, end: int, begin: Begin
     ) -> None:
         """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
-        from esa_cli.apps.cli.model_choice.preflight import prepare
+        from esa_cli.apps.cli.model_choice.open_esa import prepare
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
         from esa_cli.storage.library.formats.library_paths import default_root
 

@@ -22,8 +22,7 @@ from esa_cli.apps.cli.run_facts import goes_on, run_facts
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
     from esa_cli.evaluation.bench.bench_runner import TaskSelection
@@ -183,8 +182,7 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from esa_cli.qa.presets.method_presets import FROM_TEXT
-    from esa_cli.qa.presets.resolved_preset import resolve
+    from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
     plain = {
         name: resolve(preset).method.window.dense_below
@@ -355,8 +353,7 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.bench.bench_runner import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes

@@ -294,7 +294,7 @@ def _steps(
 ) -> CalibrationOutcome:
     """Prefills, fits, measures and writes."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.train_maps import FitSettings

@@ -46,7 +46,7 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.answer_output import passage_count
     from esa_cli.apps.cli.output.terminal import Reporter

@@ -122,7 +122,7 @@ class CollectRequest:
             UsageError: it says that its answers come from rows. Others as
                 `AnswerOptions.load_preset`.
         """
-        from esa_cli.apps.cli.model_choice.by_words import from_text
+        from esa_cli.apps.cli.model_choice.known_model import from_text
 
         chosen = self.options.answer.load_preset(self.model)
         if self.options.least is not None and chosen.answer.reader is not None:
@@ -143,7 +143,7 @@ class CollectRequest:
     def key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
         from esa_cli.qa.collecting.passage_sieve import FIT, NEAR, SIEVE, WHOLE
-        from esa_cli.qa.presets.settings_hash import text_settings_hash
+        from esa_cli.qa.presets.cache_key import text_settings_hash
         from esa_cli.system.text import text_digest
 
         facts = {

@@ -34,7 +34,7 @@ def demo(
     Nothing is left behind. Works in any folder. The first use fetches the model.
     """
     from esa_cli.apps.cli.demo_run import DemoRun
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
 

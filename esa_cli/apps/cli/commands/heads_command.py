@@ -333,8 +333,7 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 

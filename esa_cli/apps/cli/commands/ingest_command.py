@@ -74,7 +74,7 @@ def ingest(
             with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
                 kept = [ingest_document(esa, one, rows, reporter) for one in found.documents]
         elif found.documents:
-            from esa_cli.apps.cli.model_choice.preflight import prepare
+            from esa_cli.apps.cli.model_choice.open_esa import prepare
             from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by
             from esa_cli.storage.library.formats.library_paths import default_root
 

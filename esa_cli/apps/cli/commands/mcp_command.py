@@ -95,7 +95,7 @@ def _loader(
     from esa_cli.storage.library import Library
 
     def load() -> Esa:
-        from esa_cli.apps.cli.model_choice.by_words import answerable, runs_methods
+        from esa_cli.apps.cli.model_choice.known_model import answerable, runs_methods
         from esa_cli.apps.cli.model_choice.open_esa import opened
 
         library, preset = Library(), answerable(chosen, reporter)

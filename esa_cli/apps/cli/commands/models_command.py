@@ -42,13 +42,15 @@ def list_(known: Known = False, as_json: options.Json = False) -> None:
 
 
 def _list_known(as_json: bool) -> None:
+    from dataclasses import asdict
+
     from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.qa.presets.known_models import known_models
+    from esa_cli.qa.presets.preset_files import known_models
     from esa_cli.system.machine import size_text
 
     if as_json:
-        facts = {name: one.model_dump(exclude={"way"}) for name, one in known_models().items()}
-        print_json({"models": [{"name": name, **fact} for name, fact in facts.items()]})
+        facts = [{"name": name, **asdict(one)} for name, one in known_models().items()]
+        print_json({"models": facts})
         return
     rows = [
         (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
@@ -69,7 +71,7 @@ def pull(
     """Fetch a model, and prepare it for loading."""
     from esa_cli import models
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.qa.presets.known_models import reference
+    from esa_cli.qa.presets.preset_files import reference
 
     reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else reference(ref)
     try:

@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.preflight import Preflight
+    from esa_cli.apps.cli.model_choice.open_esa import Preflight
 
 
 @options.command
@@ -28,8 +28,8 @@ def plan(
 
     And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.by_words import answerable
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.known_model import answerable
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
     from esa_cli.system.machine import size_text
 

@@ -15,8 +15,7 @@ from esa_cli.apps.cli.run_facts import goes_on
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.tasks import Haystack
@@ -140,7 +139,7 @@ def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
     """
     from esa_cli.apps.cli.commands.selftest_output import show
     from esa_cli.apps.cli.commands.selftest_request import check, header
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.errors import EsaError
     from esa_cli.evaluation.report.statistics import wrong
@@ -218,7 +217,7 @@ def _look(
         ModelError, PresetError, ResourceError.
     """
     from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     model = inspect_model(chosen, place, reporter)
     settings = request.settings
@@ -226,6 +225,6 @@ def _look(
     if "own" in settings.tests:
         lengths.append(model.count_tokens(haystack.text))
     longest = max(lengths)
-    made = {n: method_presets.compared(n, chosen, longest) for n in settings.methods}
+    made = {n: resolved_preset.compared(n, chosen, longest) for n in settings.methods}
     model.check_methods(made, longest)
     return model

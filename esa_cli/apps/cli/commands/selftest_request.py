@@ -13,12 +13,12 @@ from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import SUFFIXES
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
 
 
@@ -47,7 +47,7 @@ def check(request: SelftestRequest, chosen: Preset) -> Haystack:
     for test in settings.tests:
         find_task(test)
     for name in settings.methods:
-        method_presets.compared(name, chosen, max(settings.lengths))
+        resolved_preset.compared(name, chosen, max(settings.lengths))
     if "own" in settings.tests and request.haystack is None:
         raise UsageError(
             "--haystack must be a text of yours for the test own, got none", "add --haystack FILE"

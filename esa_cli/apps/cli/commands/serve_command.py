@@ -102,7 +102,7 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.system.machine import parse_size

@@ -197,7 +197,7 @@ class ModelOptions:
 
         chosen = load(self.preset, self.overrides(parts, more))
         if method is not None:
-            from esa_cli.qa.presets.method_presets import for_length
+            from esa_cli.qa.presets.resolved_preset import for_length
 
             chosen = for_length(method, chosen, 0)
         parse_reference(chosen.model)
@@ -214,7 +214,7 @@ class ModelOptions:
     def _say_way(self, chosen: LoadedPreset) -> None:
         """Says what a former name of a preset stands for."""
         from esa_cli.apps.cli.output.terminal import Reporter
-        from esa_cli.qa.presets.known_models import known_models
+        from esa_cli.qa.presets.preset_files import known_models
 
         facts = None if self.preset == chosen.name else known_models().get(self.preset)
         if facts is not None:
@@ -276,7 +276,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
     """The methods to compare: those that are named, else the preset's own."""
-    from esa_cli.qa.presets.method_presets import compared_by_default
+    from esa_cli.qa.presets.resolved_preset import compared_by_default
 
     return compared_by_default(chosen) if text is None else names(text)
 
