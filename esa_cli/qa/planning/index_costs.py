@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from esa_cli.models.text_passes.fused_forward import MOST_BYTES
 from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
-from esa_cli.qa.ingestion.index_archive import PIECE
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.costs import LIBRARIES, TOKEN_BYTES, Costs
 from esa_cli.storage.library import Layout
 

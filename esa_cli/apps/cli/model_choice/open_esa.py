@@ -13,7 +13,7 @@ from esa_cli.apps.cli.output.progress_display import prefill_bar
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, UsageError
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import size_text
 

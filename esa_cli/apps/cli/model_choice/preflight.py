@@ -16,8 +16,8 @@ from esa_cli.qa.presets.preset import Preset
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.qa.books import TokenisedDocument
     from esa_cli.qa.finding.load_encoder import FinderSizes
-    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
