@@ -15,10 +15,12 @@ from esa_cli.qa.answering.from_text import TextReplies
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.reply import Evidence, Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import Book, PlacedBook, place_books
+from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import token_bounds
-from esa_cli.qa.ingestion.ingest import DocumentIngest
+from esa_cli.qa.ingestion.index_ingest import IndexIngest
+from esa_cli.qa.ingestion.ingest import Ingest
+from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
@@ -40,7 +42,9 @@ class TextAsker:
         lazy = LazySession.around(session)
         encoder = load_encoder(preset.answer, lazy.text_model, lazy.tokenizer)
         self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
-        self._ingest = DocumentIngest(lazy, encoder=encoder)
+        self._ingest: Ingest = RowIngest("int8", lazy)
+        if encoder is not None:
+            self._ingest = IndexIngest(encoder, lazy)
         self._book: Book | None = None
 
     @property
@@ -80,7 +84,7 @@ class TextAsker:
         Raises:
             UsageError: the question is empty. LengthError: it is too long.
         """
-        books: list[PlacedBook] = place_books([self.book])
+        books = place_books([self.book])
         reply, _ = self._replies.ask(
             question, books, max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,

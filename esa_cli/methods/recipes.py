@@ -1,6 +1,6 @@
 """Recipes, whole methods by name: the selector, score, positions and windows of a published method.
 
-`qa.presets.method_presets` merges a recipe into a preset, at the preset's token budget I + K + L,
+`qa.presets.resolved_preset` merges a recipe into a preset, at the preset's token budget I + K + L,
 so that methods can be compared. A recipe is registered where its method is written, here or in a
 plugin.
 """

@@ -11,7 +11,7 @@ import torch
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.passage import Passage
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
@@ -37,7 +37,7 @@ class PassageSearch:
         self._encoder, self._words = encoder, words
         self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
-    def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
+    def finder(self, books: Sequence[Book]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
         texts = [book.document.text for book in books]
         keys = [book.index for book in books]
@@ -51,7 +51,7 @@ class PassageSearch:
             self._kept = texts, keys, finder
         return self._kept[2]
 
-    def reduced(self, asked: str, books: Sequence[PlacedBook]) -> ReducedQueries | None:
+    def reduced(self, asked: str, books: Sequence[Book]) -> ReducedQueries | None:
         """The reduced queries of a question, where a document has reduced keys."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
@@ -62,7 +62,7 @@ class PassageSearch:
     def passages(
         self,
         question: str,
-        books: Sequence[PlacedBook],
+        books: Sequence[Book],
         count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:
@@ -106,7 +106,7 @@ class WordPassages:
     words: int
 
 
-def passages_with_words(query: str, books: Sequence[PlacedBook]) -> WordPassages:
+def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Every place with the content words of a query: all of them, or where no passage has all, as
     many as any passage has. The passages, best first by BM25, have every such sentence; a passage
     whose sentences better ones have is left out.
@@ -141,7 +141,7 @@ def passages_with_words(query: str, books: Sequence[PlacedBook]) -> WordPassages
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(words: Sequence[tuple[str, ...]], book: PlacedBook) -> Any:
+def _sentences_with(words: Sequence[tuple[str, ...]], book: Book) -> Any:
     """(sentences, words) bool, which sentence of a book has which word, given as its stems."""
     known = book.words
     assert known is not None
@@ -154,7 +154,7 @@ def _sentences_with(words: Sequence[tuple[str, ...]], book: PlacedBook) -> Any:
     return out
 
 
-def _placed(book: PlacedBook, one: FoundPassage) -> Passage:
+def _placed(book: Book, one: FoundPassage) -> Passage:
     document, place = book.document, book.document.place(one.start)
     return Passage(
         document.name, document.source, place.page, place.line, place.chapter,

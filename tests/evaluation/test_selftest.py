@@ -33,7 +33,7 @@ from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
@@ -523,7 +523,7 @@ def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
     text = "One is here. Two stands there.\n\nThree goes away! Four remains? " * 40
     spans = torch.tensor([(at, at + 1) for at in range(len(text))])
     document = Document("", text, source="", encoding="", bytes=0)
-    book = PlacedBook(document, spans, range(2, 2 + len(text)))
+    book = Book(document, None, spans, rows=range(2, 2 + len(text)))
     counts = torch.zeros(len(text) + 5)
     for weight, at in enumerate((205, 900, 1500, 2100), 1):
         counts[2 + at] = weight

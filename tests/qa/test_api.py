@@ -14,7 +14,7 @@ from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats.library_paths import LibraryPaths

@@ -16,8 +16,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError
-from esa_cli.qa.ingestion.file_indexing import FileIndexing
-from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts, texts_of
+from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, FileRecord, Library
 from esa_cli.storage.library.formats import manifest
 

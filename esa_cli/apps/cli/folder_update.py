@@ -8,7 +8,7 @@ from typing import Any
 from esa_cli.apps.cli.folder_reading import FolderReading
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.ingestion.folder_sync import (
+from esa_cli.qa.ingestion.library_texts import (
     FolderState,
     forget_removed,
     outdated_entries,

@@ -21,7 +21,7 @@ from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.question_form import completed, referred_to, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Quotation, Reply, Turn, says_not_told
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
 from esa_cli.qa.collecting.passage_sieve import WHOLE, chosen_passages
 from esa_cli.qa.collecting.told_spans import LEAST, LogOddsDecision, WrittenDecision
@@ -89,7 +89,7 @@ class TextReplies:
         )
         self.reader = PassageReader(model, prompt, adapter, lazy.window, fixed=True)
 
-    def prepare(self, books: Sequence[PlacedBook]) -> None:
+    def prepare(self, books: Sequence[Book]) -> None:
         """Makes the finder of these books, which the next question about them uses."""
         self._search.finder(books)
 
@@ -129,7 +129,7 @@ class TextReplies:
     def ask(
         self,
         question: str,
-        books: Sequence[PlacedBook],
+        books: Sequence[Book],
         *,
         history: Sequence[Turn] = (),
         max_new_tokens: int | None = None,
@@ -188,7 +188,7 @@ class TextReplies:
         return reply, token_weights(passages, weights, books)
 
     def _read(
-        self, question: str, books: Sequence[PlacedBook], finder: PassageFinder, earlier: str
+        self, question: str, books: Sequence[Book], finder: PassageFinder, earlier: str
     ) -> list[FoundPassage]:
         """The passages that were found and read, that of the best span first.
 
@@ -213,7 +213,7 @@ class TextReplies:
         doubt = UNMENTIONED * finder.unmentioned(question, self._small)
         return threshold is None or passages[0].log_odds - doubt >= threshold
 
-    def _quoted(self, books: Sequence[PlacedBook], passages: Sequence[FoundPassage]) -> _Answer:
+    def _quoted(self, books: Sequence[Book], passages: Sequence[FoundPassage]) -> _Answer:
         """The span of the first passage."""
         best = passages[0]
         assert best.span is not None
@@ -240,7 +240,7 @@ class TextReplies:
         return _Answer(streamer.text.strip(), told, streamer.count, cut)
 
     def collect(
-        self, question: str, books: Sequence[PlacedBook], **how: Unpack[HowToCollect]
+        self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]
     ) -> Collection:
         """The places of these books that fit a question; see `api.Esa.collect`."""
         lazy, writer = self._lazy, self._writer
@@ -276,7 +276,7 @@ class TimedText:
 
 
 def token_weights(
-    passages: Sequence[FoundPassage], weights: Sequence[float], books: Sequence[PlacedBook]
+    passages: Sequence[FoundPassage], weights: Sequence[float], books: Sequence[Book]
 ) -> Tensor:
     """(N,) of the cached tokens: each passage's weight, shared evenly by its tokens."""
     out = torch.zeros(max(book.rows.stop for book in books))
@@ -289,9 +289,9 @@ def token_weights(
     return out
 
 
-def _text(books: Sequence[PlacedBook], one: FoundPassage) -> str:
+def _text(books: Sequence[Book], one: FoundPassage) -> str:
     return books[one.document].document.text[one.start : one.end]
 
 
-def _evidence(books: Sequence[PlacedBook], one: FoundPassage, weight: float = 0.0) -> Evidence:
+def _evidence(books: Sequence[Book], one: FoundPassage, weight: float = 0.0) -> Evidence:
     return Evidence.of(books[one.document].document, one.start, one.end, weight)

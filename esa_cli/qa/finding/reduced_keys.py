@@ -8,6 +8,13 @@ from torch import Tensor
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.formats.int8_rows import decode, encode
 
+SEGMENT_TOKENS = 512
+"""Tokens of a document that are encoded together."""
+CONTEXT_TOKENS = 64
+"""Tokens before a segment that its own ones see."""
+PIECE = 4 * SEGMENT_TOKENS
+"""Tokens encoded at once; a segment of the library is whole pieces."""
+
 
 def index_layout(dim: int) -> Layout:
     """The layout of a token index with reduced keys of R = `dim` numbers, an even number.

@@ -24,8 +24,7 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.fused_forward import MOST_BYTES
 from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
-from esa_cli.qa.ingestion.index_archive import PIECE
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.model_shape import Shape
 from esa_cli.storage.library import Layout
 from esa_cli.storage.recent_rows import capacity

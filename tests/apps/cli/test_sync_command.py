@@ -15,7 +15,7 @@ import pytest
 from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 
-from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
+from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue_file
 from esa_cli.system import files, folder_changes

@@ -70,7 +70,7 @@ def test_passages_are_weighed(asker: Esa) -> None:
     reply = asker.ask(QUESTION, placed, evidence=100)
     assert 2 < len(reply.evidence) <= 16
     assert sum(one.weight for one in reply.evidence) == pytest.approx(1)
-    assert float(asker._last.weights.sum()) == pytest.approx(1)  # type: ignore[union-attr]
+    assert float(asker._last[1].sum()) == pytest.approx(1)  # type: ignore[index]
     assert len(asker.ask(QUESTION, placed, evidence=0).evidence) == 0
     assert len(asker.ask(QUESTION, placed).evidence) == 3
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
-    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+    from esa_cli.qa.books import Book, TokenisedDocument
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Library
 

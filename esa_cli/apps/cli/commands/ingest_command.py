@@ -53,7 +53,7 @@ def ingest(
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.apps.engine.ingest_worker import ingest_document
-    from esa_cli.qa.ingestion.folder_sync import record_read_folders
+    from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.qa.presets.adapter_files import without_adapter
     from esa_cli.storage.library import Library
     from esa_cli.system.work_shard import WorkShard
@@ -105,7 +105,7 @@ def _watch(
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.engine.ingest_worker import ingest_document
-    from esa_cli.qa.ingestion.folder_sync import record_read_folders
+    from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
 
     watched = WatchedFiles(names)

@@ -48,7 +48,7 @@ def sync(
     from esa_cli.apps.cli.folder_reading import FolderReading
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.qa.ingestion.folder_sync import check_folder
+    from esa_cli.qa.ingestion.library_texts import check_folder
     from esa_cli.storage.library import Library
     from esa_cli.system.folder_changes import folder_changes
 

@@ -27,8 +27,8 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
+    from esa_cli.qa.books import TokenisedDocument
     from esa_cli.qa.finding.load_encoder import FinderSizes
-    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
@@ -86,7 +86,7 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """The documents with their tokens. Raises ModelError."""
-        from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+        from esa_cli.qa.books import TokenisedDocument
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 

@@ -14,16 +14,15 @@ from esa_cli.apps.cli.output.progress_display import prefill_bar
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, UsageError
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.models import DeferredModel, LoadedModel
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.books import Book, TokenisedDocument
     from esa_cli.qa.finding.load_encoder import FinderSizes
-    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.second_model.answer_reader import AnswerReader
