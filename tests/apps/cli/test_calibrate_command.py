@@ -17,7 +17,6 @@ from esa_cli.attention.learned_maps import Learned
 from esa_cli.attention.scoring import SumScore
 from esa_cli.attention.selection import TopK
 from esa_cli.evaluation.calibration.activations import Shards
-from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.train_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa.presets import method_presets, preset
@@ -259,7 +258,7 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     assert code == 0
     assert Learned("compressor.safetensors").metadata["rotate"] == "false"
     use = next(line for line in err.splitlines() if line.startswith("  --")).split()
-    assert "sum" in use
+    assert "score.name=sum" in use
     made = preset.load("tiny-random", overrides_of(use))
     method = resolve(made).method
     assert query_rotation(method) == {"rotate": "false"}
@@ -271,17 +270,4 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
 def overrides_of(options: list[str]) -> list[str]:
     """`esa ask` options as texts for `preset.load`."""
     pairs = list(zip(options[::2], options[1::2], strict=True))
-    named = [f"{name[2:]}.name={value}" for name, value in pairs if name != "--set"]
-    return [*named, *(value for name, value in pairs if name == "--set")]
-
-
-def test_the_documented_options_use_the_maps() -> None:
-    text = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
-    (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
-    made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
-    method = resolve(made).method
-    assert method.compressor == Learned("maps.safetensors")
-    assert isinstance(method.selector, TopK)
-    assert method.score.features
-    fitted = resolve(target_preset("esa", preset.load("smollm2-135m"))).method
-    assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}
+    return [value for _, value in pairs]

@@ -13,8 +13,9 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
+from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 
@@ -60,11 +61,9 @@ class CalibrationRequest:
 
     aim: Annotated[
         str,
-        typer.Option(
-            "--for",
-            metavar="METHOD",
-            help="Whose queries to fit: a name from `esa methods`, or preset for the preset as it "
-            "is.",
+        option(
+            "--for METHOD",
+            "Whose queries to fit: a name from `esa methods`, or preset for the preset as it is.",
         ),
     ] = "esa"
     tokens: Annotated[
@@ -111,18 +110,18 @@ class CalibrationRequest:
             UsageError, DocumentError: as `output_paths.check`, `output_paths.spare`,
                 `document.source_files`.
         """
-        for option, word in {"method": self.method, **asdict(training)}.items():
-            if word not in CHOICES.get(option, (word,)):
+        for name, word in {"method": self.method, **asdict(training)}.items():
+            if word not in CHOICES.get(name, (word,)):
                 raise UsageError(
-                    f"--{option} must be one of {', '.join(CHOICES[option])}, got {word!r}",
-                    nearest(word, [*CHOICES[option]]),
+                    f"--{name} must be one of {', '.join(CHOICES[name])}, got {word!r}",
+                    nearest(word, [*CHOICES[name]]),
                 )
         from esa_cli.evaluation.report.figures import require_matplotlib
 
         self._check_files(texts)
-        for option, drawn in {"--plot": self.plot, "--report": self.report}.items():
+        for name, drawn in {"--plot": self.plot, "--report": self.report}.items():
             if drawn is not None:
-                require_matplotlib(option)
+                require_matplotlib(name)
         if self.out.exists():
             from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
 
@@ -140,17 +139,17 @@ class CalibrationRequest:
         }
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         files.apart(options)
-        for option, path in options.items():
-            files.spare(option, path, sources)
-            if option != "--work":
-                files.check(option, path)
+        for name, path in options.items():
+            files.spare(name, path, sources)
+            if name != "--work":
+                files.check(name, path)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--work must be a folder, got the file {self.folder}", "name another")
         files.check("--work", self.folder / "parts", makes_folders=True)
 
 
 PARTS = ("selector", "score", "position")
-"""Settings that the use of maps depends on; each is an option of `esa ask`."""
+"""Settings that the use of maps depends on; as `selector.name`."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,10 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
     for part in PARTS:
         wanted = getattr(made, part)
         if wanted != getattr(given, part):
-            words += [f"--{part}", wanted["name"]]
             for key, value in wanted.items():
-                if key != "name":
-                    words += ["--set", f"{part}.{key}={json.dumps(value)}"]
+                text = value if key == "name" else json.dumps(value)
+                words += ["--set", f"{part}.{key}={text}"]
+    words += ["--set", "answer.from=rows"] * bool(words)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
     return shlex.join(words)
 
@@ -243,15 +242,14 @@ def show(study: CalibrationStudy) -> None:
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
 ]
-DEFAULT_REQUEST, DEFAULT_TRAINING = CalibrationRequest(), TrainingOptions()
 
 
 @options.command
 def calibrate(
     texts: Texts,
-    given: UncachedOptions = UNCACHED,
-    wanted: CalibrationRequest = DEFAULT_REQUEST,
-    training: TrainingOptions = DEFAULT_TRAINING,
+    given: UncachedOptions,
+    wanted: CalibrationRequest,
+    training: TrainingOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

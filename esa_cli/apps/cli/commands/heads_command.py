@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
+from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.version import __version__
 
@@ -94,7 +95,7 @@ class HeadsRequest:
     ] = 0
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
+        option("--out -o FILE", "Write a preset with the set."),
     ] = None
 
     journal: Annotated[
@@ -275,13 +276,10 @@ EXPLAINED = {
 """Columns of the table, by what is found."""
 
 
-DEFAULT_REQUEST = HeadsRequest()
-
-
 @options.command
 def heads(
-    wanted: HeadsRequest = DEFAULT_REQUEST,
-    given: UncachedOptions = UNCACHED,
+    wanted: HeadsRequest,
+    given: UncachedOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

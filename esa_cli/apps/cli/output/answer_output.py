@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.chat.transcript import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
-from esa_cli.apps.cli.output.word_wrap import WordWrap
+from esa_cli.apps.cli.output.wrapping import WordWrap
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Evidence, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
