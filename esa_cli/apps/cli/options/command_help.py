@@ -9,8 +9,8 @@ import typer.core
 
 PANELS = {
     "Documents": "library read keep shard join words watch prune allow haystack data download from",
-    "Answer": "all min files top answer report method methods max-new-tokens temperature seed count distinct "
-    "retry-failed limit questions",
+    "Answer": "top all min least files answer report method methods max-new-tokens temperature "
+    "seed count distinct retry-failed limit questions",
     "Model": "preset model reader reader-model reader-timeout device dtype",
     "Output": "out format json quiet png markdown plot journal recall-out long",
     "Expert": "set plugin cache rows engine workers no-adapter",
