@@ -239,4 +239,4 @@ def test_a_missing_adapter_is_said_before_the_model_is_loaded(
     missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     result = esa("ask", note, "When?", *TINY, *missing)
     fail(result, 4, "answer.adapter must be a folder")
-    assert "--no-adapter" in result.err
+    assert "answer.adapter=null" in result.err
