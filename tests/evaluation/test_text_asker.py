@@ -211,7 +211,7 @@ def test_a_benchmark_reads_a_document_once(session: Session, folder: Path) -> No
 def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill: None) -> None:
     out = tmp_path / "rows.jsonl"
     given = ["--methods", "text", *SMALL, *words(folder), "--out", str(out)]
-    done = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    done = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert done.code == 0, done.err
     assert "reading: text (for the finder alone): text" in done.out
     assert "passkey text: " in done.out
@@ -226,7 +226,7 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
         assert row["memory"]["kept_bytes"] == (8 + 8) * row["tokens"]["document"]
         assert row["memory"]["peak_bytes"] > 0
         assert row["time"]["read_s"] > 0
-    again = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    again = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert again.code == 0, again.err
     assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
 
@@ -293,7 +293,7 @@ def test_compare_shows_it_beside_rows(esa: Esa, folder: Path, tmp_path: Path) ->
     book = tmp_path / "mill.txt"
     book.write_text(TEXT, "utf-8")
     given = ["compare", str(book), QUESTION, *TINY, "--quiet", *words(folder), "--json"]
-    done = esa(*given, "--methods", "preset,text", "--passages", "3")
+    done = esa(*given, "--methods", "preset,text", "--top", "3")
     assert done.code == 0, done.err
     preset_row, text_row = json.loads(done.out)["methods"]
     assert (preset_row["method"], text_row["method"]) == ("preset", "text")

@@ -118,7 +118,7 @@ def test_questions_of_a_file_are_answered(folder: Path, book: Path, tmp_path: Pa
     assert "lamp" in json.loads(out.read_text())["evidence"][0]["text"]
 
 
-@pytest.mark.parametrize("command", ["collect", "count"])
+@pytest.mark.parametrize("command", ["collect"])
 def test_places_are_collected(folder: Path, book: Path, command: str) -> None:
     given = ["--preset", "tiny-random", "--model", str(folder), "--least", "-100"]
     assert main([command, str(book), QUESTION, *given]) == 0

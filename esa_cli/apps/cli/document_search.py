@@ -1,7 +1,7 @@
 """Documents of a question where there are many: their words are searched, and the best are opened.
 
 Candidates are the files of folders and patterns, and with `--library` its documents and the files
-of `esa sync`. Documents that are named one by one are asked in any case.
+of `esa ingest --words`. Documents that are named one by one are asked in any case.
 """
 
 from __future__ import annotations

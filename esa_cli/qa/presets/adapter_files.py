@@ -42,7 +42,7 @@ def adapter_folder(name: str) -> Path:
     Raises:
         PresetError: there is none.
     """
-    return _folder(name, "adapter", CONFIG, "use --no-adapter")
+    return _folder(name, "adapter", CONFIG, "use --set answer.adapter=null")
 
 
 def finder_folder(name: str) -> Path:

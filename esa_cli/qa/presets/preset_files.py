@@ -75,7 +75,8 @@ def find(name: str, near: Path | None = None) -> Path:
     if name not in known:
         name = FORMER.get(name, name)
     if name not in known:
-        raise PresetError(f"unknown preset {name!r}", nearest(name, list(known)))
+        hint = f"{nearest(name, list(known))}; `esa presets list` lists all"
+        raise PresetError(f"unknown preset {name!r}", hint)
     return known[name]
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.output_paths import writing
-from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, room
 from esa_cli.apps.cli.run_facts import goes_on, run_facts
 from esa_cli.errors import EsaError, LengthError
@@ -274,24 +275,14 @@ Name = Annotated[
         metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
     ),
 ]
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The folder with the official files.")
-]
-Download = Annotated[
-    bool, typer.Option("--download", help="Fetch the files into --data first, from the hub.")
-]
+Data = Annotated[Path | None, option("--data DIR", "The folder with the official files.")]
+Download = Annotated[bool, option("--download", "Fetch the files into --data first, from the hub.")]
 Tasks = Annotated[
     str | None,
-    typer.Option(
-        "--tasks", metavar="NAME,...", help="Tasks with commas; else those whose files are there."
-    ),
+    option("--tasks NAME,...", "Tasks with commas; else those whose files are there."),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Records of each task.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table, as table.md.")
-]
+Limit = Annotated[int | None, option("--limit N", "Records of each task.", min=1)]
+Markdown = Annotated[Path | None, option("--markdown FILE", "Write the table, as table.md.")]
 
 
 @options.command
@@ -305,8 +296,9 @@ def bench(
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
     markdown: Markdown = None,
-    shards: ShardOptions = WHOLE,
-    model: ModelOptions = options.DEFAULTS,
+    *,
+    shards: ShardOptions,
+    model: ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:

