@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check format screenshots clean
+.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check reference sizes format screenshots clean
 
 MINUTES ?= 30
 SEED ?=
@@ -52,10 +52,16 @@ clean-install: wheel     ## The wheel with all its dependencies in an empty envi
 	rm -rf build/empty
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	cd build/empty && bin/esa doctor && bin/esa presets check smollm2-135m && bin/esa demo
+	cd build/empty && bin/esa doctor && bin/esa presets show && bin/esa demo
 
 extras-check: install    ## Resolves every extra under constraints.txt; needs the package index.
 	$(BIN)/python tests/support/extras_check.py
+
+reference: install       ## The reference of commands and options in docs/cli.md, from their help.
+	PYTHONPATH=. $(BIN)/python docs/make_cli_reference.py
+
+sizes: install           ## Files, lines, words of the docs, options of the command line.
+	PYTHONPATH=. $(BIN)/python tests/support/sizes.py
 
 format: install
 	$(BIN)/ruff format .

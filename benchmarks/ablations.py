@@ -73,7 +73,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--length", type=tokens, default=16000)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--only", default="", help="run only this group of rows")

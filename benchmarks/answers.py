@@ -56,7 +56,7 @@ def ask_unanswerable(esa: Any, book: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--after", action="store_true", help="also behind another question")
     parser.add_argument("--out", default="")

@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the texts are")
     parser.add_argument("--split", choices=("dev", "test"), default="dev")
     parser.add_argument("--only", default="", help="only texts whose name matches")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--method", default=None)
     parser.add_argument("--library", type=Path, help="keeps what is read for the next run")

@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--haystack", default="chronicle", help="`chronicle` or a text file")
     parser.add_argument("--lengths", default="12k,24k")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()
     from esa_cli import models

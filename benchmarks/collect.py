@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only questions whose id matches")
     parser.add_argument("--least", type=float, help="another least sum of score and log-odds")
     parser.add_argument("--thresholds", action="store_true", help="print what others would give")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--library", type=Path, help="keeps what is read for the next run")
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     given = parser.parse_args()

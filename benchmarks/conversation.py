@@ -27,7 +27,7 @@ FOLLOW_UPS = Path(__file__).with_name("follow_ups.jsonl")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--library", required=True, help="the chronicle is kept in this folder")
     parser.add_argument("--limit", type=int, default=None, help="only so many questions")

@@ -210,7 +210,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--model", default="")
     parser.add_argument("--only", default="", help="a part of a text's name")
     parser.add_argument("--tokens", type=int, default=24, help="longest answer")

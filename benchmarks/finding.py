@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the texts are")
     parser.add_argument("--split", choices=("dev", "test"), default="dev")
     parser.add_argument("--only", default="", help="only texts whose name matches")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--out", default="", help="append rows to this file of JSON lines")
     given = parser.parse_args()
 

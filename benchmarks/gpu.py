@@ -38,7 +38,6 @@ from torch.nn.attention.bias import causal_lower_right
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.layer_calls import hidden_states
-from esa_cli.qa.planning.model_shapes import known_shapes
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.growing_rows import RESERVE
@@ -56,10 +55,10 @@ Row = dict[str, Any]
 
 
 def random_model(shape: str, device: torch.device) -> Any:
-    """A causal language model of a known shape, or `tiny`, with random weights on the device."""
+    """A causal language model of one of `SHAPES` with random weights on the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = dict(known_shapes()[shape]) if shape != "tiny" else dict(TINY)
+    sizes = dict(SHAPES[shape])
     config = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):
@@ -81,10 +80,21 @@ def lower_right(
     return out.transpose(1, 2).contiguous(), None
 
 
-TINY = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256,
-    "max_position_embeddings": 512,
+SHAPES = {
+    "tiny": {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 256,
+        "max_position_embeddings": 512,
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000,
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1, "high_freq_factor": 4,
+        },
+    },
 }  # fmt: skip
 
 
@@ -194,7 +204,7 @@ def main() -> None:
     parser.add_argument("part", choices=["kernels", "texts"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="meta-llama/Llama-3.1-8B-Instruct")
-    parser.add_argument("--preset", default="llama3-8b-paper")
+    parser.add_argument("--preset", default="paper")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--lengths", default="32k,128k")

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=4000, help="of each document")
     parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--folder", help="texts and library stay here; else they are removed")
     parser.add_argument("--out", default="", help="file of JSON lines")
     given = parser.parse_args()

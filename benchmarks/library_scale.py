@@ -33,7 +33,7 @@ from typing import Any
 
 from common import append_line, load_lines, tokens
 
-from esa_cli.qa.ingestion.folder_sync import sync_folder
+from esa_cli.qa.ingestion.library_texts import sync_folder
 from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.formats import manifest
 from esa_cli.storage.library.formats.library_paths import LibraryPaths

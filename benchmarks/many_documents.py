@@ -62,7 +62,7 @@ def ask_all(esa: Any, texts: list[str], questions: list[dict[str, Any]]) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--library", default="", help="ask from a library in this folder")
     parser.add_argument("--rows", default="int8", help="of the library: int8 or native")

@@ -47,7 +47,7 @@ def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--lengths", default="16k")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--feed", type=int, default=1024)

@@ -63,7 +63,7 @@ def keep(row: dict[str, Any], path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--excerpt-words", type=int, default=600)
     parser.add_argument("--also", action="append", default=[], help="NAME=KEY=VALUE,KEY=VALUE")
     parser.add_argument("--ask", action="append", default=[], help="NAME=KEY=VALUE,KEY=VALUE")

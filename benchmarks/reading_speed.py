@@ -31,7 +31,7 @@ from esa_cli import models
 from esa_cli.models.text_passes.layer_calls import GROUP
 from esa_cli.qa.finding import token_encoder
 from esa_cli.qa.finding.load_encoder import load_encoder
-from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, SEGMENT_TOKENS
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 
@@ -53,7 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    chosen = preset.load("smollm2-135m")
+    chosen = preset.load()
     loaded = models.load(chosen.model, device="cpu", dtype=args.dtype)
     encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="12k,24k")
     parser.add_argument("--plan", default=str(ROOT / "benchmarks" / "recipe.yaml"))
     parser.add_argument("--only", default="", help="a pattern that asking settings must match")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--model", default="")
     parser.add_argument("--tokens", type=int, default=20, help="longest answer")
     parser.add_argument("--out", default="")

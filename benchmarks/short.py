@@ -66,7 +66,7 @@ def ask_pieces(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--lengths", default="500,1000,2000,4000,6000", help="tokens, commas")
     parser.add_argument("--ways", default=",".join(WAYS), help="commas")
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE, for every way")

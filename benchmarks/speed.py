@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="2k,8k,32k")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dense", default="32k", help="longest dense prefill that is run")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--only", default="", help="some of " + ", ".join(WAYS))
     parser.add_argument("--out", default="")
     arguments = parser.parse_args()

@@ -16,7 +16,7 @@ import threading
 from types import FrameType
 from typing import TextIO
 
-from esa_cli.apps.cli.output.wrapped_lines import wrapped
+from esa_cli.apps.cli.output.wrapping import wrapped
 from esa_cli.errors import (
     BUG,
     INTERRUPTED,
@@ -130,8 +130,12 @@ def _run(arguments: list[str]) -> int:
         from esa_cli.apps.cli.completion import called_command
 
         command(called_command(os.environ)).main(arguments, prog_name="esa")
-    group = command(arguments[0] if arguments else None)
     import typer
+
+    from esa_cli.apps.cli.former_names import present_arguments
+
+    arguments = present_arguments(arguments)
+    group = command(arguments[0] if arguments else None)
 
     try:
         # Not through `main` of the group, which has its own way with Ctrl-C and closed pipes.
@@ -155,9 +159,9 @@ def _report(error: Exception) -> int:
         _say(known.message, known.hint)
         return known.exit_code
     if hasattr(error, "format_message"):  # an option or argument that the parser refused
-        from esa_cli.apps.cli.parser_message import parser_message
-
-        _say(*parser_message(error))
+        text, context = str(error.format_message()).rstrip("."), getattr(error, "ctx", None)
+        where = context.command_path if context else "esa"
+        _say(text[:1].lower() + text[1:], f"see `{where} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
     _say(

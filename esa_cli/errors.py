@@ -22,10 +22,10 @@ Every message says what was wrong, and `hint` says what to try.
 
 from __future__ import annotations
 
-BUG = 1
-"""Exit code after an exception that is not an EsaError."""
+BUG = 70
+"""Exit code after an exception that is not an EsaError, as of sysexits.h."""
 NOT_FOUND = 1
-"""Exit code of `esa find` where no passage fits, as of grep."""
+"""Exit code where nothing is found, as of grep, or a removal was answered with no."""
 USAGE = 2
 PARTIAL = 7
 """Exit code of a command that finished, but some of its questions or files got an error."""

@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Several questions about one document.")
     parser.add_argument("document")
     parser.add_argument("questions", nargs="+")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--temperature", type=float, default=None, help="default: the preset's")
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()

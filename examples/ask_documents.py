@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One question about several documents.")
     parser.add_argument("documents", nargs="+", help="files, folders or patterns")
     parser.add_argument("question")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--evidence", type=int, default=3, help="passages to show")
     parser.add_argument("--report", type=Path, help="write a page with a heat map of attention")
     return parser.parse_args()

@@ -22,7 +22,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("question")
     parser.add_argument("--more", help="a text that has been added to the document since")
     parser.add_argument("--library", type=Path, help="a folder; default: your own library")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     return parser.parse_args()
 
 

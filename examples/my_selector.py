@@ -3,7 +3,8 @@
 It is a control: a method that looks at the question should do better than one that does not.
 
     esa plugins check examples/my_selector.py
-    esa ask book.txt "Who is Ahab?" --plugin examples/my_selector.py --selector every-nth
+    esa ask book.txt "Who is Ahab?" --plugin examples/my_selector.py \\
+        --set answer.from=rows --set selector.name=every-nth
 """
 
 from __future__ import annotations

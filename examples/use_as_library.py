@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ESA with stock model.generate.")
     parser.add_argument("document", type=Path)
     parser.add_argument("questions", nargs="+")
-    parser.add_argument("--preset", default="smollm2-135m")
+    parser.add_argument("--preset", default="default")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--temperature", type=float, default=0.0, help="above 0: sample")
     parser.add_argument("--seed", type=int, default=0)

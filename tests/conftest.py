@@ -577,7 +577,7 @@ def once() -> Iterator[None]:
     import torch
 
     from esa_cli.apps.cli import cli_app as app
-    from esa_cli.qa.planning import machine_probe
+    from esa_cli.qa.planning import plan
     from esa_cli.qa.presets import preset_files
     from esa_cli.storage.library.catalogue import catalogue_tables
 
@@ -586,7 +586,7 @@ def once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "command", functools.cache(app.command))
         patch.setattr(preset_files, "load_yaml", lambda text: copy.deepcopy(parsed(text)))
-        patch.setattr(machine_probe, "SECONDS", 0.001)
+        patch.setattr(plan, "SECONDS", 0.001)
         patch.setattr(os, "fsync", os.fstat)
         tables = "PRAGMA synchronous = OFF;" + catalogue_tables._TABLES
         patch.setattr(catalogue_tables, "_TABLES", tables)

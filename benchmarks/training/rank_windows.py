@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("texts", type=Path, help="the folder of their texts: NAME.*")
     parser.add_argument("out", type=Path, help="the folder that gets NAME.jsonl of each text")
     parser.add_argument("--text", action="append", help="only this one; repeatable")
-    parser.add_argument("--preset", default="smollm2-135m", help="the preset with the finder")
+    parser.add_argument("--preset", default="default", help="the preset with the finder")
     args = parser.parse_args(argv)
 
     preset = load_preset(args.preset)

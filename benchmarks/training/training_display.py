@@ -46,7 +46,7 @@ def parser(description: str, minutes: float, lr: float, batch: int) -> argparse.
     out.add_argument("--start", type=Path, metavar="FOLDER", help="train this one further")
     out.add_argument("--seed", type=int, default=1)
     out.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
-    out.add_argument("--preset", default="smollm2-135m")
+    out.add_argument("--preset", default="default")
     out.add_argument("--model", help="another model than the preset's")
     out.add_argument("--device", default="auto")
     out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))

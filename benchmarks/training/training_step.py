@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args()
 
-    model = load(load_preset("smollm2-135m").model, device="cpu", dtype="bfloat16").model
+    model = load(load_preset().model, device="cpu", dtype="bfloat16").model
     rng = random.Random(1)
     batch = [
         TokenExample(_ids(rng, args.tokens - ANSWER), _ids(rng, ANSWER), "pair")

@@ -1,7 +1,6 @@
 """Questions about one text, answered from text as `esa ask` does with the same preset.
 
-The text is read for the preset's finder, or for its voting heads (`answer.votes`); without them it
-is not read.
+The text is read for the preset's finder; without one it is not read.
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ import time
 import torch
 
 from esa_cli.documents.document import Document
+from esa_cli.qa.answering.from_text import TextReplies
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.reply import Evidence, Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.answering.text_reply import TextReplies
-from esa_cli.qa.books import Book, PlacedBook, place_books
-from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
+from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import token_bounds
-from esa_cli.qa.ingestion.ingest import DocumentIngest
+from esa_cli.qa.ingestion.index_ingest import IndexIngest
+from esa_cli.qa.ingestion.ingest import Ingest
+from esa_cli.qa.ingestion.row_ingest import RowIngest
+from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
@@ -38,9 +40,11 @@ class TextAsker:
         self.session, self.preset = session, preset
         self._begin()
         lazy = LazySession.around(session)
-        encoder = index_encoder(lazy)
-        self._replies = TextReplies(lazy, None, passage_search(lazy, encoder))
-        self._ingest = DocumentIngest(lazy, encoder=encoder)
+        encoder = load_encoder(preset.answer, lazy.text_model, lazy.tokenizer)
+        self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
+        self._ingest: Ingest = RowIngest("int8", lazy)
+        if encoder is not None:
+            self._ingest = IndexIngest(encoder, lazy)
         self._book: Book | None = None
 
     @property
@@ -80,7 +84,7 @@ class TextAsker:
         Raises:
             UsageError: the question is empty. LengthError: it is too long.
         """
-        books: list[PlacedBook] = place_books([self.book])
+        books = place_books([self.book])
         reply, _ = self._replies.ask(
             question, books, max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,

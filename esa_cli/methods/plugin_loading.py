@@ -1,7 +1,7 @@
 """Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
 
-The command line, `build_method` and `method_presets` of `qa.presets`, and the conformance suite
-load them; each plugin is loaded once. A preset names parts of plugins and never loads one.
+The command line, `qa.presets.resolved_preset`, and the conformance suite call it; each plugin is
+loaded once. A preset names parts of plugins and never loads one.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A book is read on its own: with a library once for ever; without one it stays in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,20 +19,20 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.qa.answering.cached_books import CachedBooks
+from esa_cli.qa.answering.from_text import TextReplies
 from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
-from esa_cli.qa.answering.row_reply import reply_from_rows
-from esa_cli.qa.answering.text_reply import text_replies
-from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
+from esa_cli.qa.books import Book, distinct, place_books
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.evidence.heat_map import WeighedBooks, heat_maps, weighed
-from esa_cli.qa.finding.index_encoder import index_encoder, passage_search
-from esa_cli.qa.ingestion.ingest import DocumentIngest, Source
-from esa_cli.qa.ingestion.ingest_events import IngestEvents, ProgressEvents
+from esa_cli.qa.evidence.evidence import reply_from_rows
+from esa_cli.qa.evidence.heat_map import heat_maps
+from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.ingestion.index_ingest import IndexIngest
+from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, ProgressEvents, Source
+from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.passage_search import COUNT
+from esa_cli.qa.passage_search import COUNT, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.preset import DEFAULT, Preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
@@ -41,6 +42,8 @@ from esa_cli.storage.library import Entry, Library
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # it imports transformers' models
+    from torch import Tensor
+
     from esa_cli.qa.answering.session import Session
 
 
@@ -77,15 +80,17 @@ class Esa:
         self.preset, self.loaded = resolved.preset, loaded
         self._lazy = LazySession.of(loaded, resolved)
         self.reader = reader
-        self._last: WeighedBooks | None = None
+        self._last: tuple[Sequence[Book], Tensor] | None = None
         try:
-            self._cached = CachedBooks(self._lazy)
-            encoder = index_encoder(self._lazy)
-            self._search = passage_search(self._lazy, encoder)
-            self._text = text_replies(self._lazy, reader, self._search)
-            self.documents = DocumentIngest(
-                self._lazy, library, keep, rows, events, planner, encoder
-            )
+            lazy, answer = self._lazy, self.preset.answer
+            encoder = load_encoder(answer, lazy.text_model, lazy.tokenizer)
+            self._search, self._text = PassageSearch(encoder, answer.words), None
+            if answer.source == "text":
+                self._text = TextReplies(lazy, reader, self._search)
+            given = lazy, library, keep, events, planner
+            self.documents: Ingest = RowIngest(rows, *given)
+            if encoder is not None:
+                self.documents = IndexIngest(encoder, *given)
         except BaseException:
             self._lazy.close()
             raise
@@ -93,7 +98,8 @@ class Esa:
     @classmethod
     def load(
         cls, name: str = DEFAULT, overrides: Sequence[str] = (), *, method: str | None = None,
-        length: int = 0, device: str = "auto", dtype: str = "auto", cache: str = "auto",
+        model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
+        cache: str = "auto",
         library: Library | None = None, keep: bool = True, rows: str = "int8",
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
@@ -104,12 +110,15 @@ class Esa:
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
             method: a whole method over the preset, by its name in `esa methods`.
+            model: words the answers from the passages that the preset finds, or runs its method.
             length: tokens of the documents, for methods made for one. cache: as --cache.
             library: `Library()` is the user's own; None keeps what is read in memory.
             reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
         Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
         ModelError, ResourceError. ReaderError: the server cannot be used."""
+        if model is not None:
+            overrides = [f"model={json.dumps(model)}", *overrides]
         choice = None if reader is None else ReaderChoice(reader, reader_model)
         loaded, resolved, planner, other = open_model(
             name, overrides, method, length, device, dtype, choice, cache
@@ -171,7 +180,7 @@ class Esa:
     def open(self, source: Source) -> Book:
         """A book that can be asked at once: found in the library, else with its text alone, to be
         read by `ingest` later. Where answers need rows, it is read now. Raises: as `ingest`."""
-        self._cached.forget()
+        self._lazy.forget()
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
@@ -186,7 +195,7 @@ class Esa:
 
         Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
-        self._cached.forget()
+        self._lazy.forget()
         return self.documents.ingest(source, progress)
 
     def ask(
@@ -212,14 +221,16 @@ class Esa:
             "seed": seed, "history": history, "on_text": on_text,
         }  # fmt: skip
         if self._text is None:
-            self._cached.use(books)
-            made = reply_from_rows(self.session, question, self.placed(books), evidence, **asking)
+            self._lazy.use(books)
+            reply, weights = reply_from_rows(
+                self.session, question, self.placed(books), evidence, **asking
+            )
         else:
-            made = self._text.ask(
-                question, self.placed(books), evidence=evidence, **asking,
-            )  # fmt: skip
-        self._last = WeighedBooks(books, made[1])
-        return made[0]
+            reply, weights = self._text.ask(
+                question, self.placed(books), evidence=evidence, **asking
+            )
+        self._last = books, weights
+        return reply
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -228,10 +239,8 @@ class Esa:
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # checks it
-        placed = self.placed(distinct(books))
-        votes = self._search.votes(question, placed)
         with self._lazy.suspended():
-            return self._search.passages(question, placed, count, minimum, votes)
+            return self._search.passages(question, self.placed(distinct(books)), count, minimum)
 
     def collect(
         self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]
@@ -247,12 +256,20 @@ class Esa:
         """The last answer as an HTML page: the documents with a heat map of attention."""
         from esa_cli.qa.evidence.evidence_page import evidence_page
 
-        return evidence_page(reply, question, *weighed(self._last, books))
+        return evidence_page(reply, question, *self._weighed(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """The heat maps of the last answer; see `reply.Asker`."""
-        return heat_maps(*weighed(self._last, books))
+        return heat_maps(*self._weighed(books))
 
-    def placed(self, books: Sequence[Book]) -> list[PlacedBook]:
+    def _weighed(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
+        """The placed books of the last answer, and the weights (N,) of their tokens. Raises
+        UsageError: it was not about these books."""
+        books = distinct(books)
+        if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
+            raise UsageError("a report is of the last answer", "ask about these books first")
+        return self.placed(books), self._last[1]
+
+    def placed(self, books: Sequence[Book]) -> list[Book]:
         """These books, each with its place in the cache of a question about them."""
         return place_books(books)

@@ -1,18 +1,48 @@
-"""Books: prefilled documents, and those that are asked together, placed in the cache."""
+"""Books: documents with their tokens and what a model read of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
+from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.storage.joined_store import PrefilledDocument, text_rows
 from esa_cli.storage.library import Entry
+
+
+@dataclass(frozen=True, eq=False)
+class TokenisedDocument:
+    """A document's tokens, without those of the prompt before it; 12 bytes for each.
+
+    Args:
+        ids: of its text; special tokens that it spells out are text.
+        offsets: (n, 2) first and last character of each token.
+    """
+
+    document: Document
+    ids: Sequence[int]
+    offsets: Tensor
+
+    @classmethod
+    def of(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
+        """Tokenises the text.
+
+        Args:
+            tokenizer: of transformers.
+
+        Raises:
+            DocumentError: a part of it cannot be divided; see `windowed_tokenizer`.
+        """
+        ids, offsets = tokenise(tokenizer, document.text)
+        return cls(document, ids, torch.from_numpy(offsets))
 
 
 @dataclass(frozen=True)
@@ -25,7 +55,8 @@ class Book:
         spans: (n, 2) first and last character of each token of its text.
         entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
         index: its reduced keys (n, R), for finding; None: it has no token index. words: of its
-            sentences; None: they are not stored.
+            sentences; None: they are not stored. rows: the cached tokens of its text, where it is
+            one of the books of a question; see `place_books`.
     """
 
     document: Document
@@ -35,6 +66,7 @@ class Book:
     read_s: float = 0.0
     index: ReducedKeys | None = None
     words: SentenceWords | None = None
+    rows: range = range(0)
 
     @property
     def read(self) -> bool:
@@ -47,23 +79,6 @@ class Book:
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
-@dataclass(frozen=True)
-class PlacedBook:
-    """A book with its place in the cache.
-
-    Args:
-        document: with a name that no other book of the question has. spans: (n, 2) first and last
-            character of each token of its text. rows: the cached tokens of its text.
-        index, words: as in `Book`.
-    """
-
-    document: Document
-    spans: Tensor
-    rows: range
-    index: ReducedKeys | None = None
-    words: SentenceWords | None = None
-
-
 def distinct(books: Sequence[Book]) -> list[Book]:
     """The books, each text once: a copy would take selected tokens from other texts."""
     out: dict[str, Book] = {}
@@ -72,12 +87,13 @@ def distinct(books: Sequence[Book]) -> list[Book]:
     return list(out.values())
 
 
-def place_books(books: Sequence[Book]) -> list[PlacedBook]:
-    """The books in the order of the question, concatenated."""
+def place_books(books: Sequence[Book]) -> list[Book]:
+    """The books of a question, in its order, as they are concatenated in the cache; each document
+    has a name that no other has."""
     read = [book.prefilled for book in books if book.prefilled]
     rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
     return [
-        PlacedBook(_named(book.document, name), book.spans, at, book.index, book.words)
+        replace(book, document=_named(book.document, name), rows=at)
         for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
     ]
 

@@ -13,10 +13,9 @@ from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.adapter_files import check_adapter
-from esa_cli.qa.presets.method_fit import check_runs_on
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_runs_on, resolve
 from esa_cli.qa.second_model.answer_reader import AnswerReader
-from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
+from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for, reader_of
 from esa_cli.system import machine
 
 
@@ -42,6 +41,7 @@ def open_model(
     """Arguments and errors: as `api.Esa.load`."""
     given = overrides if choice is None else [*overrides, "answer.from=text"]
     resolved, place = resolve(name, given, method, length), choose_device(device)
+    choice = choice or reader_of(resolved.preset)
     says = method is not None or resolved.preset.answer.says_source
     if not says and not runs_methods(peek(resolved.preset.model)):
         resolved = resolve(name, [*given, "answer.from=text"])
@@ -49,7 +49,7 @@ def open_model(
     check_adapter(resolved.preset.answer)
     _check_kernels(resolved, place, dtype)
     memory, index = machine.available_memory(place), index_sizes(resolved.preset)
-    load = models.load_for_text if index is not None and index.bare else models.load
+    load = models.load if index is None else models.load_for_text
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(
@@ -63,8 +63,7 @@ def open_model(
 def _check_kernels(resolved: ResolvedPreset, device: str, dtype: str) -> None:
     """Raises UsageError where the method runs and a kernel that it names cannot, before the weights
     are fetched or loaded."""
-    method, answer = resolved.method, resolved.preset.answer
-    named = method.kernel != "auto"
-    if named and (answer.needs_rows or answer.has_votes):
+    method = resolved.method
+    if method.kernel != "auto" and resolved.preset.answer.needs_rows:
         config = language_settings(peek(resolved.preset.model))
         check_runs_on(method, config, device, choose_dtype(dtype, device))

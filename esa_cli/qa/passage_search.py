@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from torch import Tensor
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.passage import Passage
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries, standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.finding.reduced_keys import ReducedKeys
@@ -20,7 +19,6 @@ from esa_cli.qa.finding.sentence_words import sentence_words
 from esa_cli.system.content_words import question_words
 
 if TYPE_CHECKING:  # they import the model's library, which words alone do not need
-    from esa_cli.qa.finding.index_votes import HeadVotes
     from esa_cli.qa.finding.token_encoder import TokenEncoder
 
 COUNT = 8
@@ -32,22 +30,14 @@ class PassageSearch:
     """Finds passages in books; the index of the last books' words is kept.
 
     Args:
-        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`. heads:
-            the votes of the preset's heads, and weight: theirs; None: none vote.
+        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`.
     """
 
-    def __init__(
-        self,
-        encoder: TokenEncoder | None = None,
-        words: float = 0.0,
-        heads: HeadVotes | None = None,
-        weight: float = 0.0,
-    ) -> None:
+    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
-        self._heads, self._weight = heads, weight
         self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
-    def finder(self, books: Sequence[PlacedBook]) -> PassageFinder:
+    def finder(self, books: Sequence[Book]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
         texts = [book.document.text for book in books]
         keys = [book.index for book in books]
@@ -61,30 +51,20 @@ class PassageSearch:
             self._kept = texts, keys, finder
         return self._kept[2]
 
-    def reduced(self, asked: str, books: Sequence[PlacedBook]) -> ReducedQueries | None:
+    def reduced(self, asked: str, books: Sequence[Book]) -> ReducedQueries | None:
         """The reduced queries of a question, where a document has reduced keys."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, shares = self._encoder.questions([asked])
         return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
 
-    def votes(self, question: str, books: Sequence[PlacedBook]) -> list[Tensor | None]:
-        """The heads' votes (n,) for the tokens of each book that has been read for them; empty
-        where none has. The model's method must be attached."""
-        read = [book.index for book in books if book.index is not None]
-        if self._heads is None or not read:
-            return []
-        found = iter(self._heads(question, read))
-        return [None if book.index is None else next(found) for book in books]
-
     @torch.inference_mode()
     def passages(
         self,
         question: str,
-        books: Sequence[PlacedBook],
+        books: Sequence[Book],
         count: int | None = COUNT,
         minimum: float | None = None,
-        votes: Sequence[Tensor | None] = (),
     ) -> list[Passage]:
         """The best passages, best first, none overlapping a better one by half of it.
 
@@ -94,7 +74,7 @@ class PassageSearch:
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
-                or the best passage's score if that is lower. votes: see `votes`.
+                or the best passage's score if that is lower.
 
         Raises:
             UsageError: there is no book, or `count` is below 1.
@@ -104,9 +84,7 @@ class PassageSearch:
         if count is not None and count < 1:
             raise UsageError(f"count must be at least 1, got {count}", "None gives all passages")
         finder = self.finder(books)
-        scores = finder.scores(
-            question, reduced=self.reduced(question, books), votes=votes, weight=self._weight
-        )
+        scores = finder.scores(question, reduced=self.reduced(question, books))
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
         found = finder.pick(replace(scores, total=total), most)
@@ -128,7 +106,7 @@ class WordPassages:
     words: int
 
 
-def passages_with_words(query: str, books: Sequence[PlacedBook]) -> WordPassages:
+def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Every place with the content words of a query: all of them, or where no passage has all, as
     many as any passage has. The passages, best first by BM25, have every such sentence; a passage
     whose sentences better ones have is left out.
@@ -163,7 +141,7 @@ def passages_with_words(query: str, books: Sequence[PlacedBook]) -> WordPassages
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(words: Sequence[tuple[str, ...]], book: PlacedBook) -> Any:
+def _sentences_with(words: Sequence[tuple[str, ...]], book: Book) -> Any:
     """(sentences, words) bool, which sentence of a book has which word, given as its stems."""
     known = book.words
     assert known is not None
@@ -176,7 +154,7 @@ def _sentences_with(words: Sequence[tuple[str, ...]], book: PlacedBook) -> Any:
     return out
 
 
-def _placed(book: PlacedBook, one: FoundPassage) -> Passage:
+def _placed(book: Book, one: FoundPassage) -> Passage:
     document, place = book.document, book.document.place(one.start)
     return Passage(
         document.name, document.source, place.page, place.line, place.chapter,

@@ -105,10 +105,18 @@ def remove_entries(origin: str) -> None:
         registry.remove_from(origin)
 
 
+MANY = 12
+"""Names are not all listed in a message if there are more."""
+
+
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """A 'did you mean' clause, with what stands `before` the word, or the list of what is known."""
+    """A 'did you mean' clause, with what stands `before` the word, or the list of what is known; of
+    many names the three nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {before + close[0]!r}?"
+    if len(names) > MANY:
+        names = difflib.get_close_matches(word, names, n=3, cutoff=0.0)
+        return f"the nearest are {', '.join(names)}"
     return f"known: {', '.join(names)}" if names else "there are none"

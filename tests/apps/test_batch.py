@@ -25,7 +25,7 @@ from fake_asker import FakeAsker, fake_book
 from esa_cli.apps.batch.batch_questions import order, read_questions
 from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 from esa_cli.apps.cli.commands import batch_command as batch
-from esa_cli.apps.cli.commands.ask_lines import ask_lines
+from esa_cli.apps.cli.commands.ask_command import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.open_books import MOST_SCHEDULED
@@ -709,7 +709,7 @@ def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "new").mkdir()
     result = command(
         monkeypatch, asker, "q.jsonl", "--out", "new/out.jsonl", "--json", "--seed", "4",
-        "--max-new-tokens", "2", "--evidence", "1",
+        "--max-new-tokens", "2", "--top", "1",
     )  # fmt: skip
     assert result.exit_code == 0, result
     data = json.loads(result.stdout)

@@ -493,7 +493,7 @@ def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
 
 
 @pytest.mark.parametrize(
-    ("words", "count"), [([], 3), (["--quiet"], 0), (["--quiet", "--evidence", "2"], 2)]
+    ("words", "count"), [([], 3), (["--quiet"], 0), (["--quiet", "--top", "2"], 2)]
 )
 def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], count: int

@@ -32,7 +32,7 @@ from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
@@ -378,12 +378,12 @@ def test_methods_have_the_presets_budget() -> None:
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
     from esa_cli.methods import registry
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     names = [name for name in registry.RECIPES if not registry.find_recipe(name).full]
     assert {"esa", "infllm", "quest", "lm-infinite-topk", "esa-consensus"} <= set(names)
     for name in names:
-        made = method_presets.apply(name, TINY, 900)
+        made = resolved_preset.apply(name, TINY, 900)
         with Session(loaded.model, loaded.tokenizer, made) as session:
             session.read("A word of many. " * 60)
             seen: list[ChunkTrace] = []
@@ -395,7 +395,7 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
 
 def test_a_method_over_the_budget_is_refused() -> None:
     from esa_cli.methods import registry
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     @registry.recipe("greedy", about="", source="", cost="")
     def greedy(base: registry.Base) -> dict[str, Any]:
@@ -403,7 +403,7 @@ def test_a_method_over_the_budget_is_refused() -> None:
 
     try:
         with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
-            method_presets.apply("greedy", TINY)
+            resolved_preset.apply("greedy", TINY)
     finally:
         del registry.RECIPES._entries["greedy"]
 
@@ -522,7 +522,7 @@ def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
     text = "One is here. Two stands there.\n\nThree goes away! Four remains? " * 40
     spans = torch.tensor([(at, at + 1) for at in range(len(text))])
     document = Document("", text, source="", encoding="", bytes=0)
-    book = PlacedBook(document, spans, range(2, 2 + len(text)))
+    book = Book(document, None, spans, rows=range(2, 2 + len(text)))
     counts = torch.zeros(len(text) + 5)
     for weight, at in enumerate((205, 900, 1500, 2100), 1):
         counts[2 + at] = weight

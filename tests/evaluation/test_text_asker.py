@@ -25,8 +25,8 @@ from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion.prefill import Prefill
-from esa_cli.qa.presets import method_presets, preset
-from esa_cli.qa.presets.settings_hash import method_hash, settings_hash
+from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.cache_key import method_hash, settings_hash
 
 __all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -85,18 +85,18 @@ def evidence(start: int, end: int) -> Evidence:
 
 def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
     made, rows = chosen(folder), preset.load("tiny-random")
-    assert method_presets.compared("text", made) is made
-    assert method_presets.compared("preset", made) is made
-    assert method_presets.compared("esa", made) == method_presets.apply("esa", made)
-    assert method_presets.compared_by_default(made) == ("preset", "text")
-    assert method_presets.compared_by_default(rows) == ("preset",)
+    assert resolved_preset.compared("text", made) is made
+    assert resolved_preset.compared("preset", made) is made
+    assert resolved_preset.compared("esa", made) == resolved_preset.apply("esa", made)
+    assert resolved_preset.compared_by_default(made) == ("preset", "text")
+    assert resolved_preset.compared_by_default(rows) == ("preset",)
     with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
-        method_presets.compared("text", rows)
+        resolved_preset.compared("text", rows)
     assert "answer.from=text" in error.value.hint
 
 
 def test_the_shipped_default_is_measured_both_ways() -> None:
-    assert method_presets.compared_by_default(preset.load()) == ("preset", "text")
+    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
 
 
 def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
@@ -180,15 +180,6 @@ def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_pre
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
 
 
-def test_heads_that_vote_have_an_index(session: Session, folder: Path) -> None:
-    heads = "score={name: vote, heads: [[0, 1]]}", "selector={name: consensus}"
-    asker = TextAsker(session, chosen(folder, "answer.votes=1.0", *heads))
-    asker.read(TEXT)
-    assert asker.book.prefilled is None
-    assert asker.ask(QUESTION).evidence
-    assert asker.nbytes > session.cache.nbytes == 0
-
-
 def test_a_question_without_room_is_found_before_reading(session: Session, folder: Path) -> None:
     asker = TextAsker(session, chosen(folder))
     asker.check(QUESTION, 8)
@@ -220,7 +211,7 @@ def test_a_benchmark_reads_a_document_once(session: Session, folder: Path) -> No
 def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill: None) -> None:
     out = tmp_path / "rows.jsonl"
     given = ["--methods", "text", *SMALL, *words(folder), "--out", str(out)]
-    done = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    done = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert done.code == 0, done.err
     assert "reading: text (for the finder alone): text" in done.out
     assert "passkey text: " in done.out
@@ -235,7 +226,7 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
         assert row["memory"]["kept_bytes"] == (8 + 8) * row["tokens"]["document"]
         assert row["memory"]["peak_bytes"] > 0
         assert row["time"]["read_s"] > 0
-    again = esa("selftest", "needle,passkey", "--lens", "1k,2k", *given)
+    again = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert again.code == 0, again.err
     assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
 
@@ -302,7 +293,7 @@ def test_compare_shows_it_beside_rows(esa: Esa, folder: Path, tmp_path: Path) ->
     book = tmp_path / "mill.txt"
     book.write_text(TEXT, "utf-8")
     given = ["compare", str(book), QUESTION, *TINY, "--quiet", *words(folder), "--json"]
-    done = esa(*given, "--methods", "preset,text", "--passages", "3")
+    done = esa(*given, "--methods", "preset,text", "--top", "3")
     assert done.code == 0, done.err
     preset_row, text_row = json.loads(done.out)["methods"]
     assert (preset_row["method"], text_row["method"]) == ("preset", "text")

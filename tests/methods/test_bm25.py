@@ -20,7 +20,7 @@ from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import best_windows
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 
 LOW, WINDOW = 3, 8
 QUESTION = "Where is the fox, and where the mole?"
@@ -141,7 +141,7 @@ def chosen(loaded: Any, question: str, overrides: Sequence[str] = ()) -> list[se
         if not chunk.decoding and isinstance(chunk.far, torch.Tensor):
             found.append(set(chunk.far.tolist()) - set(range(chunk.initial)))
 
-    with Session(loaded.model, loaded.tokenizer, method_presets.apply("bm25", base)) as session:
+    with Session(loaded.model, loaded.tokenizer, resolved_preset.apply("bm25", base)) as session:
         session.read(TEXT)
         head = len(session.prompt.head())
         session.ask(question, max_new_tokens=2, trace=trace)

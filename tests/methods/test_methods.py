@@ -36,7 +36,7 @@ from esa_cli.methods.loki import Loki
 from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -751,7 +751,7 @@ NAMES = [
     "lm-infinite-topk", "infllm", "tokenselect", "quest", "loki",
     "bm25", "esa-consensus-bm25", "infiniretri", "recontext",
 ]  # fmt: skip
-PRESETS = ["smollm2-135m", "tiny-random", "llama3-8b-paper"]
+PRESETS = ["default", "tiny-random", "paper"]
 
 
 def test_every_recipe_is_here() -> None:
@@ -786,8 +786,8 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
         return {"selector": {"name": "full"}, "reading": "local"}
 
     for name in ("all-of-it", "all-by-name"):
-        assert method_presets.apply(name, base).reading == "select"
-    assert method_presets.apply("topk", base).reading == "local"
+        assert resolved_preset.apply(name, base).reading == "select"
+    assert resolved_preset.apply("topk", base).reading == "local"
 
 
 @pytest.mark.parametrize(
@@ -805,7 +805,7 @@ def test_a_recipe_sets_the_method_and_no_more(
     copy_registries(monkeypatch)
     registry.recipe("wrong-of-it", about="", source="", cost="")(lambda base: settings)
     with pytest.raises(PluginError, match=f"method 'wrong-of-it' {message}") as error:
-        method_presets.apply("wrong-of-it", preset.load("tiny-random"))
+        resolved_preset.apply("wrong-of-it", preset.load("tiny-random"))
     assert hint in error.value.hint
 
 
@@ -813,14 +813,14 @@ def test_a_recipe_that_fails_is_the_plugins_fault(monkeypatch: pytest.MonkeyPatc
     copy_registries(monkeypatch)
     registry.recipe("failing", about="", source="", cost="")(lambda base: {}["local"])
     with pytest.raises(PluginError, match="method 'failing' fails: KeyError: 'local'"):
-        method_presets.apply("failing", preset.load("tiny-random"))
+        resolved_preset.apply("failing", preset.load("tiny-random"))
 
 
 @pytest.mark.parametrize("base", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
     given = preset.load(base)
-    made = method_presets.apply(name, given, length=100_000)
+    made = resolved_preset.apply(name, given, length=100_000)
     method = resolve(made).method
     assert method.window.budget == given.window.budget
     local_only = name in ("streaming-llm", "lm-infinite")
@@ -833,7 +833,7 @@ def test_recipes_make_methods_of_any_preset(name: str, base: str) -> None:
 
 
 def settings(name: str) -> preset.Preset:
-    return method_presets.apply(name, preset.load("llama3-8b-paper", ["score.rotate=true"]))
+    return resolved_preset.apply(name, preset.load("paper", ["score.rotate=true"]))
 
 
 def test_recipes_are_the_papers() -> None:
@@ -847,13 +847,13 @@ def test_recipes_are_the_papers() -> None:
         "contrast": False, "normalise": "query", "heads": [],
     }  # fmt: skip
     assert settings("esa").window.ending is None
-    assert method_presets.apply("infllm", preset.load("smollm2-135m")).window.ending is None
+    assert resolved_preset.apply("infllm", preset.load("default")).window.ending is None
     assert settings("infllm").position == {"name": "infllm", "distance": 4095}
     assert settings("lm-infinite-topk").position == {
         "name": "lm-infinite-topk", "distance": 2048, "initial": 128,
     }  # fmt: skip
-    shipped, ours = preset.load("smollm2-135m"), method_presets.apply(
-        "esa-consensus", preset.load("smollm2-135m")
+    shipped, ours = preset.load("default"), resolved_preset.apply(
+        "esa-consensus", preset.load("default")
     )  # fmt: skip
     every = shipped.model_copy(update={"score": {**shipped.score, "heads": []}})
     assert resolve(ours).method == resolve(every).method, (
@@ -865,7 +865,7 @@ def test_recipes_are_the_papers() -> None:
 def test_recipes_run_in_a_model(name: str, make_model: Callable[..., Any]) -> None:
     given = preset.load("tiny-random", ["window.local=16", "window.selected=32", "window.chunk=16",
                                         "window.dense=0"])  # fmt: skip
-    method = resolve(method_presets.apply(name, given)).method
+    method = resolve(resolved_preset.apply(name, given)).method
     text = torch.randint(0, 61, (1, 150))
     with attach(make_model("llama", num_hidden_layers=5), method) as attachment:
         model, cache = attachment.model, attachment.new_cache()

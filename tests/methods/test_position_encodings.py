@@ -30,7 +30,7 @@ from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -449,14 +449,14 @@ PRESET = Preset(name="any", model="any", context=8192)
     [(0, 1), (100, 1), (7936, 1), (7937, 2), (8192, 2), (32_512, 4), (32_513, 5)],
 )
 def test_full_attention_recipes(name: str, length: int, factor: float) -> None:
-    made = method_presets.apply(name, PRESET, length)
+    made = resolved_preset.apply(name, PRESET, length)
     assert registry.find_recipe(name).full
     assert made.selector == {"name": "full"}
     assert not registry.build("score", made.score).features, "nothing is scored or reduced"
     assert made.reading == "select"
     assert made.window == PRESET.window
     encoding = registry.build("position", made.position)
-    assert method_presets.stretches(name, PRESET) == (name not in ("full", "origin"))
+    assert resolved_preset.stretches(name, PRESET) == (name not in ("full", "origin"))
     if name == "origin":
         assert encoding == TruePositions()
         return

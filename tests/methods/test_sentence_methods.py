@@ -20,7 +20,7 @@ from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensus, best_windows, standardised
 from esa_cli.methods.sentences import PhraseScore, WholeSentences, phrase_sums, sentence_starts
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 
 HEADS, GROUPS, DIM, CHUNK, DISTANCE = 4, 2, 8, 5, 29
 
@@ -199,9 +199,9 @@ def test_settings_that_do_not_hold(kind: str, options: dict[str, Any], message: 
 
 def test_recipes_keep_what_is_compared() -> None:
     """Windows, positions and prefill of the default; the preset's heads where heads vote."""
-    shipped = preset.load("smollm2-135m")
+    shipped = preset.load("default")
     for name in ("bm25", "esa-consensus-bm25", "infiniretri", "recontext"):
-        made = method_presets.apply(name, shipped)
+        made = resolved_preset.apply(name, shipped)
         assert (made.window.ending, made.reading) == (0, "local")
         assert made.position == shipped.position
         voting = name in ("esa-consensus-bm25", "recontext")
@@ -226,7 +226,7 @@ def test_every_layer_attends_to_the_same_sentences(loaded: Any, name: str) -> No
         assert isinstance(chunk.far, torch.Tensor)
         chosen[chunk.layer] = set(chunk.far.tolist()) - set(range(chunk.initial))
 
-    with Session(loaded.model, loaded.tokenizer, method_presets.apply(name, base)) as session:
+    with Session(loaded.model, loaded.tokenizer, resolved_preset.apply(name, base)) as session:
         session.read(TEXT)
         head = len(session.prompt.head())
         session.ask("When does gate number 9 open?", max_new_tokens=3, trace=trace)
@@ -252,7 +252,7 @@ def test_infiniretri_scores_the_last_layer_of_a_model(
 
     monkeypatch.setattr(PhraseScore, "scores", scores)
     base = preset.load("tiny-random", ["window.dense=0"])
-    made = method_presets.apply("infiniretri", base)
+    made = resolved_preset.apply("infiniretri", base)
     with Session(loaded.model, loaded.tokenizer, made) as session:
         session.read(TEXT)
         session.ask("When does gate number 9 open?", max_new_tokens=3)

@@ -19,8 +19,8 @@ from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import contents, register, without_file
 from esa_cli.qa.ingestion.archive import hindrance
 from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.cache_key import settings_hash
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.qa.presets.settings_hash import settings_hash
 
 PLUGIN = """
 from dataclasses import dataclass

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import family_table
@@ -32,8 +31,6 @@ from esa_cli.models.attachment.layer_traits import what_layers_keep
 from esa_cli.models.fingerprint import fingerprint
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
-from esa_cli.qa.finding.head_encoder import HeadEncoder
-from esa_cli.qa.finding.voting_heads import VotingHeads
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
@@ -289,26 +286,6 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
             check_prompts(forward, ids, want)
     assert torch.isfinite(got).all()
     assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.05 * min(1, float(want.std()))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_keys_of_voting_heads_are_those_of_the_rows(family: str) -> None:
-    """Of the first layer that runs the method and one before the last, without the later layers."""
-    model, ids = family_model(family), tokens()
-    with attach(model, everything(7)) as attached:
-        layers, heads = attached.method_layers, model.config.num_attention_heads
-        voting = VotingHeads(((layers[0], 0), (layers[-2:][0], heads - 1)))
-        lazy: Any = SimpleNamespace(
-            text_model=model, prompt=SimpleNamespace(head=lambda: ids[0, :5].tolist()),
-            session=SimpleNamespace(attachment=attached, model=model), method=attached.method,
-        )  # fmt: skip
-        encoder = HeadEncoder(lazy, voting)
-        got = encoder.encode(ids[0, 5:].tolist(), 0, LENGTH - 5)
-        cache = attached.new_cache()
-        model(ids, past_key_values=cache)
-        keys = [cache.memory(at).store.span(5, LENGTH)[0][head] for at, head in encoder.key_heads]
-    assert got.shape[1] == encoder.layout.width
-    close(got, torch.cat(keys, 1))
 
 
 def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) -> None:

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from esa_cli import models
-from esa_cli.apps.cli.model_choice.known_model import inspect_model
-from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.files.resolve import cutting_note

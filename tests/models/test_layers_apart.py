@@ -25,7 +25,7 @@ from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.method_presets import apply
+from esa_cli.qa.presets.resolved_preset import apply
 from esa_cli.storage.library import Library
 
 pytestmark = pytest.mark.families

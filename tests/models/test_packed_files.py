@@ -21,8 +21,7 @@ from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading import quantization
 from esa_cli.models.loading.load import load_deferred
 from esa_cli.models.loading.quantization import bytes_needed
-from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.planning.weight_bytes import with_packing
+from esa_cli.qa.planning.model_shape import shape_of, with_packing
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]

@@ -14,7 +14,7 @@ from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
@@ -199,11 +199,11 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
 
 def test_a_whole_method_is_loaded_by_its_name() -> None:
     """As the commands take it; one that is made for a length needs one."""
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.qa.presets import resolved_preset
 
     given = ("tiny-random", ["window.selected=40"])
     with Esa.load(*given, method="streaming-llm", device="cpu", dtype="float32") as one:
-        assert one.preset == method_presets.apply("streaming-llm", preset.load(*given))
+        assert one.preset == resolved_preset.apply("streaming-llm", preset.load(*given))
     with pytest.raises(UsageError, match="made for the length"):
         Esa.load(*given, method="ntk")
     with Esa.load(*given, method="ntk", length=4000, device="cpu", dtype="float32") as one:

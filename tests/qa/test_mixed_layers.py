@@ -14,8 +14,7 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation.calibration.calibration_pipeline import open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.method_fit import check_fits_model
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
 
 pytestmark = pytest.mark.families
 

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import mcp_command
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import ModelError, PresetError
+from esa_cli.errors import ModelError
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.api import Esa
-from esa_cli.qa.planning.preset_check import check_sizes
-from esa_cli.qa.presets.preset import load as load_preset
-from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.library import Library
 
 IDS = {"bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256}
@@ -106,8 +101,9 @@ def test_what_needs_a_method_is_refused(folder: Path, method: str | None, more: 
 def test_asked_from_the_command_line(
     folder: Path, book: Path, capsys: pytest.CaptureFixture[str], settings: list[str]
 ) -> None:
-    """The default preset's window of 8,192 tokens is longer than the model's."""
-    assert main(["ask", str(book), QUESTION, "--model", str(folder), *settings]) == 0
+    """The preset's window of 8,192 tokens is longer than the model's."""
+    model = ["--preset", "consensus", "--model", str(folder)]
+    assert main(["ask", str(book), QUESTION, *model, *settings]) == 0
     out = capsys.readouterr()
     assert "lamp" in out.out + out.err
     assert out.err.count("answers come from passages found by their words: ESA's methods") == 1
@@ -117,11 +113,12 @@ def test_questions_of_a_file_are_answered(folder: Path, book: Path, tmp_path: Pa
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question": QUESTION, "documents": [str(book)]}))
     out = tmp_path / "answers.jsonl"
-    assert main(["batch", str(questions), "--out", str(out), "--model", str(folder)]) == 0
+    model = ["--preset", "tiny-random", "--model", str(folder)]
+    assert main(["batch", str(questions), "--out", str(out), *model]) == 0
     assert "lamp" in json.loads(out.read_text())["evidence"][0]["text"]
 
 
-@pytest.mark.parametrize("command", ["collect", "count"])
+@pytest.mark.parametrize("command", ["collect"])
 def test_places_are_collected(folder: Path, book: Path, command: str) -> None:
     given = ["--preset", "tiny-random", "--model", str(folder), "--least", "-100"]
     assert main([command, str(book), QUESTION, *given]) == 0
@@ -153,12 +150,21 @@ def test_what_a_model_cannot_do_names_what_it_can(
     assert main([name, *documents, *model, *given]) == 5
     told = capsys.readouterr().err
     assert "methods cannot run in models of type" in told
-    assert "as `esa ask` does where no --method, --keep or answer.votes" in told
+    assert "as `esa ask` does where no --method or --keep" in told
     assert len(told) < 500
 
 
 def test_a_plan_has_no_rows(folder: Path, book: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", str(book), "--model", str(folder), "--device", "cpu"]
+    asked = [
+        "plan",
+        str(book),
+        "--preset",
+        "tiny-random",
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+    ]
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "keys" not in shown
@@ -168,33 +174,3 @@ def test_a_plan_has_no_rows(folder: Path, book: Path, capsys: pytest.CaptureFixt
     assert (made["seconds"], made["seconds_from"], made["stored_bytes"]) == (0, None, None)
     memory = made["memory_bytes"]
     assert memory["needed"] == memory["weights"] + memory["working"]
-
-
-def test_a_check_of_its_preset_says_what_it_answers_from(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As `esa ask` runs it; `context` is beyond the model's window, and does not matter."""
-    given = ["presets", "check", "tiny-random", "--set", f"model={folder}"]
-    assert main([*given, "--set", "context=4096"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.splitlines()[1].split()[:3] == ["tiny-random", "yes", "nothing"]
-    assert "tiny-random: its answers come from passages found by their words: ESA's" in shown.err
-    assert main([*given, "--set", "answer.from=rows"]) == 4
-    assert "must be of a supported family" in capsys.readouterr().err
-
-
-def test_memory_is_planned_by_the_models_own_sizes(folder: Path) -> None:
-    config = language_settings(folder)
-    assert (config["num_hidden_layers"], config["hidden_size"]) == (2, 32)
-    assert config["max_position_embeddings"] == 512
-    chosen = load_preset("tiny-random", BY_WORDS)
-    memory = check_sizes(resolve(chosen), config, "a model")
-    weights = sum(one.numel() for one in _weights(folder))
-    assert memory.reads == "nothing"
-    assert 0.5 < memory.weights / 2 / weights < 1.6
-    with pytest.raises(PresetError, match="must be of a supported family"):
-        check_sizes(resolve(load_preset("tiny-random")), config, "a model")
-
-
-def _weights(folder: Path) -> Any:
-    return models.load(str(folder), device="cpu", dtype="float32").model.parameters()

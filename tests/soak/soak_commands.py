@@ -20,7 +20,7 @@ from forked import ended
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.qa.planning import machine_probe
+from esa_cli.qa.planning import plan
 
 LIMIT_S = 300.0
 STARTED = Path.cwd()
@@ -41,7 +41,7 @@ class SoakFolder:
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="esa-soak-"))
         torch.set_num_threads(1)
-        machine_probe.SECONDS = 0.001
+        plan.SECONDS = 0.001
         self.use("first")
         Path("docs").mkdir()
         for name, text in TEXTS.items():

@@ -48,7 +48,7 @@ class SoakDamage(SoakPart):
         self.whole, self.library = folder.use("whole"), folder.root / "library"
         folder.done("ingest", "docs/a.txt", "docs/b.txt", *TINY)
         folder.done("ingest", "docs/a.txt", "docs/b.txt", *TINY, *folder.finder)
-        folder.done("sync", "docs", *TINY)
+        folder.done("ingest", "--words", "docs", *TINY)
         self.commands = asking(folder)
         for kind, words in self.commands.items():
             self.right[kind] = answer(kind, folder.done(*words))

@@ -28,7 +28,7 @@ class SoakKills(SoakPart):
         self.commands = {
             "ingest rows": ingest,
             "ingest index": [*ingest, *folder.finder],
-            "sync": ["sync", "docs", *TINY],
+            "sync": ["ingest", "--words", "docs", *TINY],
             "push": ["library", "copy", "library", "remote"],
             "prune": ["library", "prune", "--max-size", "300KB"],
         }

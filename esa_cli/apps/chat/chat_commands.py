@@ -21,7 +21,7 @@ from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
 from esa_cli.apps.cli.output.answer_output import AnswerStream, complain, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter, clean
-from esa_cli.apps.cli.output.word_wrap import wrapped_text
+from esa_cli.apps.cli.output.wrapping import wrapped_text
 from esa_cli.errors import EsaError, UsageError
 
 COMMANDS = {

@@ -65,6 +65,13 @@ def documents(incomplete: str) -> list[str]:
     return [word(name) for name in (*sorted(plain), *ids) if name.startswith(incomplete)]
 
 
+def models(incomplete: str) -> list[str]:
+    """Names of known models."""
+    from esa_cli.qa.presets.preset_files import known_models
+
+    return [name for name in known_models() if name.startswith(incomplete)]
+
+
 def presets(incomplete: str) -> list[str]:
     """Names of presets."""
     from esa_cli.qa.presets.preset_files import available

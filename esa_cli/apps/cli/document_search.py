@@ -1,7 +1,7 @@
 """Documents of a question where there are many: their words are searched, and the best are opened.
 
 Candidates are the files of folders and patterns, and with `--library` its documents and the files
-of `esa sync`. Documents that are named one by one are asked in any case.
+of `esa ingest --words`. Documents that are named one by one are asked in any case.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError
-from esa_cli.qa.ingestion.file_indexing import FileIndexing
-from esa_cli.qa.ingestion.library_texts import LibraryText, LibraryTexts, texts_of
+from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, FileRecord, Library
 from esa_cli.storage.library.formats import manifest
 

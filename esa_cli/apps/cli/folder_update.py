@@ -1,14 +1,17 @@
-"""One update of the library with a folder, and what it says."""
+"""One update of the library with a folder, what the model reads of it, and what is reported."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.folder_reading import FolderReading
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.ingestion.folder_sync import (
+from esa_cli.errors import DiskError, DocumentError, ResourceError
+from esa_cli.qa.ingestion.library_texts import (
     FolderState,
     forget_removed,
     outdated_entries,
@@ -16,6 +19,59 @@ from esa_cli.qa.ingestion.folder_sync import (
 )
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.system.machine import time_text
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+    from esa_cli.qa.presets.preset import Preset
+
+
+class FolderReading:
+    """Reads documents into the library.
+
+    Args:
+        stack: ends the model.
+    """
+
+    def __init__(
+        self,
+        chosen: Preset,
+        options: ModelOptions,
+        library: Library,
+        reporter: Reporter,
+        stack: ExitStack,
+    ) -> None:
+        self._chosen, self._options, self._library = chosen, options, library
+        self._reporter, self._stack = reporter, stack
+        self._esa: Esa | None = None
+
+    def read(self, records: Sequence[FileRecord]) -> tuple[list[str], list[FileRecord]]:
+        """Reads files whose text is not in the library. Ids of what was read, and the records of
+        those that could not be, with why. Raises DiskError, PresetError, ModelError."""
+        known = self._library.text_digests()
+        ids, failed = list[str](), list[FileRecord]()
+        for record in records:
+            if record.digest in known:
+                continue
+            known.add(record.digest)
+            try:
+                entry = self._loaded().ingest(record.path).entry
+                ids += [entry.id] if entry else []
+            except DiskError:
+                raise
+            except (DocumentError, ResourceError) as error:
+                failed.append(record._replace(why=error.message, hint=error.hint))
+        return ids, failed
+
+    def _loaded(self) -> Esa:
+        if self._esa is None:
+            from esa_cli.apps.cli.model_choice.open_esa import opened
+
+            self._esa = self._stack.enter_context(
+                opened(
+                    self._chosen, self._options, self._reporter, keep=True, library=self._library
+                )
+            )
+        return self._esa
 
 
 class FolderUpdate:
@@ -38,6 +94,7 @@ class FolderUpdate:
         self._folder, self._library, self._reading = folder, library, reading
         self._prune, self._if_empty, self._reporter = prune, if_empty, reporter
         self._state: FolderState
+        self._first = True
         self._said: set[FileRecord] = set()
         self._removed_before: list[str] = []
         self.failed: list[FileRecord] = []
@@ -51,16 +108,17 @@ class FolderUpdate:
     def run(self) -> FolderUpdate:
         """Updates the library, and says in a line each what cannot be read. Raises DocumentError,
         LibraryError, ResourceError."""
-        started, before = time.perf_counter(), getattr(self, "_state", None)
-        self._removed_before = [] if before is None else [one.path for one in before.removed]
+        started, first = time.perf_counter(), self._first
+        self._removed_before = [] if first else [one.path for one in self._state.removed]
         label, progress = f"files of {self._folder}", None
-        if before is None:
+        if first:
             progress = token_progress(self._reporter, label, unit="files")
         with self._library.catalogue() as catalogue:
             self._state = sync_folder(
                 catalogue, self._folder,
                 prune=self._prune, if_empty=self._if_empty, progress=progress,
             )  # fmt: skip
+        self._first = False
         self._reporter.settle()
         self.failed, self.read_ids = self._state.changes.refused, []
         if self._reading is not None:
@@ -70,7 +128,7 @@ class FolderUpdate:
             if one not in self._said:
                 self._reporter.warn(f"esa: left out: {one.why}; {one.hint}".rstrip("; "))
         self._said = set(self.failed)
-        if before is None:
+        if first:
             for left_out in self._state.left_out:
                 self._reporter.warn(f"esa: {left_out.line}")
         self.pruned_ids = self._pruned() if self._prune else []

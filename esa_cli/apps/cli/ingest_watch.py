@@ -8,29 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import find_any, is_several
-from esa_cli.errors import DiskError, DocumentError, ResourceError, UsageError
+from esa_cli.errors import DiskError, DocumentError, ResourceError
 from esa_cli.system import files
 
 SETTLE_S = 1.0
 """A file is read when its size and time are the same after so many seconds: it may be growing."""
 Stamp = tuple[int, int, int]
-
-
-def check_watched(names: Sequence[str], *, alone: bool) -> None:
-    """Refuses, before anything is read, what cannot be watched.
-
-    Args:
-        alone: this process reads everything itself.
-
-    Raises:
-        UsageError.
-    """
-    if "-" in names:
-        raise UsageError("documents to --watch must be files, got standard input", "name a folder")
-    if not alone:
-        raise UsageError(
-            "--watch must be given without --shard, --workers and --engine ray", "leave them out"
-        )
 
 
 class WatchedFiles:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.model_choice.known_model import ModelPlace
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.books import Book, distinct, place_books
-from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.ingestion.index_archive import INDEX
+from esa_cli.qa.ingestion.archive import INDEX, restored
 from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library

@@ -323,7 +323,7 @@ class DocumentTools:
             raise UsageError(
                 "the library has no document",
                 "`list` shows files that may be named; `ingest`, or `esa ingest FILE` and "
-                "`esa sync FOLDER` in a terminal, put some into the library",
+                "`esa ingest --words FOLDER` in a terminal, put some into the library",
             )
         if not names:
             return None

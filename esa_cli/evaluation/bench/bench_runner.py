@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation.report.statistics import is_share
 from esa_cli.methods import registry
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
+from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.registry import nearest
 from esa_cli.system.text import text_digest
@@ -317,7 +317,7 @@ def presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Pres
             "--methods must name a method, got none",
             "`esa methods` lists all; `preset`: the preset as it is",
         )
-    made = {name: method_presets.compared(name, base, length) for name in methods}
+    made = {name: resolved_preset.compared(name, base, length) for name in methods}
     for preset in made.values():
         resolve(preset)
     return made
@@ -331,5 +331,5 @@ def titles(base: Preset, methods: Iterable[str], length: int) -> dict[str, str]:
     return {
         name: f"{name}({to})"
         for name in methods
-        if length and name in known and method_presets.stretches(name, base)
+        if length and name in known and resolved_preset.stretches(name, base)
     }

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchReply
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.presets.method_presets import FROM_TEXT
 from esa_cli.qa.presets.preset import Preset, Prompt
+from esa_cli.qa.presets.resolved_preset import FROM_TEXT
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:

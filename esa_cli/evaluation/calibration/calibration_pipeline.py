@@ -28,7 +28,7 @@ from esa_cli.models.attachment.families import keeps_state, layer_windows
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.system.files import replacing
@@ -251,12 +251,12 @@ class CalibrationJob:
 def target_preset(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
-    made = method_presets.named(name, preset)
+    made = resolved_preset.named(name, preset)
     if not resolve(made).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
             "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
-            f"--for {method_presets.AS_IS} --set score.shortlist=4096",
+            f"--for {resolved_preset.AS_IS} --set score.shortlist=4096",
         )
     return made
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.qa.presets.preset import load, merge
+from esa_cli.qa.presets.preset import load, merge, parse_override, way_of
 from esa_cli.qa.presets.preset_files import SUFFIXES, find
-from esa_cli.qa.presets.preset_override import parse_override
 from esa_cli.system.files import replacing
 from esa_cli.system.machine import in_home
 from esa_cli.system.strict_yaml import dump_yaml
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.head_ranking import HeadSet
 
 MARK = "# Made by `esa heads`"
-VOTES = 0.5
-"""`answer.votes` of a preset whose heads are all that there is beside words."""
 
 
 def refuse_foreign(path: Path, given: str) -> None:
@@ -38,7 +35,7 @@ def refuse_foreign(path: Path, given: str) -> None:
         )
     if not path.exists():
         return
-    if path.resolve() == find(given).resolve():
+    if path.resolve() == find(way_of(given)[0]).resolve():
         raise UsageError(
             f"--out must be another file than the preset that it extends, got {path}",
             "name another file",
@@ -62,20 +59,19 @@ def write(path: Path, given: str, overrides: Sequence[str], heads: HeadSet, abou
     data: dict[str, Any] = {}
     for text in overrides:
         data = merge(data, parse_override(text))
-    data = merge(_votes(given, overrides, data), {"score": {"heads": [list(p) for p in heads]}})
+    data = merge(_rows(given, overrides, data), {"score": {"heads": [list(p) for p in heads]}})
     whole = {"extends": _parent(given, path), "description": f"{given} with chosen heads", **data}
     with replacing(path, durable=True) as part:
         part.write_text(f"{MARK}: {about}\n{dump_yaml(whole)}", "utf-8")
         load(str(part.absolute()))
 
 
-def _votes(given: str, overrides: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
-    """The settings; where the extended preset answers from text and there is no finder for the
-    model, with heads that vote, unless `answer` is among the settings."""
-    finder = load(given, overrides).answer.finder
-    if "answer" in data or finder is not None or load(given).answer.source != "text":
+def _rows(given: str, overrides: Sequence[str], data: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with answers from rows where they name the model that the heads are of: else it
+    would word the answers from passages."""
+    if "answer" in data or load(given, overrides).answer.reader is None:
         return data
-    return {**data, "answer": {"from": "text", "votes": VOTES}}
+    return {**data, "answer": {"from": "rows"}}
 
 
 def _parent(given: str, path: Path) -> str:

@@ -42,8 +42,8 @@ from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.presets import build_method as build
 from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.system.progress import Progress
 
 FEWEST = 4
@@ -136,7 +136,7 @@ Asked = TypeVar("Asked", bound=_Question)
 
 def own_heads(preset: Preset) -> HeadSet:
     """The heads that the preset names; () for all."""
-    score = build.method(preset).score
+    score = build_method(preset).score
     assert isinstance(score, VoteScore)
     return tuple((layer, head) for layer, head in score.heads)
 
@@ -144,7 +144,7 @@ def own_heads(preset: Preset) -> HeadSet:
 def voting(preset: Preset) -> Method:
     """The preset's method with all heads voting. Raises UsageError: its settings have no use for
     chosen heads."""
-    method = build.method(preset)
+    method = build_method(preset)
     score, selector = method.score, preset.selector["name"]
     wrong = dict[str, str]()
     if not isinstance(score, VoteScore):

@@ -23,7 +23,7 @@ from esa_cli.attention.step import Positions, Projection, Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import NOT_BLAMED, EsaError
 from esa_cli.evaluation.conformance.random_steps import Observe, advance, make_step, observed_step
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
@@ -602,7 +602,7 @@ def check_recipe(name: str) -> list[Finding]:
         context, window, length = CASES[case]
         position = {"name": "esa", "distance": context // 2}
         base = Preset(name="base", model="any", context=context, window=window, position=position)
-        preset = method_presets.apply(name, base, length)
+        preset = resolved_preset.apply(name, base, length)
         resolve(preset)
         return preset
 

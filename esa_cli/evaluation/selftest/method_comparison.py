@@ -15,7 +15,7 @@ from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.selftest_run import read_for
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.evidence.evidence import heaviest
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import peak_memory
@@ -77,7 +77,7 @@ class MethodAnswer:
     passages: list[SelectedPassage] = field(default_factory=list)
 
 
-def selected_passages(counts: Tensor, book: PlacedBook, count: int) -> list[SelectedPassage]:
+def selected_passages(counts: Tensor, book: Book, count: int) -> list[SelectedPassage]:
     """The `count` passages that were selected most, whole sentences, none overlapping.
 
     Args:
@@ -111,7 +111,7 @@ def compare(
         spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
         document = Document("", text, source="", encoding="", bytes=0)
-        book = PlacedBook(document, spans, range(head, head + len(spans)))
+        book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
             if group.text:
                 out.append(_from_text(session, group, text, question, count, reading, most))

@@ -15,10 +15,10 @@ from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import method_presets
+from esa_cli.qa.presets import resolved_preset
+from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt, merge, validated
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.qa.presets.settings_hash import method_hash
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.text import text_digest
 
@@ -82,7 +82,7 @@ class MethodGroup:
 def _full(name: str, made: Preset) -> bool:
     """True if the method attends to all tokens, whatever the budget."""
     return made.selector["name"] == "full" or (
-        name != method_presets.AS_IS and registry.find_recipe(name).full
+        name != resolved_preset.AS_IS and registry.find_recipe(name).full
     )
 
 
@@ -92,8 +92,8 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        made = method_presets.compared(name, preset, length)
-        if name == method_presets.FROM_TEXT:
+        made = resolved_preset.compared(name, preset, length)
+        if name == resolved_preset.FROM_TEXT:
             alone.append(MethodGroup((name,), (made,), shared=False, text=True))
             continue
         method = resolve(made).method

@@ -45,9 +45,9 @@ from esa_cli.evaluation.tasks.task_sample import (
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Answer, Session
-from esa_cli.qa.presets import build_method as build
+from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.settings_hash import method_hash
+from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
@@ -333,8 +333,8 @@ def read_for(
     started = time.perf_counter()
     method = None
     if group.shared:
-        made = [build.method(preset) for preset in group.presets]
-        method = shared_reading(build.method(base), made)
+        made = [build_method(preset) for preset in group.presets]
+        method = shared_reading(build_method(base), made)
     session.read(text, progress, method)
     return time.perf_counter() - started
 

@@ -206,7 +206,7 @@ FAMILIES: dict[str, Family] = {
 
 INSTEAD = (
     "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
-    "--method, --keep or answer.votes asks for more; methods run in the types of docs/models.md"
+    "--method or --keep asks for more; methods run in the types of docs/models.md"
 )
 """The hint where methods cannot run in a model."""
 

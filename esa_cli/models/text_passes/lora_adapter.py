@@ -54,7 +54,7 @@ class LoraAdapter:
             ):
                 raise ModelError(
                     f"the adapter is of another model: it has matrices for {name}",
-                    "use the adapter that was trained for this model, or --no-adapter",
+                    "use the adapter that was trained for this model, or --set answer.adapter=null",
                 )
             self._layers[name] = layer
 
@@ -81,7 +81,7 @@ class LoraAdapter:
             ModelError: the folder has none, it is damaged, of a kind not supported (bias, DoRA,
                 rank patterns), or of another model; or it has numbers that are not finite.
         """
-        with reading(f"the adapter {folder}", "use --no-adapter"):
+        with reading(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
             rank, scale = _scale(config)
@@ -174,7 +174,7 @@ def _check(folder: Path, name: str, rank: int, scale: float, a: Tensor, b: Tenso
         return
     raise ModelError(
         f"the matrices of the adapter {folder} for {name} must {rule}, got {got}",
-        "use --no-adapter",
+        "use --set answer.adapter=null",
     )
 
 

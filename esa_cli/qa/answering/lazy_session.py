@@ -1,24 +1,25 @@
 """A model with its preset, and the session of both, which is made when it is first needed.
 
-Answers from text need a session for votes alone. Making one attaches the method to the model of
-transformers, which a `DeferredModel` first has to load.
+Answers from text need none. Making one attaches the method to the model of transformers, which a
+`DeferredModel` first has to load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from esa_cli.errors import UsageError
 from esa_cli.models import DeferredModel, LoadedModel
 from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.loading.load import hindrance
 from esa_cli.qa.answering.prompt import PromptTokens
+from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.archive import check_asked_together
 from esa_cli.qa.presets.cache_key import model_facts
-from esa_cli.qa.presets.method_fit import check_fits_model
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_fits_model
 
 if TYPE_CHECKING:  # it imports transformers' models
     from esa_cli.qa.answering.session import Session
@@ -51,6 +52,8 @@ class LazySession:
         check_fits_model(self.method, text_model)
         self._model, self._make = model, session
         self._made: Session | None = None
+        self._cached: list[Book] = []
+        """Books whose rows are in the session's cache."""
         self.attaches = True
         """Whether a session can be made; else the model reads passages, and nothing else."""
 
@@ -122,6 +125,22 @@ class LazySession:
     def document_tokens(self) -> int:
         """Tokens in the session's cache."""
         return 0 if self._made is None else self._made.document_tokens
+
+    def forget(self) -> None:
+        """The session's cache is used for something else than books."""
+        self._cached = []
+
+    def use(self, books: Sequence[Book]) -> None:
+        """Puts the rows of books into the session's cache, unless they are there. Raises
+        UsageError: one has not been read."""
+        if [id(mine) for mine in self._cached] == [id(yours) for yours in books]:
+            return
+        self._cached = []
+        prefilled = [book.prefilled for book in books if book.prefilled]
+        if len(prefilled) < len(books):
+            raise UsageError("a document has not been read", "ingest it first")
+        self.session.open(prefilled)
+        self._cached = list(books)
 
     def suspended(self) -> AbstractContextManager[None]:
         """The bare model until the block ends; see `Attachment.suspended`."""

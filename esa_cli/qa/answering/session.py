@@ -21,10 +21,14 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question import EncodedQuestion
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.ingestion.prefill import Prefill
-from esa_cli.qa.presets.generation_choice import chosen_generation, longest_answer
-from esa_cli.qa.presets.method_fit import check_fits_model, check_reduced_keys, check_same_fit
-from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
+from esa_cli.qa.presets.resolved_preset import (
+    ResolvedPreset,
+    check_fits_model,
+    check_reduced_keys,
+    check_same_fit,
+    resolve,
+)
 
 
 @dataclass(frozen=True)

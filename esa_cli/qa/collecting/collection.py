@@ -11,7 +11,7 @@ from typing import Self, TypedDict
 import torch
 
 from esa_cli.qa.answering.reply import Evidence
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
 from esa_cli.qa.collecting.merged_places import MergedPlaces, WeighedPlace
 from esa_cli.qa.collecting.passage_sieve import ChosenPassages
@@ -59,7 +59,7 @@ class Collection:
     def __init__(
         self,
         chosen: ChosenPassages,
-        books: Sequence[PlacedBook],
+        books: Sequence[Book],
         decision: PassageDecision,
         *,
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from esa_cli.errors import UsageError
-from esa_cli.qa.books import PlacedBook
+from esa_cli.qa.books import Book
 from esa_cli.qa.finding.passage_finder import standardised
 from esa_cli.qa.finding.passages_apart import FoundPassage
 from esa_cli.qa.passage_search import PassageSearch
@@ -43,7 +43,7 @@ class ChosenPassages:
 def chosen_passages(
     search: PassageSearch,
     question: str,
-    books: Sequence[PlacedBook],
+    books: Sequence[Book],
     minimum: float | None = None,
     every: bool = False,
 ) -> ChosenPassages:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.qa.answering.reply import Evidence
+from esa_cli.qa.answering.reply import Evidence, Reply
 from esa_cli.qa.evidence.attention_weights import AttentionWeights
+
+if TYPE_CHECKING:  # it imports transformers' models
+    from esa_cli.qa.answering.session import Session
 
 FOUND = 1.3
 """Documents whose best sentence has less `strength` than this may not contain the answer. Chosen so
@@ -55,6 +58,27 @@ class _Passage:
             return False
         low, high = (self.end, start) if start >= self.end else (end, self.start)
         return not text[low:high].strip() and "\n\n" not in text[low:high]
+
+
+def reply_from_rows(
+    session: Session, question: str, books: Sequence[EvidenceSource], evidence: int, **asking: Any
+) -> tuple[Reply, Tensor]:
+    """The reply to one question about open books, and the weights (N,) of the cached tokens.
+
+    Args:
+        evidence: passages. asking: keyword arguments of `Session.ask`.
+
+    Raises:
+        As `Session.ask`.
+    """
+    weights = AttentionWeights(session.layers, session.document_tokens)
+    answer = session.ask(question, trace=weights, **asking)
+    passages, found = rests_on(weights, books, evidence)
+    reply = Reply(
+        answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
+        answer.first_token_s, answer.total_s, answer.cut,
+    )  # fmt: skip
+    return reply, weights.weights
 
 
 def rests_on(

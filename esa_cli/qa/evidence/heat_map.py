@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
-from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import HeatMap, ShadedSpan
-from esa_cli.qa.books import Book, PlacedBook, distinct, place_books
 from esa_cli.qa.evidence.evidence import EvidenceSource
 
 LEVELS = 8
 """Shades; style sheets have a class for each."""
 COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is plain."""
-
-
-class WeighedBooks(NamedTuple):
-    """The books of an answer, and the weights (N,) of their tokens."""
-
-    books: Sequence[Book]
-    weights: Tensor
-
-
-def weighed(last: WeighedBooks | None, books: Sequence[Book]) -> tuple[list[PlacedBook], Tensor]:
-    """The placed books of the last answer, and the weights (N,) of their tokens. Raises UsageError:
-    it was not about these books."""
-    books = distinct(books)
-    if last is None or list(map(id, books)) != list(map(id, last.books)):
-        raise UsageError("a report is of the last answer", "ask about these books first")
-    return place_books(books), last.weights
 
 
 def heat_maps(books: Sequence[EvidenceSource], weights: Tensor) -> list[HeatMap]:

@@ -2,9 +2,8 @@
 
 Scores are added, each in standard deviations over the windows: BM25 of the question's words
 (`LexicalIndex`); where the document has been read for the finder, late interaction of reduced
-queries and keys, which then counts most; or, where it has been read for them, the votes of the
-model's retrieval heads, summed over a window's tokens. With late interaction one in eight passages
-is of those that the words alone rank first: an unusual name or number is found by them.
+queries and keys, which then counts most. With late interaction one in eight passages is of those
+that the words alone rank first: an unusual name or number is found by them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esa_cli.attention.algebra import to_float64
 from esa_cli.qa.finding.late_interaction import products_around, window_products
 from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart
@@ -128,29 +126,17 @@ class PassageFinder:
         *,
         earlier: str = "",
         reduced: ReducedQueries | None = None,
-        votes: Sequence[Tensor | None] = (),
-        weight: float = 0.0,
-        apart: Sequence[FoundPassage] = (),
     ) -> list[FoundPassage]:
         """The best `count` windows, best first, none overlapping a better one by half of it.
 
         Args:
             earlier: text of earlier turns that the question refers to; counts half. reduced: the
                 question's reduced queries, for documents with reduced keys.
-            votes: for each document, (n,) of its tokens, or None. weight: of the votes.
-            apart: passages that are overlapped by none of the windows either.
         """
-        scores = self.scores(question, earlier=earlier, reduced=reduced, votes=votes, weight=weight)
-        return self.pick(scores, count, apart)
+        return self.pick(self.scores(question, earlier=earlier, reduced=reduced), count)
 
     def scores(
-        self,
-        question: str,
-        *,
-        earlier: str = "",
-        reduced: ReducedQueries | None = None,
-        votes: Sequence[Tensor | None] = (),
-        weight: float = 0.0,
+        self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """The scores of all windows; the arguments are those of `find`."""
         words = self.index.scores(question)
@@ -164,36 +150,15 @@ class PassageFinder:
             late = self.late(reduced)
             total = self._late(late, reduced, reduced.words * share * words, words)
             fitting |= late[0] >= (-1.0 if known else FITS)
-        for own, one in zip(self._own, votes, strict=bool(votes)) if weight else ():
-            fitting[own] |= one is not None
-        if weight and votes:
-            total = total + weight * self._voted(votes)
         return WindowScores(total, words, fitting, read)
 
-    def pick(
-        self, scores: WindowScores, count: int, apart: Sequence[FoundPassage] = ()
-    ) -> list[FoundPassage]:
+    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
         """The best `count` windows by their scores; see `find`."""
-        out, base = PassagesApart(apart), len(apart)
+        out = PassagesApart()
         by_words = count // BY_WORDS if scores.read else 0
-        self._fill(out, scores.total, scores.total, base + count - by_words)
-        self._fill(out, scores.words, scores.total, base + count)
-        return out.passages[base:]
-
-    def _voted(self, votes: Sequence[Tensor | None]) -> Tensor:
-        """Votes of each window's tokens (windows,), standardised over the windows that have some;
-        0 of others."""
-        out = torch.full((len(self.index),), torch.nan)
-        for own, bounds, one in zip(self._own, self._bounds, votes, strict=True):
-            if bounds is not None and one is not None:
-                first, last = bounds
-                # float64: differences of sums over a whole book
-                summed = to_float64(one).cumsum(0)
-                sums = torch.cat((summed.new_zeros(1), summed))
-                out[own] = (sums[last] - sums[first]).float()
-        voted = ~out.isnan()
-        out[voted] = standardised(out[voted])
-        return out.nan_to_num()
+        self._fill(out, scores.total, scores.total, count - by_words)
+        self._fill(out, scores.words, scores.total, count)
+        return out.passages
 
     def late(self, reduced: ReducedQueries) -> Tensor:
         """Late interaction of each window, and of the windows around it by `AROUND`,

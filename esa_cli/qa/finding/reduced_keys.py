@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.storage.library.formats.segment import decode, encode
+
+SEGMENT_TOKENS = 512
+"""Tokens of a document that are encoded together."""
+CONTEXT_TOKENS = 64
+"""Tokens before a segment that its own ones see."""
+PIECE = 4 * SEGMENT_TOKENS
+"""Tokens encoded at once; a segment of the library is whole pieces."""
 
 
 def index_layout(dim: int) -> Layout:
@@ -21,17 +26,6 @@ def index_layout(dim: int) -> Layout:
     if dim < 2 or dim % 2:
         raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
-
-
-def voting_layout(heads: int, dim: int) -> Layout:
-    """The layout of a token index with the keys of so many key heads of D = `dim` numbers.
-
-    A token's keys are a row of one layer without values, each with a scale of its own: some heads'
-    keys are much longer than others'.
-    """
-    return Layout(
-        layers=1, heads=heads, dim=dim, dtype="float32", kind="int8", segment=SEGMENT, shared=True
-    )
 
 
 class ReducedKeys:
@@ -64,18 +58,6 @@ class ReducedKeys:
     def nbytes(self) -> int:
         return self.records.nbytes
 
-    def rows(
-        self,
-        start: int,
-        stop: int,
-        heads: Sequence[int] | None = None,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """Keys (stop - start, R) float32 of the tokens [start, stop).
-
-        Args:
-            heads: only of these, in this order: (stop - start, len(heads) * D). device: where they
-                are decoded; None: on the processor.
-        """
-        records = self.records[start:stop]
-        return decode(records if device is None else records.to(device), self.layout, heads)
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Keys (stop - start, R) float32 of the tokens [start, stop)."""
+        return decode(self.records[start:stop], self.layout)

@@ -24,8 +24,7 @@ from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.text_passes.layer_calls import grouped, hidden_states, of_size_one, padded
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
-from esa_cli.qa.finding.reduced_keys import index_layout
-from esa_cli.qa.finding.segments import CONTEXT_TOKENS, SEGMENT_TOKENS
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
 from esa_cli.storage.library import Layout
 from esa_cli.system.files import replacing
 
@@ -49,8 +48,6 @@ class TokenEncoder:
     Raises:
         ModelError: the maps are of another model.
     """
-
-    bare = True
 
     def __init__(
         self,

@@ -19,6 +19,9 @@ from esa_cli.storage.library import SEGMENT, Layout
 from esa_cli.system.files import resolved_path
 from esa_cli.version import __version__
 
+INDEX = "index"
+"""What `provenance` says of a token index in place of the kind of rows."""
+
 
 def gathers(method: Method) -> bool:
     """True if the selector gathers data during the prefill, of one document at a time."""

@@ -1,39 +1,51 @@
-"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder or of
-its voting heads."""
+"""Makes the token indexes of books, piece by piece, with the encoder of the preset's finder."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.books import Book
-from esa_cli.qa.finding.index_encoder import IndexEncoder
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.qa.books import Book, TokenisedDocument
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
 from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
-from esa_cli.qa.ingestion.index_archive import (
-    PIECE,
-    append_keys,
-    finish_index,
-    index_identity,
-    read_keys,
-)
-from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
-from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.ingestion.archive import INDEX, provenance
+from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.storage.library import Entry
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.memory_store import split_rows
 from esa_cli.system.progress import Progress
 
+FORMAT = 1
+"""Raised when indexes computed by an older version would differ."""
 
-class IndexIngest(PartIngest):
-    """Makes books with token indexes; `given`: the arguments of `PartIngest`."""
 
-    def __init__(self, encoder: IndexEncoder, *given: Any) -> None:
+def index_identity(model: Mapping[str, Any], digest: str) -> str:
+    """What an index depends on, beside its text, as JSON.
+
+    Args:
+        model: of `cache_key.model_facts`. digest: the encoder's.
+    """
+    facts = {
+        "index": FORMAT,
+        "model": model,
+        "encoder": digest,
+        "segment_tokens": SEGMENT_TOKENS,
+        "context_tokens": CONTEXT_TOKENS,
+    }
+    return json.dumps(facts, sort_keys=True)
+
+
+class IndexIngest(Ingest):
+    """Makes books with token indexes; `given`: the arguments of `Ingest`."""
+
+    def __init__(self, encoder: TokenEncoder, *given: Any) -> None:
         super().__init__(*given)
         self.encoder = encoder
 
@@ -49,11 +61,14 @@ class IndexIngest(PartIngest):
     def owns(self, entry: Entry) -> bool:
         return entry.identity == self.identity
 
-    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+    def opened(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
         [store] = stored.layers()
-        keys, words = read_keys(store, self.encoder.layout), self._words(entry, document.text)
+        keys = ReducedKeys.empty(len(store), self.encoder.layout)
+        for start, records in store.records(0, len(store)):
+            keys.records[start : start + records.shape[0]] = records
+        words = self._words(entry, document.text)
         return self.held(Book(document, None, stored.offsets, entry, read_s, keys, words))
 
     def _words(self, entry: Entry, text: str) -> SentenceWords:
@@ -76,16 +91,22 @@ class IndexIngest(PartIngest):
         return super().make(text, hear, more, started)
 
     def form(self, text: TokenisedDocument) -> StoredForm:
-        return StoredForm(self.identity, text.ids, self.encoder.layout)
+        return self.identity, text.ids, self.encoder.layout, (), 0
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
-        [store] = writer.layers
+        document, [store] = text.document, writer.layers
         for start in range(writer.done, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
-            append_keys(store, self._encoded(text.ids, start, stop))
+            keys = self._encoded(text.ids, start, stop)
+            store.append(*split_rows(keys, store.heads, store.shared))
             writer.flush()
             hear(stop, len(text.ids))
-        return finish_index(writer, text, self.lazy.preset)
+        return writer.finish(
+            text=document.text,
+            offsets=text.offsets,
+            marks=[list(mark) for mark in document.marks],
+            provenance=provenance(document, self.lazy.preset, INDEX),
+        )
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
         ids = text.ids
@@ -103,5 +124,5 @@ class IndexIngest(PartIngest):
 
     def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
         """Keys (stop - start, R)."""
-        with self.lazy.suspended() if self.encoder.bare else nullcontext():
+        with self.lazy.suspended():
             return self.encoder.encode(ids, start, stop)

@@ -1,44 +1,93 @@
 """Makes books: documents read by a model, or found in the library.
 
-What is read of each, on its own, are KV rows, a token index, or both: see `parts`.
+What is read of a document, on its own, are KV rows (`row_ingest`) or a token index
+(`index_ingest`); each is computed once and stored as a document of the library.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import torch
 
 from esa_cli.documents.document import Document, read_document
-from esa_cli.errors import LibraryError, ResourceError, UsageError
+from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
 from esa_cli.qa.answering.lazy_session import LazySession
-from esa_cli.qa.books import Book
-from esa_cli.qa.finding.index_encoder import IndexEncoder
+from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.ingestion.file_indexing import record_document
-from esa_cli.qa.ingestion.index_ingest import IndexIngest
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
-from esa_cli.qa.ingestion.part_ingest import PartIngest
-from esa_cli.qa.ingestion.row_ingest import RowIngest
-from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
-from esa_cli.qa.planning.plan import Planner
-from esa_cli.storage.library import Entry, Library
-from esa_cli.system.progress import Progress, combined
+from esa_cli.qa.ingestion.library_texts import record_document
+from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.system.progress import Progress, WaitNotice, combined
+
+if TYPE_CHECKING:
+    from esa_cli.qa.planning.plan import Planner
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or one that is tokenised already."""
 
 
-class DocumentIngest:
+class IngestEvents:
+    """Called while books are made. A subclass overrides what it wants to see; an exception raised
+    in a method ends the ingest and propagates."""
+
+    def found(self, book: Book) -> None:
+        """The book is in the library: nothing is read."""
+
+    def unread(self, document: Document, tokens: int) -> None:
+        """The document is not read: answers come from its text alone, and nothing is stored."""
+
+    def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
+        """The document will be read.
+
+        Args:
+            tokens: of the document and of the prompt before it.
+            stored_bytes: about what it will take in the library; None: it stays in memory.
+        """
+
+    def progress(self, done: int, total: int) -> None:
+        """So many tokens have been read, of so many."""
+
+    def unstored(self, document: Document, error: DiskError) -> bool:
+        """The library's disk has no room for what is read of the document. Returns whether it is
+        then read into memory; else the error is raised."""
+        return False
+
+    def waiting(self) -> None:
+        """Another process reads the same document into the library, and this one waits for it."""
+
+    def finished(self) -> None:
+        """Reading or waiting has ended, with a book or with an exception."""
+
+
+class ProgressEvents(IngestEvents):
+    """Hands the progress of all ingests to a function."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+
+    def progress(self, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(done, total)
+
+
+StoredForm = tuple[str, Sequence[int], Layout, Sequence[torch.device], int]
+"""Identity and all token ids of a document in the library, the layout, each layer's device ((): all
+on the CPU), and the bytes of its states."""
+
+
+class Ingest(ABC):
     """Makes books with one model and preset.
 
     Args:
-        library: where documents are looked for; None: nowhere.
-        keep: whether documents that are not in the library are stored there.
-        rows: how: `int8`, or `native` bit for bit.
-        events: the observer. planner: what is read must fit its memory; None: nobody looks.
-        encoder: of the preset's token indexes; None: it has none, or answers from rows.
+        library: where documents are looked for; None: nowhere. keep: whether documents that are
+            not there are stored there. events: the observer.
+        planner: what is read must fit its memory; None: nobody looks.
     """
 
     def __init__(
@@ -46,29 +95,47 @@ class DocumentIngest:
         lazy: LazySession,
         library: Library | None = None,
         keep: bool = True,
-        rows: str = "int8",
         events: IngestEvents | None = None,
         planner: Planner | None = None,
-        encoder: IndexEncoder | None = None,
     ) -> None:
-        self.lazy, self.library = lazy, library
-        self.events = events or IngestEvents()
-        given = lazy, library, keep, self.events, planner
-        self._rows = RowIngest(rows, *given)
-        self.index = None if encoder is None else IndexIngest(encoder, *given)
-        """Makes token indexes; None: the preset has none, or answers from rows."""
+        self.lazy, self.library, self.keep = lazy, library, keep
+        self.events, self.planner = events or IngestEvents(), planner
+        self.stored_tokens: int | None = None
+        """Tokens on disk of the document that was read last; None: it is not stored there."""
+        self._alive: list[ref[Book]] = []
+
+    @abstractmethod
+    def keys(self, text: str) -> list[str]:
+        """The keys under which a text serves, the best first; there is a library."""
+
+    @abstractmethod
+    def owns(self, entry: Entry) -> bool:
+        """Whether a stored document is of this kind, model and settings."""
+
+    @abstractmethod
+    def opened(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+        """The book of a stored document. Raises LibraryError: it is damaged."""
+
+    @abstractmethod
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        """How the document will be stored."""
+
+    @abstractmethod
+    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+        """Computes what is not on disk yet, and stores it."""
+
+    @abstractmethod
+    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
+        """Computes the book in memory.
+
+        Args:
+            started: when the ingest began.
+        """
 
     @property
-    def parts(self) -> list[PartIngest]:
-        """What is read of a document: its token index, where the preset has one. Without one rows
-        are stored, too, for presets that answer from these."""
-        return [self._rows if self.index is None else self.index]
-
-    @property
-    def stored_tokens(self) -> int | None:
-        """Tokens in the library of the document that was read last; None: it is not stored."""
-        counts = [part.stored_tokens for part in self.parts]
-        return max((count for count in counts if count is not None), default=None)
+    def reads(self) -> bool:
+        """Whether anything is read of a document."""
+        return True
 
     @property
     def needs_rows(self) -> bool:
@@ -76,17 +143,128 @@ class DocumentIngest:
         return self.lazy.preset.answer.needs_rows
 
     @property
+    def stores(self) -> bool:
+        """Whether what is computed is stored."""
+        return self.library is not None and self.keep
+
+    @property
     def in_memory(self) -> int:
         """Tokens of the books made here that are in memory."""
-        return max(part.in_memory for part in self.parts)
+        self._alive = [one for one in self._alive if one() is not None]
+        return sum(book.tokens for one in self._alive if (book := one()) is not None)
+
+    def held(self, book: Book) -> Book:
+        """The book, counted in `in_memory` while it is used."""
+        self._alive.append(ref(book))
+        return book
 
     def find(self, document: Document) -> Book | None:
-        """The document as it was read before, if it is in the library.
+        """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
+        if self.library is None:
+            return None
+        for key in self.keys(document.text):
+            entry = self.library.find(key)
+            book = self._if_there(document, entry) if entry else None
+            if book is not None:
+                self.events.found(book)
+                return book
+        return None
+
+    def _if_there(self, document: Document, entry: Entry) -> Book | None:
+        """The book, or None if somebody has removed it since it was found."""
+        assert self.library is not None
+        try:
+            return self.opened(document, entry)
+        except LibraryError:
+            if self.library.find(entry.key) is not None:
+                raise
+            return None
+
+    def stored(self, entry: Entry) -> Book:
+        """A book of the library, whatever became of its file.
 
         Raises:
-            LibraryError: it is there, and damaged.
+            UsageError: it was read by another model or method. LibraryError: it is damaged.
         """
-        return self._found(joined(part.find(document) for part in self.parts))
+        assert self.library is not None
+        if not self.owns(entry):
+            raise UsageError(
+                f"{entry.name} ({entry.id}) was read by another model or other settings",
+                "ask with the preset it was ingested with, or ingest it with this one",
+            )
+        document = restored(self.library.text(entry), entry.marks, entry.provenance)
+        book = self.opened(document, entry)
+        self.events.found(book)
+        return book
+
+    def open(self, source: Source) -> Book:
+        """See `api.Esa.open`."""
+        if self.needs_rows:
+            return self.ingest(source)
+        document, text = _document(source)
+        found = self.find(document)
+        return self._recorded(found) if found else self._unread(text or self._tokenised(document))
+
+    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
+        """See `api.Esa.ingest`."""
+        started = time.perf_counter()
+        document, text = _document(source)
+        if (found := self.find(document)) is not None:
+            return self._recorded(found)
+        text = text or self._tokenised(document)
+        if not self.reads:
+            return self._unread(text)
+        hear = combined(self.events.progress, progress)
+        try:
+            return self._recorded(self.make(text, hear, progress, started))
+        finally:
+            self.events.finished()
+
+    def make(
+        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    ) -> Book:
+        """Computes a book, in the library from where an earlier process stopped; in memory where
+        its disk is full and `IngestEvents.unstored` says so.
+
+        Args:
+            hear: called with what is done. more: called, too, while another process reads the
+                document. started: when the ingest began.
+        """
+        self.stored_tokens = None
+        if self.stores:
+            try:
+                return self._make_stored(text, hear, more, started)
+            except DiskError as error:
+                if not self.events.unstored(text.document, error):
+                    raise
+            self.stored_tokens = None
+            self.events.finished()
+        return self.compute(text, hear, started)
+
+    def _make_stored(
+        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    ) -> Book:
+        library, document = self.library, text.document
+        identity, ids, layout, devices, states = self.form(text)
+        assert library is not None
+        key, tokens = library.key(identity, document.text), len(ids)
+        waiting = WaitNotice(self.events.waiting, more, tokens)
+        with library.write(key, identity, ids, layout, waiting, devices, states) as writer:
+            if isinstance(writer, Entry):
+                there = self._if_there(document, writer)
+                return there or self.make(text, hear, more, started)
+            self.check_memory(tokens)
+            self.events.started(document, tokens, library.size_of(tokens, layout, states))
+            try:
+                entry = self.store(writer, text, hear)
+            finally:
+                self.stored_tokens = writer.done
+        return self.opened(document, entry, time.perf_counter() - started)
+
+    def check_memory(self, tokens: int) -> None:
+        """Raises ResourceError where so many more tokens do not fit into memory."""
+        if self.planner:
+            self.planner.check(self.in_memory + tokens)
 
     def _recorded(self, book: Book) -> Book:
         """The book; the library learns which text its file has now."""
@@ -96,41 +274,6 @@ class DocumentIngest:
                 record_document(catalogue, document)
         return book
 
-    def _found(self, book: Book | None) -> Book | None:
-        if book is not None:
-            self.events.found(book)
-        return book
-
-    def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file.
-
-        Raises:
-            UsageError: it was read by another model or method. LibraryError: it is damaged.
-        """
-        assert self.library is not None
-        own, book = [part for part in self.parts if part.owns(entry)], None
-        if own:
-            document = restored(self.library.text(entry), entry.marks, entry.provenance)
-            book = joined(
-                part.open(document, entry) if part in own else part.find(document)
-                for part in self.parts
-            )
-        if self._found(book) is None:
-            raise UsageError(
-                f"{entry.name} ({entry.id}) was read by another model or other settings",
-                "ask with the preset it was ingested with, or ingest it with this one",
-            )
-        assert book is not None
-        return book
-
-    def open(self, source: Source) -> Book:
-        """See `api.Esa.open`."""
-        if self.needs_rows:
-            return self.ingest(source)
-        document, text = _opened(source)
-        found = self.find(document)
-        return self._recorded(found) if found else self._unread(text or self._tokenised(document))
-
     def _unread(self, text: TokenisedDocument) -> Book:
         self.events.unread(text.document, len(text.ids))
         return Book(text.document, None, text.offsets)
@@ -138,44 +281,9 @@ class DocumentIngest:
     def _tokenised(self, document: Document) -> TokenisedDocument:
         return TokenisedDocument.of(document, self.lazy.tokenizer)
 
-    def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """See `api.Esa.ingest`."""
-        started = time.perf_counter()
-        document, text = _opened(source)
-        found = self.find(document)
-        if found is not None:
-            return self._recorded(found)
-        text = text or self._tokenised(document)
-        if not self.needs_rows and self.index is None and not self._rows.stores:
-            return self._unread(text)
-        hear, parts = combined(self.events.progress, progress), self.parts
-        try:
-            book = joined(
-                (part.find(document) if len(parts) > 1 else None)
-                or part.make(text, hear, progress, started)
-                for part in parts
-            )
-        finally:
-            self.events.finished()
-        assert book is not None
-        return self._recorded(book)
 
-
-def _opened(source: Source) -> tuple[Document, TokenisedDocument | None]:
+def _document(source: Source) -> tuple[Document, TokenisedDocument | None]:
     """The document, and its tokens where they are known. Raises DocumentError."""
     if isinstance(source, TokenisedDocument):
         return source.document, source
     return (read_document(source) if isinstance(source, str) else source), None
-
-
-def joined(books: Iterable[Book | None]) -> Book | None:
-    """One book of its parts, the rows first; None where one is missing."""
-    whole = None
-    for book in books:
-        if book is None:
-            return None
-        spent = max(book.read_s, whole.read_s if whole else 0.0)
-        if whole:
-            book = replace(whole, index=book.index, words=book.words, read_s=spent)
-        whole = book
-    return whole

@@ -1,19 +1,304 @@
-"""The texts that a library can be asked about now. Every command and server takes them from here.
+"""The texts that a library can be asked about, and the records of the files that they came from.
 
-They are those of its present documents and of its files: files of `esa sync`, and files that
-documents were read from. Files that have changed are read again first, so a former text neither
-answers nor is listed.
-"""
+Every command and server takes the texts from here: those of present documents, of the files that
+documents were read from, and of folders of `esa sync`. Files that have changed are read again
+first, so a former text neither answers nor is listed, and an unchanged file is read once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from esa_cli.qa.ingestion.file_indexing import FileIndexing
+from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
+from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
+from esa_cli.system.files import file_stamp, real_path, resolved_path
 from esa_cli.system.progress import Progress
+from esa_cli.system.text import text_digest
+
+
+@dataclass
+class FileChanges:
+    """What an update did.
+
+    Args:
+        records: of all files, in their order. added, changed: those that could not be read before,
+            or had another text. read: how many files were opened. former: digests of texts that
+            changed files had before.
+    """
+
+    records: list[FileRecord] = field(default_factory=list)
+    added: list[FileRecord] = field(default_factory=list)
+    changed: list[FileRecord] = field(default_factory=list)
+    read: int = 0
+    former: list[str] = field(default_factory=list)
+
+    def count(self, known: FileRecord | None, record: FileRecord) -> None:
+        """Counts a file that was opened."""
+        self.read += 1
+        before = known.digest if known else ""
+        if before == record.digest:
+            return
+        if before:
+            self.former.append(before)
+        if record.digest:
+            (self.changed if before else self.added).append(record)
+
+    @property
+    def readable(self) -> list[FileRecord]:
+        return [one for one in self.records if one.digest]
+
+    @property
+    def refused(self) -> list[FileRecord]:
+        """Those that cannot be read."""
+        return [one for one in self.records if not one.digest]
+
+
+class FileIndexing:
+    """Brings a catalogue up to date with files.
+
+    Args:
+        folder: that of `esa sync`; empty: records keep theirs. read: `read_document`, or one that
+            remembers.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        folder: str = "",
+        read: Callable[[str], Document] = read_document,
+    ) -> None:
+        self._catalogue, self._folder, self._read = catalogue, folder, read
+
+    def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
+        """Reads the files that are new or have changed, and adds their words. Stopped in the
+        middle, the next update continues. A file that cannot be read gets a record of why; that of
+        one that does not exist any more stays.
+
+        Args:
+            progress: called with the files done and all files.
+        """
+        changes = FileChanges()
+
+        def next_one() -> Callable[[], None] | None:
+            write = self._next(paths[len(changes.records)], changes)
+            if progress:
+                progress(len(changes.records), len(paths))
+            return write
+
+        self._catalogue.in_pieces(next_one, lambda: len(changes.records) < len(paths))
+        if changes.former:
+            self._catalogue.drop_unused_texts()
+        return changes
+
+    def _next(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
+        """Reads a file if it must be; what then is to be written."""
+        files, path = self._catalogue.files, os.path.abspath(path)
+        known = files.find(path)
+        folder, away = self._folder or (known.folder if known else ""), False
+        if known is not None and known.is_current and self._has_words(known):
+            record, text = known._replace(folder=folder), ""
+        else:
+            record, text = self._opened(path, folder)
+            # A file may be on a disk that is away: what is known of it stays.
+            lost = bool(known and known.digest) and not record.digest
+            away = lost and not os.path.lexists(path)
+            if not away:
+                changes.count(known, record)
+        changes.records.append(record)
+        if away or (record == known and not text):
+            return None
+
+        def write() -> None:
+            if text:
+                self._catalogue.texts.add(text, record.digest)
+            files.put(record)
+
+        return write
+
+    def _has_words(self, known: FileRecord) -> bool:
+        """False of a record that came back alone, after the catalogue was lost."""
+        return not known.digest or self._catalogue.texts.has(known.digest)
+
+    def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
+        """The record and the text of a file that is read now."""
+        try:
+            stamp = file_stamp(path)
+        except OSError:
+            stamp = ""
+        try:
+            document = self._read(path)
+        except DocumentError as error:
+            return FileRecord(path, stamp, "", 0, error.message, error.hint, folder), ""
+        return record_of(document, path, folder), document.text
+
+
+def record_of(document: Document, path: str, folder: str = "") -> FileRecord:
+    """The record of a file that was read."""
+    digest = text_digest(document.text)
+    return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
+
+
+def record_document(catalogue: Catalogue, document: Document) -> None:
+    """Records which text the file of a stored document has now; its words are added later."""
+    path = os.path.abspath(document.source)
+    known = catalogue.files.find(path)
+    record = record_of(document, path, known.folder if known else "")
+    if record != known:
+        with catalogue.transaction():
+            catalogue.files.put(record)
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """A folder after it was synchronised.
+
+    Args:
+        changes: of its files. removed: records of files that do not exist any more.
+        left_out: files that are no documents.
+    """
+
+    changes: FileChanges
+    removed: list[FileRecord]
+    left_out: tuple[LeftOut, ...]
+
+
+def check_folder(folder: str, library: Library) -> str:
+    """The absolute path of a folder that can be synchronised.
+
+    Raises:
+        DocumentError: it is no folder. UsageError: the library is in it, or it is in the library.
+    """
+    if not os.path.isdir(folder):
+        raise DocumentError(
+            f"{folder or 'FOLDER'} must be a folder, got {_kind(folder) if folder else 'no name'}",
+            "name a folder",
+        )
+    path = os.path.abspath(folder)
+    root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
+    if root.startswith(real) or real.startswith(root):
+        which = "contain" if root.startswith(real) else "be in"
+        raise UsageError(
+            f"the folder must not {which} the library {library.root}, got {folder}",
+            "point ESA_LIBRARY to a folder elsewhere, or name another folder",
+        )
+    return path
+
+
+def _kind(path: str) -> str:
+    return "a file" if os.path.exists(path) else "nothing of that name"
+
+
+def sync_folder(
+    catalogue: Catalogue,
+    folder: str,
+    *,
+    prune: bool = False,
+    if_empty: bool = False,
+    progress: Progress | None = None,
+) -> FolderState:
+    """Brings the catalogue up to date with a folder; stopped, the next call continues.
+
+    Args:
+        folder: absolute. prune: files that were removed will be forgotten; `if_empty`: also where
+            no document is left.
+        progress: called with the files done and all files.
+
+    Raises:
+        DocumentError: the folder is not there, may not be read, has too many files, or has none
+            while some are to be forgotten. LibraryError, DiskError.
+    """
+    if not os.path.isdir(folder):
+        raise DocumentError(
+            f"{folder} must be a folder, got {_kind(folder)}", "nothing was changed; name a folder"
+        )
+    found = find_any(folder)
+    changes = FileIndexing(catalogue, folder).update(found.files, progress)
+    record_removed(catalogue, folder, found, folder)
+    removed = [one for one in _removed(catalogue, folder, found) if one.folder]
+    if prune and removed and not found.files and not if_empty:
+        raise DocumentError(
+            f"no document is left in {folder}, so nothing is pruned",
+            "check that its disk is there; if all were really removed: esa sync --prune-all",
+        )
+    catalogue.keep_synced(folder)
+    return FolderState(changes, removed, found.rest(folder))
+
+
+def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
+    """Forgets the files of a folder that were removed. What was read of them goes before: without
+    their records it would be present again. Raises LibraryError, DiskError."""
+    with catalogue.transaction():
+        catalogue.files.remove(one.path for one in state.removed)
+    catalogue.drop_unused_texts()
+    catalogue.keep_synced(folder)
+
+
+def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
+    """Records of files that do not exist any more, and did not when the folder was listed: of one
+    that was there then, the disk may have gone away. What is below a folder that was left out is
+    not known to be removed."""
+    left_out = [path for paths in found.left_out.values() for path in paths]
+    listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
+    closed = tuple(os.path.join(path, "") for path in left_out)
+
+    def is_removed(one: FileRecord) -> bool:
+        is_gone = one.path not in listed and not os.path.lexists(one.path)
+        return is_gone and not one.path.startswith(closed)
+
+    return [one for one in catalogue.files.below(folder) if is_removed(one)]
+
+
+def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
+    """Records that files of a folder which were read one by one, without `esa sync`, do not exist
+    any more, so that what was read of them is former.
+
+    Args:
+        folder: absolute. found: its files now. synced: the folder, where it is synchronised.
+    """
+    stored = {entry.file for part in catalogue.entries() for entry in part}
+    gone = [one for one in _removed(catalogue, folder, found) if not one.folder and one.digest]
+    gone = [one for one in gone if resolved_path(one.path) in stored]
+    if found.files and gone:
+        with catalogue.transaction():
+            for one in gone:
+                why = f"there is no document {one.path}"
+                catalogue.files.put(FileRecord(one.path, "", "", 0, why, folder=synced))
+
+
+def record_read_folders(library: Library, names: Sequence[str]) -> None:
+    """As `record_removed`, of those of the names that are folders, after their files were read."""
+    folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
+    if folders and library.exists:
+        with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
+            for folder in folders:
+                record_removed(catalogue, folder, find_any(folder))
+
+
+def outdated_entries(
+    catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
+) -> list[Entry]:
+    """Documents of the library that were read from a file of the folder which was removed, or has
+    another text now, unless another file has their text. Files that have changed since are read
+    again."""
+    entries = list(entries)
+    gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
+    removed = set(map(resolved_path, gone))
+    read_from = {entry.file for entry in entries}
+    again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
+    records = FileIndexing(catalogue).update(again).readable
+    now = {resolved_path(one.path): one.digest for one in records}
+    kept = catalogue.files.kept_digests(gone)
+
+    def is_outdated(entry: Entry) -> bool:
+        path = entry.file
+        other = path in removed or now.get(path, entry.text_sha256) != entry.text_sha256
+        return other and entry.text_sha256 not in kept
+
+    return [entry for entry in entries if not entry.damage and is_outdated(entry)]
 
 
 @dataclass(frozen=True)

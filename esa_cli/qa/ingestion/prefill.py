@@ -23,9 +23,14 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.ingestion.archive import check_joins
 from esa_cli.qa.ingestion.cache_placement import CachePlacement
 from esa_cli.qa.planning.costs import FEED
-from esa_cli.qa.presets.method_fit import check_fits_model, check_reduced_keys, check_same_fit
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.resolved_preset import (
+    ResolvedPreset,
+    check_fits_model,
+    check_reduced_keys,
+    check_same_fit,
+    resolve,
+)
 from esa_cli.storage.cache_choice import check_in_memory
 from esa_cli.storage.growing_rows import RESERVE
 from esa_cli.storage.joined_store import PrefilledDocument, concatenate

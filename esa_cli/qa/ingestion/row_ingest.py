@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import LayerState
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.families import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
-from esa_cli.qa.books import Book
+from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
-from esa_cli.qa.ingestion.part_ingest import PartIngest, StoredForm
-from esa_cli.qa.ingestion.state_forms import StateForm, check_states, state_forms
-from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
-from esa_cli.qa.planning.cache_places import STORED_AT_ONCE
+from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
+from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.formats.checksummed_file import damage_error
 from esa_cli.storage.library.formats.library_paths import LibraryPaths
 from esa_cli.system.progress import Progress
 
@@ -33,13 +35,15 @@ if TYPE_CHECKING:  # they import transformers
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Requested row format -> stored formats that satisfy it."""
+StateForm = dict[str, tuple[torch.Size, torch.dtype]]
+"""Shape and type of each tensor of one layer's state, by its name."""
 
 
-class RowIngest(PartIngest):
+class RowIngest(Ingest):
     """Makes books with KV rows.
 
     Args:
-        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `PartIngest`.
+        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `Ingest`.
     """
 
     def __init__(self, rows: str, *given: Any) -> None:
@@ -79,6 +83,11 @@ class RowIngest(PartIngest):
         return super().stores and self._storable
 
     @property
+    def reads(self) -> bool:
+        """Rows are stored for presets that answer from text, too."""
+        return self.needs_rows or self.stores
+
+    @property
     def _storable(self) -> bool:
         return self.lazy.attaches and storable(self.lazy.method)
 
@@ -90,7 +99,7 @@ class RowIngest(PartIngest):
     def owns(self, entry: Entry) -> bool:
         return self._storable and self._identity(self._layout(entry.layout.kind)) == entry.identity
 
-    def open(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
+    def opened(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
         layers = stored.layers(layer_devices(self.session.model))
@@ -106,7 +115,7 @@ class RowIngest(PartIngest):
         layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
         model = self.session.model
         states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
-        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
+        return self._identity(layout), ids, layout, layer_devices(model), states
 
     @cached_property
     def _forms(self) -> list[StateForm]:
@@ -175,3 +184,34 @@ class RowIngest(PartIngest):
         return self.held(
             Book(text.document, session.prefilled_document(), text.offsets, None, spent)
         )
+
+
+@torch.inference_mode()
+def state_forms(session: Session) -> list[StateForm]:
+    """The form of each layer's state, of one token that passes the model.
+
+    Only the model's own code knows them: configurations name the sizes otherwise in each family.
+    """
+    from esa_cli.qa.ingestion.prefill import feed
+
+    cache = session.attachment.new_cache()
+    cache.begin(QueryState(Phase.PREFILL))
+    feed(session.model, session.prompt.document("")[:1] or [0], cache)
+    return [form_of(state) for state in cache.states.taken()]
+
+
+def form_of(state: Mapping[str, Tensor]) -> StateForm:
+    return {name: (one.shape, one.dtype) for name, one in state.items()}
+
+
+def check_states(
+    states: Sequence[Mapping[str, Tensor]], forms: Sequence[StateForm], path: Path, key: str
+) -> None:
+    """Raises LibraryError where a file's states are not of these forms: a stranger's export can
+    have any tensors, and the model would fail in the midst of a question.
+
+    Args:
+        path, key: the file, and its document's.
+    """
+    if [form_of(state) for state in states] != list(forms):
+        raise damage_error(path, "its states have other shapes than this model's", key)

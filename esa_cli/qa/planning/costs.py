@@ -19,9 +19,14 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
 from esa_cli.attention.selection import KEEP_ELEMENTS, SumScore, TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
+from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
+from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.qa.finding.load_encoder import FinderSizes
+from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.storage.growing_rows import with_reserve
+from esa_cli.storage.growing_rows import RESERVE, with_reserve
+from esa_cli.storage.library import Layout
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on
@@ -125,3 +130,123 @@ def _fitted_rank(method: Method, layer: int, folded: int) -> int:
             f"the compressor does not fit this model: folded keys have {folded} dimensions",
             "it was made for another model",
         ) from error
+
+
+SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
+"""Tokens that pass the model for each segment."""
+
+
+@dataclass(frozen=True)
+class IndexCosts(Costs):
+    """The cost of an index of these sizes; the method reads nothing."""
+
+    sizes: FinderSizes
+
+    @property
+    def layout(self) -> Layout:
+        """Of the index."""
+        return self.sizes.layout
+
+    def keys_values(self, tokens: int, size: int) -> int:
+        return 0
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        """As they are stored, whatever the model's type."""
+        return tokens * self.layout.row_bytes
+
+    def working(self, tokens: int, size: int) -> int:
+        shape, together = self.shape, PIECE // SEGMENT_TOKENS
+        rows = together * SEQUENCE
+        projections = (shape.heads + 2 * shape.groups) * shape.dim
+        activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
+        scores = rows * SEQUENCE * shape.heads * size
+        tokenised = tokens * TOKEN_BYTES
+        return activations + scores + tokenised + self.fused_weights(size) + LIBRARIES
+
+    def fused_weights(self, size: int) -> int:
+        """Copies of the layers for the finder and for reading passages, on the processor."""
+        copied = self.shape.body * size
+        if self.on_gpu or copied > MOST_BYTES:
+            return 0
+        finder = copied * self.sizes.layers // self.shape.layers
+        return copied + finder
+
+    def operations(self, tokens: int) -> float:
+        shape = self.shape
+        attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
+        share = self.sizes.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
+        return tokens * (
+            share * (2 * shape.body + attention) + 2 * shape.hidden * self.layout.width
+        )
+
+
+class PassageCosts(Costs):
+    """The cost of reading one prompt at a time, whatever the documents' length."""
+
+    def keys_values(self, tokens: int, size: int) -> int:
+        return 0
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        return 0
+
+    def working(self, tokens: int, size: int) -> int:
+        return super().working(0, size) + tokens * TOKEN_BYTES
+
+    def operations(self, tokens: int) -> float:
+        return 0.0
+
+
+STORED_AT_ONCE = 8192
+"""Most tokens whose rows are in memory while a document is stored in the library."""
+
+
+def near_tokens(window: Window, longest: int = 0) -> int:
+    """Tokens of a layer in host memory that its device keeps: L, and what is read at once.
+
+    Args:
+        longest: window of the model's own, in layers that do not run the method.
+    """
+    return max(window.local, window.dense_below, longest) + FEED + window.chunk
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Bytes of keys and values `on_device` and `on_host`, with the last `host_layers` there."""
+
+    host_layers: int
+    on_device: int
+    on_host: int
+
+
+def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPlaces:
+    """The places of so many tokens' rows, of `size` bytes a number."""
+    shape = costs.shape
+    there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
+    kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
+    # What is asked about an opened document is on the device.
+    kept = near_tokens(costs.method.window, shape.window) + RESERVE
+    near = kept * shape.row * size
+    return RowPlaces(host_layers, there + host_layers * near, host_layers * kinds * width * tokens)
+
+
+def fewest_host_layers(
+    costs: Costs, tokens: int, size: int, room: int, layers: int | None = None
+) -> int:
+    """The fewest layers whose rows must be in host memory so that the device's take `room` bytes at
+    most; all of them where that is not enough.
+
+    Args:
+        layers: that the device has; None: all.
+    """
+    every = costs.shape.rows
+    own = every if layers is None else layers
+    resident, near = (row_places(costs, tokens, size, count).on_device for count in (0, every))
+    lacking, saved = resident * own // every - room, (resident - near) // every
+    if lacking <= 0 or saved <= 0:
+        return 0
+    return min(own, -(-lacking // saved))
+
+
+def tokens_at_once(tokens: int, cache: str) -> int:
+    """Tokens whose rows are in memory at once."""
+    return min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens

@@ -2,14 +2,145 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import FAMILIES, family_of, key_shape, layer_kinds
-from esa_cli.qa.planning.mlp_sizes import UNGATED, dense_mlps, first_of, mlp_sizes
-from esa_cli.qa.planning.shared_rows import ALIKE, SharedRows, shared_rows
+from esa_cli.models.attachment.families import (
+    FAMILIES,
+    family_of,
+    key_shape,
+    key_shapes,
+    layer_kinds,
+    layer_shapes,
+    layer_types,
+    source_layers,
+)
+from esa_cli.models.loading.quantization import kept_bytes, kept_format, packed_bytes
+
+UNGATED = (
+    "apertus",
+    "arcee",
+    "gpt_neox",
+    "jais2",
+    "nanochat",
+    "nemotron",
+    "nemotron_h",
+    "persimmon",
+    "phi",
+    "starcoder2",
+)
+"""Families whose MLPs have two maps; those of all others have a gate besides."""
+
+
+def mlp_sizes(config: dict[str, Any]) -> tuple[int, int]:
+    """Inner sizes of what a token passes in a layer, and of the layer's other experts.
+
+    Raises KeyError: there is no inner size.
+    """
+    inner, experts = _plain(config), _experts(config)
+    if not experts:
+        return inner, 0
+    width = first_of(config, "moe_intermediate_size") or inner
+    used = min(experts, first_of(config, "num_experts_per_tok", "moe_k", "top_k_experts") or 1)
+    shared = first_of(
+        config,
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+    )
+    if config.get("enable_moe_block"):  # Gemma 4 has experts beside its MLP
+        shared = inner
+    several = first_of(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return used * width + (shared or several * width), (experts - used) * width
+
+
+def dense_mlps(config: dict[str, Any]) -> tuple[int, int]:
+    """Layers of a model with experts that have an MLP in their place, and its inner size."""
+    if not _experts(config):
+        return 0, 0
+    if (types := config.get("mlp_layer_types")) is not None:
+        return types.count("dense"), _plain(config)
+    first = first_of(config, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    return first or len(config.get("mlp_only_layers") or []), _plain(config)
+
+
+def first_of(config: dict[str, Any], *names: str) -> int:
+    """The first of these settings that is a number; 0: there is none."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)
+
+
+def mean_size(sizes: Any) -> int:
+    """An inner size; where layers have one each (Gemma 3n), their mean."""
+    return sum(sizes) // len(sizes) if isinstance(sizes, list) else int(sizes)
+
+
+def _experts(config: dict[str, Any]) -> int:
+    names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+    return first_of(config, *names)
+
+
+def _plain(config: dict[str, Any]) -> int:
+    """Of an MLP without experts. LFM2 names the size before two thirds are taken of it."""
+    inner = mean_size(config.get("block_ff_dim") or config["intermediate_size"])
+    if config.get("model_type") != "lfm2" or not config.get("block_auto_adjust_ff_dim", True):
+        return inner
+    inner = int(2 * inner / 3)
+    if (factor := config.get("block_ffn_dim_multiplier", 1.0)) is None:
+        return inner
+    step = int(config.get("block_multiple_of") or 256)
+    return -(-int(factor * inner) // step) * step
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Differences from a model whose layers are all like those with full attention.
+
+    Args:
+        saved: numbers of a token that are not kept, as rows of layers with a window are smaller.
+        weights: of the layers that read others' rows, of what layers make of their own embeddings,
+            and those that smaller heads have not, which count negative.
+        embeddings: weights of embeddings that layers have for themselves.
+        shapes: G and D of the layers that keep rows, where these are not alike.
+    """
+
+    saved: int = 0
+    weights: int = 0
+    embeddings: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
+
+
+ALIKE = SharedRows()
+
+
+def shared_rows(config: Mapping[str, Any]) -> SharedRows:
+    """Of a model with these settings, which has none where layers are alike. Raises AttributeError:
+    a size is missing."""
+    settings = SimpleNamespace(**config)
+    readers, shapes = source_layers(settings), layer_shapes(settings)
+    if not readers and len({*shapes}) == 1:
+        return ALIKE
+    hidden, heads = int(settings.hidden_size), int(settings.num_attention_heads)
+    groups, dim = key_shape(settings)
+    usual = hidden * dim * (2 * heads + 2 * groups)
+    full = [kind == "full_attention" for kind in layer_types(settings)]
+    weights = saved = 0
+    for layer, (own, size) in enumerate(shapes):
+        if layer in readers:
+            weights += 2 * hidden * heads * size
+        else:
+            one = full[layer] and bool(config.get("attention_k_eq_v"))  # maps keys and values
+            weights += hidden * size * (2 * heads + (1 if one else 2) * own) - usual
+            saved += 2 * (groups * dim - own * size)
+    if readers and config.get("use_double_wide_mlp"):
+        weights += len(readers) * 3 * hidden * mean_size(config["intermediate_size"])
+    table = int(config.get("vocab_size_per_layer_input") or 0) * len(shapes)
+    width = int(config.get("hidden_size_per_layer_input") or 0)
+    table, weights = table * width, weights + 3 * hidden * width * len(shapes)
+    return SharedRows(saved, weights, table, tuple(key_shapes(settings)))
+
 
 _SIZES = (
     "num_hidden_layers",
@@ -242,3 +373,19 @@ def _state(config: dict[str, Any], hidden: int) -> tuple[int, int]:
         wide, groups = _mamba(config, hidden)
         return kernel * (wide + 2 * groups * state), wide * state
     return (first_of(config, "conv_L_cache") or 3) * hidden, 0
+
+
+def with_packing(
+    shape: Shape, config: dict[str, Any], device: str, packing: str, size: int
+) -> Shape:
+    """The shape of a model with the bytes of its weights on a device.
+
+    Args:
+        config: of config.json. device: of `choose_device`. packing: of `QUANTIZATIONS`; "": none.
+        size: bytes of a number of the type that is computed in.
+    """
+    kept = None if packing else kept_format(config, device)
+    if kept is None:
+        return replace(shape, packed=packed_bytes(packing, size) / size)
+    stored = kept_bytes(kept, config) / size
+    return replace(shape, packed=1.0 if kept.experts_alone else stored, packed_experts=stored)

@@ -6,30 +6,80 @@ operations per second, as measured at the last ingest or by a short matrix produ
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.qa.finding.load_encoder import IndexSizes
+from esa_cli.models.files.prepared_models import home
+from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.ingestion.archive import storable
-from esa_cli.qa.planning import measured_speed
-from esa_cli.qa.planning.cache_places import (
+from esa_cli.qa.planning.costs import (
+    FEED,
+    Costs,
+    IndexCosts,
+    PassageCosts,
     RowPlaces,
     fewest_host_layers,
+    rank_of,
     row_places,
     tokens_at_once,
 )
-from esa_cli.qa.planning.costs import Costs, rank_of
-from esa_cli.qa.planning.index_costs import IndexCosts
-from esa_cli.qa.planning.machine_probe import probe
-from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.planning.passage_costs import PassageCosts
-from esa_cli.qa.planning.weight_bytes import with_packing
+from esa_cli.qa.planning.model_shape import Shape, shape_of, with_packing
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
+from esa_cli.system.files import replacing
+
+SECONDS = 0.15
+
+
+def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
+    """Operations per second of the MLP's matrix product on FEED tokens."""
+    place = "cuda" if device == "balanced" else device
+    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=place)
+    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=place)
+    float((x[:64] @ weight)[0, 0])
+    done, started = 0, time.perf_counter()
+    while (spent := time.perf_counter() - started) < SECONDS:
+        float((x @ weight)[0, 0])  # waits for the device
+        done += 1
+    return 2.0 * x.numel() * shape.inner * done / spent
+
+
+def rates_file() -> Path:
+    """`rates.json` in esa's cache folder."""
+    return home() / "rates.json"
+
+
+def _read() -> dict[str, float]:
+    try:
+        data = json.loads(rates_file().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    return {k: float(v) for k, v in data.items() if isinstance(v, (int, float)) and v > 0}
+
+
+def recall(key: str) -> float | None:
+    """Operations per second measured last for `key`, or None."""
+    return _read().get(key)
+
+
+def remember(key: str, rate: float) -> None:
+    """Keeps `rate`, in operations per second; whatever goes wrong is passed over."""
+    path = rates_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(json.dumps({**_read(), key: rate}, indent=1) + "\n", "utf-8")
+
 
 EFFICIENCY = 0.6
 """Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
@@ -61,7 +111,7 @@ class Planner:
         dtype: torch.dtype,
         device: str,
         memory: int | None = None,
-        index: IndexSizes | None = None,
+        index: FinderSizes | None = None,
         by_words: bool = False,
         cache: str = "auto",
         packing: str = "",
@@ -89,7 +139,7 @@ class Planner:
     @cached_property
     def measured(self) -> float | None:
         """Operations per second of the last ingest; None: there was none."""
-        return measured_speed.recall(self.rate_key)
+        return recall(self.rate_key)
 
     @cached_property
     def rate(self) -> float:
@@ -157,7 +207,7 @@ class Planner:
     def remember(self, plan: Plan, seconds: float) -> None:
         """Keeps the speed of an ingest that took so many seconds."""
         self.measured = self.rate = plan.operations / seconds
-        measured_speed.remember(self.rate_key, self.rate)
+        remember(self.rate_key, self.rate)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.finding.token_encoder import MAPS
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
 
@@ -23,18 +22,17 @@ def check_adapter(settings: AnswerSettings) -> None:
 
 
 def without_adapter(preset: Preset) -> Preset:
-    """The preset for reading documents alone, which needs no adapter."""
-    answer = preset.answer.model_copy(update={"adapter": None})
+    """The preset for reading documents alone, which needs no adapter and no other model."""
+    answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
     return preset.model_copy(update={"answer": answer})
 
 
 def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
-    """The preset for passages without an answer: from text, without adapter; heads vote only where
-    the preset answers from text, too. For words alone it has no finder either, and none vote."""
+    """The preset for passages without an answer: from text, without adapter; for words alone
+    without a finder, too."""
     answer = preset.answer
-    votes = answer.votes if answer.has_votes and not words_alone else 0.0
     finder = None if words_alone else answer.finder
-    update = {"source": "text", "adapter": None, "votes": votes, "finder": finder}
+    update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
     return preset.model_copy(update={"answer": answer.model_copy(update=update)})
 
 
@@ -44,7 +42,7 @@ def adapter_folder(name: str) -> Path:
     Raises:
         PresetError: there is none.
     """
-    return _folder(name, "adapter", CONFIG, "use --no-adapter")
+    return _folder(name, "adapter", CONFIG, "use --set answer.adapter=null")
 
 
 def finder_folder(name: str) -> Path:

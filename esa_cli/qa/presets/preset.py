@@ -1,4 +1,5 @@
-"""Presets: YAML files that name a model, a method and a prompt.
+"""Presets: YAML files, each a way of answering: how passages are found and read, or which method
+attends to stored rows, and by which model.
 
     extends -> merged mapping -> overrides (--set) -> validated, frozen Preset
 
@@ -15,19 +16,173 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from esa_cli.attention.window import Window
-from esa_cli.errors import PresetError
+from esa_cli.errors import PresetError, UsageError
 from esa_cli.methods.registry import KINDS
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.preset_files import find, read_file, shipped
-from esa_cli.qa.presets.preset_override import parse_override
+from esa_cli.qa.presets.preset_files import (
+    FORMER,
+    available,
+    facts_of,
+    find,
+    known_models,
+    read_file,
+    reference,
+    shipped,
+)
+from esa_cli.qa.second_model.server_address import is_address
 from esa_cli.system.registry import nearest
-from esa_cli.system.strict_yaml import dump_yaml
+from esa_cli.system.strict_yaml import MOST_DEEP, dump_yaml, load_yaml
 
-DEFAULT = "smollm2-135m"
+PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
+FIELDS = ("{passage}", "{question}")
+UNANSWERED = "(not told)"
+
+
+class WorkedExample(BaseModel):
+    """A passage with a question and its answer, words of the passage; None: it does not tell it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    passage: str
+    question: str
+    answer: str | None
+
+    @field_validator("answer")
+    @classmethod
+    def _is_in_the_passage(cls, answer: str | None, info: ValidationInfo) -> str | None:
+        if (answer is not None and answer not in info.data.get("passage", answer)) or answer == "":
+            raise PydanticCustomError("quotation", "must be words of its passage, or null")
+        return answer
+
+
+class AnswerSettings(BaseModel):
+    """How a question is answered.
+
+    Args:
+        source: `from` in a preset. `rows`: the question attends to selected rows of the prefilled
+            documents, as in the paper. `text`: the passages that are found are read again as text,
+            each alone with the question, and the most probable span of the best one is the answer.
+        form: `span`: always a quotation. `text`: free text, written from the best passages.
+            `auto`: free text for questions that ask for more than a quotation.
+        documents: of folders, patterns and the library that are opened for a question, where these
+            have more: the best by their words.
+        passages: that are read again.
+        prompt: around one passage; {question} may stand twice.
+        examples: worked ones, in the form of `prompt` before each passage; not shown to an adapter,
+            which was trained without them.
+        unanswered: what a passage that does not tell is answered with, by the adapter's training
+            or by the examples.
+        adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
+        reader: another model that words the answers from the passages: a hub id, a folder, a file,
+            a name of `esa models list --known`, or the address of a server; None: the preset's own.
+        finder: folder of a trained finder, whose reduced keys of read documents find passages that
+            are worded otherwise; a name means a shipped one. words: weight of the words' score
+            (BM25) beside theirs, in standard deviations, for a question whose words single out a
+            passage; for others it is less.
+        prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
+        threshold: log-odds of the answer's passage below which nothing is found that answers; None:
+            never.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+    source: Literal["rows", "text"] = Field(default="rows", alias="from")
+    form: Literal["auto", "span", "text"] = "auto"
+    documents: int = Field(default=8, ge=1)
+    passages: int = Field(default=16, ge=1, le=256)
+    prompt: str = PROMPT
+    examples: list[WorkedExample] = []
+    unanswered: str = UNANSWERED
+    adapter: str | None = None
+    reader: str | None = None
+    finder: str | None = None
+    words: float = Field(default=0.2, ge=0)
+    prior: float = Field(default=1.0, ge=0)
+    threshold: float | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_both_fields(cls, prompt: str) -> str:
+        if not all(field in prompt for field in FIELDS):
+            raise PydanticCustomError("fields", f"must have {' and '.join(FIELDS)}")
+        return prompt
+
+    @property
+    def shown_examples(self) -> Sequence[WorkedExample]:
+        """Those that come before a passage."""
+        return [] if self.adapter else self.examples
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether documents must have been read by the model before they are asked."""
+        return self.source == "rows"
+
+    @property
+    def has_index(self) -> bool:
+        """Whether documents may be read for finding."""
+        return self.finder is not None
+
+    @property
+    def says_source(self) -> bool:
+        """Whether `from` is set; else it is the default."""
+        return "source" in self.model_fields_set
+
+    @property
+    def by_words(self) -> bool:
+        """Whether the model only reads passages that are found by their words, as it is."""
+        return self.source == "text" and not self.has_index
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML.
+
+    Raises:
+        PresetError: no '=' or an unreadable value.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise PresetError(
+            f"--set must be KEY=VALUE, got {reprlib.repr(text)}",
+            "for example --set window.selected=2048",
+        )
+    try:
+        parsed = load_yaml(value)
+    except yaml.YAMLError as error:
+        shown, problem = reprlib.repr(text), getattr(error, "problem", None)
+        hint = f"quote it; {problem}" if problem else "quote it"
+        raise PresetError(f"the value of --set must be YAML, got {shown}", hint) from error
+    parts = key.strip().split(".")
+    if len(parts) > MOST_DEEP:
+        raise PresetError(
+            f"a key of --set must have at most {MOST_DEEP} parts, got {len(parts)}",
+            "see `esa presets show`",
+        )
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+DEFAULT = "default"
 TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
@@ -108,17 +263,55 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets; `score.heads` and `answer`, but its examples, of one model are not
-    taken over to another model."""
+    """`merge` of two presets.
+
+    Where `base` finds passages by a finder, another model in `over` words the answers: it becomes
+    `answer.reader`, and finding stays as it is. Elsewhere it takes the place of the former model,
+    whose `score.heads` and `answer`, but its examples, are not taken over.
+    """
     out = merge(base, over)
-    own = over.get("score")
-    elsewhere = "model" in over and "model" in base and over["model"] != base["model"]
-    if elsewhere and "answer" in base:
-        kept = {"examples": base["answer"]["examples"]} if "examples" in base["answer"] else {}
-        out["answer"] = {**kept, **(over.get("answer") or {})}
-    if elsewhere and isinstance(out.get("score"), dict) and "heads" not in (own or {}):
+    if "model" not in over or "model" not in base or over["model"] == base["model"]:
+        return out
+    below, above = base.get("answer") or {}, over.get("answer") or {}
+    of_its_own = above.keys() & {"finder", "reader"} or above.get("adapter")
+    finds = below.get("finder") and below.get("from") == above.get("from", "text") == "text"
+    if finds and not of_its_own:
+        answer = {**out["answer"], "reader": over["model"]}
+        return {**out, "model": base["model"], "answer": answer}
+    if "answer" in base:
+        kept = {"examples": below["examples"]} if "examples" in below else {}
+        out["answer"] = {**kept, **above}
+    if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
+        facts = facts_of(str(over["model"]))
+        if facts is not None and facts.heads and out["score"].get("name") == "vote":
+            out["score"]["heads"] = facts.heads
     return out
+
+
+def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with answers from rows: of the model `answer.reader`, where there is one.
+
+    Raises:
+        PresetError: this model is on a server.
+    """
+    answer = {**(data.get("answer") or {}), "from": "rows"}
+    reader = answer.pop("reader", None)
+    if reader is not None and is_address(reader):
+        raise PresetError(
+            f"answer.reader must be a model on this machine to answer from rows, got {reader}",
+            "use the setting answer.from=text",
+        )
+    rows = {**data, "answer": answer}
+    over = {"model": reader, "answer": {"from": "rows"}}
+    return rows if reader is None else laid_over(rows, over)
+
+
+def by_its_model(preset: Preset) -> Preset:
+    """The preset with answers from rows of the model that words them; as it is without one."""
+    if preset.answer.reader is None:
+        return preset
+    return validated(preset.name, from_rows(preset.model_dump(exclude={"name"})))
 
 
 def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -133,10 +326,18 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(parent, str):
         raise PresetError(f"{path}: extends must be the name of one preset, got {parent!r}", "")
     chain = (*chain, path)
+    parent, model = way_of(parent)
     below = find(parent, near=path.parent)
     if below.resolve() in chain:  # one's own preset lies over the shipped one of that name
-        below = shipped().get(parent, below)
-    return laid_over(_extended(below, chain), data)
+        below = shipped().get(FORMER.get(parent, parent), below)
+    return laid_over(laid_over(_extended(below, chain), model), data)
+
+
+def way_of(name: str) -> tuple[str, dict[str, Any]]:
+    """The preset for a name, and settings over it: a former preset of a model is a way with it."""
+    if name not in available() and (facts := known_models().get(name)):
+        return facts.way, {"model": facts.model}
+    return name, {}
 
 
 def _known_keys(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
@@ -180,12 +381,19 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
     Raises:
         PresetError: it is missing or malformed, or a setting is wrong.
     """
-    path = find(name)
+    way, model = way_of(name)
+    path = find(way)
     # An override of one setting keeps the default part's name.
     defaults = {kind: Preset.model_fields[kind].default for kind in KINDS}
-    data = merge(defaults, _extended(path))
+    data = laid_over(merge(defaults, _extended(path)), model)
+    over: dict[str, Any] = {}
     for text in overrides:
-        data = laid_over(data, parse_override(text))
+        over = merge(over, parse_override(text))
+    if isinstance(over.get("model"), str):
+        over["model"] = reference(over["model"])
+    data = laid_over(data, over)
+    if isinstance(data.get("answer"), dict) and data["answer"].get("from") == "rows":
+        data = from_rows(data)
     if "name" in data:
         raise PresetError("--set cannot change a preset's name", "save it under another file name")
     return validated(path.stem, data)
@@ -230,3 +438,26 @@ def dump(preset: Preset) -> str:
     """The whole preset as YAML that can be saved and used as one."""
     data = preset.model_dump(exclude={"name"})
     return dump_yaml(data)
+
+
+def chosen_generation(
+    settings: Generation, most: int | None, temperature: float | None, top_p: float | None
+) -> tuple[int, float, float]:
+    """Longest answer, temperature and top_p, those of `settings` for None. Raises UsageError."""
+    tokens = longest_answer(settings, most)
+    heat = settings.temperature if temperature is None else temperature
+    nucleus = settings.top_p if top_p is None else top_p
+    if not valid_temperature(heat) or not 0 < nucleus <= 1:
+        raise UsageError(
+            f"temperature must be {TEMPERATURES}, top_p in (0, 1], got {heat} and {nucleus}",
+            "leave both out for the preset's",
+        )
+    return tokens, heat, nucleus
+
+
+def longest_answer(settings: Generation, most: int | None) -> int:
+    """Longest answer in tokens. Raises UsageError for less than one."""
+    most = settings.max_new_tokens if most is None else most
+    if most < 1:
+        raise UsageError(f"max_new_tokens must be at least 1, got {most}", "leave it out")
+    return most

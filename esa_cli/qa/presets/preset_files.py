@@ -1,8 +1,10 @@
-"""Preset files: where they are, and their settings as plain data; `preset` validates them."""
+"""Preset files and the table of known models: where they are, and what they say as plain data."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,12 @@ from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
+FORMER = {
+    "smollm2-135m": "default",
+    "llama3-8b-paper": "paper",
+    "mistral-7b-paper": "paper-mistral",
+}
+"""Former names of shipped presets -> their names now."""
 
 
 def shipped_dir() -> Path:
@@ -65,7 +73,10 @@ def find(name: str, near: Path | None = None) -> Path:
         )
     known = available()
     if name not in known:
-        raise PresetError(f"unknown preset {name!r}", nearest(name, list(known)))
+        name = FORMER.get(name, name)
+    if name not in known:
+        hint = f"{nearest(name, list(known))}; `esa presets list` lists all"
+        raise PresetError(f"unknown preset {name!r}", hint)
     return known[name]
 
 
@@ -94,3 +105,39 @@ def read_file(path: Path) -> dict[str, Any]:
             f"remove the key; this preset's name is {path.stem}",
         )
     return data
+
+
+TABLE = Path(__file__).with_name("models.yaml")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the table says of a model; its comment explains each field."""
+
+    model: str
+    weights: float
+    window: int
+    heads: list[list[int]] = field(default_factory=list)
+    way: str = "chat"
+
+    def bytes_in(self, size: int) -> int:
+        """Bytes of the weights, with `size` bytes a number."""
+        return round(self.weights * 1e9) * size
+
+
+@cache
+def known_models() -> dict[str, ModelFacts]:
+    """Name -> model, of the shipped table."""
+    data = load_yaml(TABLE.read_text("utf-8"))
+    assert isinstance(data, dict)
+    return {name: ModelFacts(**facts) for name, facts in data.items()}
+
+
+def reference(named: str) -> str:
+    """The hub id for a name of the table; any other text as it is."""
+    return known_models()[named].model if named in known_models() else named
+
+
+def facts_of(model: str) -> ModelFacts | None:
+    """What the table says of a hub id; None: nothing."""
+    return next((one for one in known_models().values() if one.model == model), None)

@@ -1,14 +1,333 @@
-"""A preset with the method built from it: made once for a command, then handed on."""
+"""From a preset to its method: parts are built, a recipe is laid over, both are held to a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
+import torch
+
+from esa_cli.attention.kernels import KERNELS, choose
 from esa_cli.attention.method import Method
-from esa_cli.qa.presets import build_method
-from esa_cli.qa.presets.method_presets import for_length
-from esa_cli.qa.presets.preset import DEFAULT, Preset, load
+from esa_cli.attention.parts import (
+    Compressor,
+    Moments,
+    PositionEncoding,
+    Score,
+    Selector,
+    blame_plugins,
+)
+from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
+from esa_cli.methods import registry
+from esa_cli.methods.plugin_loading import load_installed
+from esa_cli.methods.registry import LAID, Base
+from esa_cli.methods.voting import VoteScore
+from esa_cli.models.attachment.families import FAMILIES, family_of, key_shape, method_layers
+from esa_cli.models.fingerprint import check_maps
+from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
+from esa_cli.storage.joined_store import PrefilledDocument
+from esa_cli.system.registry import nearest
+
+PROTOCOLS = {
+    "selector": Selector,
+    "score": Score,
+    "compressor": Compressor,
+    "position": PositionEncoding,
+}
+
+CONSTANTS = {
+    "selector": ("sums_layers", "surveys", "observes", "window_size"),
+    "score": ("features", "rotates", "last_layer"),
+    "compressor": ("fit_tokens", "files"),
+    "position": ("distance", "max_distance"),
+}
+"""Members of each kind of part that are read in many places: one that fails is found here."""
+
+
+def _part(kind: str, options: dict[str, Any]) -> Any:
+    part = registry.build(kind, options)
+    protocol = PROTOCOLS[kind]
+    if not isinstance(part, protocol):
+        raise PluginError(
+            f"{kind} {options['name']!r} must be derived from {protocol.__name__}, got class "
+            f"{type(part).__name__}",
+            f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
+        )
+    with blame_plugins({kind: part}):
+        for name in CONSTANTS[kind]:
+            getattr(part, name)
+    return part
+
+
+def build_method(preset: Preset) -> Method:
+    """The preset's method.
+
+    Raises:
+        PresetError: a part, one of its settings, or the kernel does not hold.
+    """
+    load_installed()
+    if preset.kernel != "auto" and preset.kernel not in KERNELS:
+        raise PresetError(
+            f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
+        )
+    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
+    if not parts["selector"].sums_layers:
+        with blame_plugins(parts):
+            parts["score"] = parts["score"].for_single_layers()
+    position = parts["position"]
+    if not isinstance(position.distance, int) or position.distance < 0:
+        raise PresetError(
+            f"position.distance must be a whole number from 0, got {position.distance!r}",
+            "see `esa presets show`",
+        )
+    if preset.position["name"] == "esa" and position.distance >= preset.context:
+        raise PresetError(
+            f"position.distance must be below the model's window of {preset.context}, "
+            f"got {position.distance}",
+            "about three quarters of the window works best; see docs/results-archive.md",
+        )
+    return Method(
+        window=preset.window,
+        selector=parts["selector"],
+        score=parts["score"],
+        compressor=parts["compressor"],
+        position=position,
+        reading=preset.reading,
+        kernel=preset.kernel,
+    )
+
+
+AS_IS = "preset"
+"""The name of the method that is the preset itself."""
+FROM_TEXT = "text"
+"""The name, where methods are compared, of answers from text with the preset's settings `answer`;
+`preset` is its selector over stored rows there."""
+
+
+def base_of(preset: Preset, length: int = 0) -> Base:
+    """Settings of a preset that a recipe may use; `length` in tokens, 0 where it is not known."""
+    return Base(preset.window, preset.context, preset.position, length)
+
+
+def apply(name: str, preset: Preset, length: int = 0) -> Preset:
+    """The preset with the method `name` at its token budget.
+
+    Args:
+        length: tokens the document will have; some position encodings stretch to it.
+
+    Raises:
+        UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
+        PresetError: its settings do not hold, or it takes more tokens.
+    """
+    load_installed()
+    found = registry.find_recipe(name)
+    settings = _given(found, base_of(preset, length))
+    # What is published sees the last tokens before the current ones, whatever a preset does, and
+    # answers from the rows it selects.
+    plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
+    laid = merge(plain, settings)
+    if found.full or laid["selector"]["name"] == "full":
+        # Read by I and L alone, the text's keys would know nothing of what came before.
+        laid["reading"] = "select"
+    made = validated(preset.name, laid)
+    if not found.full and made.window.budget != preset.window.budget:
+        raise PresetError(
+            f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
+            f"{made.window.budget}",
+            "a recipe must keep initial + selected + local",
+        )
+    return made
+
+
+def named(name: str, preset: Preset, length: int = 0) -> Preset:
+    """The preset as it is for the name `preset`, else as `apply`."""
+    return preset if name == AS_IS else apply(name, preset, length)
+
+
+def compared(name: str, preset: Preset, length: int = 0) -> Preset:
+    """As `named`; the preset as it is also for the name `text`.
+
+    Raises:
+        UsageError: the preset answers from rows, or there is no such method. PluginError,
+            PresetError.
+    """
+    if name != FROM_TEXT:
+        return named(name, preset, length)
+    if preset.answer.source != "text":
+        raise UsageError(
+            f"method {name!r} must be with a preset that answers from text, got "
+            f"{preset.name} with answer.from = {preset.answer.source}",
+            "add --set answer.from=text, or name another method",
+        )
+    return preset
+
+
+def compared_by_default(preset: Preset) -> tuple[str, ...]:
+    """The methods of a comparison that names none."""
+    return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
+
+
+def _given(found: registry.Recipe, base: Base) -> Mapping[str, Any]:
+    """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
+    try:
+        settings = found.settings(base)
+    except (EsaError, *NOT_BLAMED):
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
+            f"it is defined in {found.origin}",
+        ) from error
+    if not isinstance(settings, Mapping):
+        raise PluginError(
+            f"the recipe of method {found.name!r} gives no mapping but {settings!r}",
+            f"it may set {', '.join(LAID)}",
+        )
+    for key in settings:
+        if key not in LAID:
+            raise PluginError(
+                f"the recipe of method {found.name!r} sets {key!r}",
+                f"{nearest(str(key), LAID)}; the rest is the preset's",
+            )
+    return settings
+
+
+def for_length(name: str, preset: Preset, length: int) -> Preset:
+    """`apply`, which refuses a method that is made for one length where none is known.
+
+    Args:
+        length: tokens of the documents; 0: nobody knows.
+
+    Raises:
+        UsageError: so it is, or there is no such method. PluginError, PresetError.
+    """
+    if not length and stretches(name, preset):
+        raise UsageError(
+            f"method {name!r} is made for the length of its documents, which is not known here",
+            f"`esa ask DOC... QUESTION --method {name}` measures them first; in Python give it as "
+            "`length`",
+        )
+    return apply(name, preset, length)
+
+
+def stretches(name: str, preset: Preset) -> bool:
+    """True if the method is another one for a longer document, as NTK and YaRN are.
+
+    Raises:
+        UsageError: no such method. PresetError: its settings do not hold.
+    """
+    return apply(name, preset) != apply(name, preset, 1000 * preset.context)
+
+
+def check_context(preset: Preset, config: dict[str, Any], model: str) -> None:
+    """Raises PresetError where the preset's `context` is beyond the model's window."""
+    longest = config.get("max_position_embeddings")
+    if longest and preset.context > longest:
+        raise PresetError(
+            f"preset {preset.name}: context must be at most the {longest} tokens that {model} "
+            f"was trained on, got {preset.context}",
+            f"use --set context={longest}, and window sizes that fit in it",
+        )
+
+
+def check_heads(preset: Preset, config: dict[str, Any], model: str) -> None:
+    """Raises PresetError where `score.heads` names a layer or a head that the model lacks."""
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    if not layers or not heads:
+        return
+    for pair in preset.score.get("heads") or ():
+        match pair:  # whatever else it may be is refused where the score is built
+            case [int(layer), int(head)] if layer >= layers or head >= heads:
+                raise PresetError(
+                    f"preset {preset.name}: score.heads must be below the {layers} layers and "
+                    f"{heads} heads of {model}, got [{layer}, {head}]",
+                    "they are another model's: `esa heads` finds its own, or set score.heads=[]",
+                )
+
+
+HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
+
+
+def check_same_fit(old: Method | None, new: Method) -> None:
+    """Checks that a prefill by one method (None: not known) can be asked by another.
+
+    Raises:
+        PresetError: the new one needs reduced keys of another compressor.
+    """
+    if old is None or not new.score.features:
+        return
+    fits = new.compressor.fit_tokens > 0
+    if new.fitting != old.fitting or (fits and not old.score.features):
+        raise PresetError(
+            "the document must be prefilled for this compressor", "read it again with this preset"
+        )
+
+
+def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
+    """Checks that a prefilled document has the reduced keys that a method scores by.
+
+    `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
+    later, but the stores of a prefilled document are not written to.
+
+    Raises:
+        PresetError: it has none.
+    """
+    compressor = method.compressor
+    if compressor.fit_tokens or not method.score.features or any(document.projections):
+        return
+    if compressor.fit(0, Moments()) is not None:
+        raise PresetError(
+            "the document was prefilled without reduced keys, by which this preset scores",
+            "read it again with this preset",
+        )
+
+
+def check_fits_model(method: Method, model: Any) -> None:
+    """Checks that a method with maps or heads of a model was made for this one.
+
+    Raises:
+        PresetError: its compressor or its heads were found for another model.
+    """
+    check_maps(method.compressor, model, method)
+    last, layers = method.score.last_layer, model.config.num_hidden_layers
+    if last is not None and last >= layers:
+        raise PresetError(
+            f"score.heads must name layers below the model's {layers}, got {last}",
+            HEADS_HINT,
+        )
+    if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
+        running = method_layers(model.config)
+        others = [layer for layer, _ in method.score.heads if layer not in running]
+        if others:
+            raise PresetError(
+                "score.heads must be in layers that attend to all tokens "
+                f"({', '.join(map(str, running))}), got layer {others[0]}",
+                HEADS_HINT,
+            )
+
+
+def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    """Checks that the kernel which a method names runs where the model will be.
+
+    Args:
+        config: the model's config.json. device: of torch, or "balanced".
+
+    Raises:
+        UsageError: the kernel cannot run there, or computes no soft cap of the model's.
+        ModelError: config.json lacks a size.
+    """
+    if method.kernel == "auto":
+        return
+    place = torch.device("cuda" if device == "balanced" else device)
+    settings = SimpleNamespace(**config)
+    cap = config.get(family_of(settings).attention_cap) or 0.0
+    try:
+        _, dim = key_shape(settings)
+    except (AttributeError, ArithmeticError, TypeError) as error:
+        raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+    choose(torch.empty(1, 1, dim, dtype=dtype, device=place), method.kernel, cap)
 
 
 @dataclass(frozen=True)
@@ -40,4 +359,4 @@ def resolve(
     chosen = load(preset, overrides) if isinstance(preset, str) else preset
     if method is not None:
         chosen = for_length(method, chosen, length)
-    return ResolvedPreset(chosen, build_method.method(chosen))
+    return ResolvedPreset(chosen, build_method(chosen))

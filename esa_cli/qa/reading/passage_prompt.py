@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets.answer_settings import FIELDS, WorkedExample
+from esa_cli.qa.presets.preset import FIELDS, WorkedExample
 
 
 def one_line(text: str) -> str:

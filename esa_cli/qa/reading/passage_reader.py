@@ -12,7 +12,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -23,19 +22,10 @@ from torch import Tensor
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
+from esa_cli.qa.finding.passages_apart import Span
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
 from esa_cli.qa.reading.span_search import LONGEST, PATIENCE, most_probable_span
 from esa_cli.qa.reading.token_bytes import token_bytes
-
-
-@dataclass(frozen=True)
-class QuotedSpan:
-    """Characters [start, end) of passage number `passage`, and their log-probability there."""
-
-    passage: int
-    start: int
-    end: int
-    log_probability: float
 
 
 class PassageReading:
@@ -72,7 +62,7 @@ class PassageReading:
             said += self._reader.piece(token)
         return out
 
-    def span(self, number: int, above: float = -math.inf) -> QuotedSpan | None:
+    def span(self, number: int, above: float = -math.inf) -> Span | None:
         """The most probable span of a passage, in its own characters; None: the model has none that
         is likelier than the log-probability `above`."""
         line, reader = self._lines[number], self._reader
@@ -83,7 +73,7 @@ class PassageReading:
         if found is None:
             return None
         start, end = line.original(found.start), line.original(found.end - 1) + 1
-        return QuotedSpan(number, start, end, found.log_probability)
+        return Span(start, end, found.log_probability)
 
 
 class PassageReader:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from esa_cli.qa.finding.passages_apart import Span
 from esa_cli.qa.reading.whole_words import WholeWords
 
 BEAMS = 3
@@ -32,15 +33,6 @@ class NextTokens(Protocol):
     """Logits behind continuations of one prompt; see `text_forward.Continuation`."""
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class FoundSpan:
-    """Characters [start, end) of the passage, and their log-probability as the answer."""
-
-    start: int
-    end: int
-    log_probability: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ def most_probable_span(
     piece: Callable[[int], bytes],
     line_end: int,
     above: float = -math.inf,
-) -> FoundSpan | None:
+) -> Span | None:
     """The span that the model answers with the highest probability, or None if none is likely.
 
     Args:
@@ -146,7 +138,7 @@ def _extensions(
 
 def _ended(
     passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float, goes_on: float
-) -> FoundSpan | None:
+) -> Span | None:
     """The span that ends with a hypothesis, if a word does.
 
     Args:
@@ -156,5 +148,5 @@ def _ended(
     text = hypothesis.text.rstrip()
     for start in hypothesis.starts if text else ():
         if found := passage.span(start, start + len(text), line_end >= goes_on):
-            return FoundSpan(*found, hypothesis.log_probability + line_end)
+            return Span(*found, hypothesis.log_probability + line_end)
     return None

@@ -13,8 +13,13 @@ from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.reply import Evidence, Turn
 from esa_cli.qa.presets.preset import Prompt
-from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
-from esa_cli.qa.second_model.reader_prompt import QUESTION, SYSTEM, numbered
+from esa_cli.qa.second_model.answer_reader import (
+    QUESTION,
+    SYSTEM,
+    Sampling,
+    WrittenAnswer,
+    numbered,
+)
 
 LONGEST = 1024
 """Tokens of an answer for which none are asked; at most a quarter of the model's window."""

@@ -1,4 +1,4 @@
-"""The choice of another model that words answers: a server's address, a preset, or a model."""
+"""The choice of another model that words answers: a server's address, or a model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from esa_cli import models
-from esa_cli.errors import UsageError
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.loading.quantization import bytes_needed
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset_files import SUFFIXES, available
+from esa_cli.qa.presets.preset_files import SUFFIXES, available, facts_of, known_models, reference
 from esa_cli.qa.second_model.server_address import ServerAddress, is_address
 from esa_cli.system.progress import StageProgress
+from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.qa.second_model.answer_reader import AnswerReader
@@ -23,7 +25,8 @@ class ReaderChoice:
     """A reader that is named, and not opened yet.
 
     Args:
-        named: a web address; a preset, of which the model is taken; or a model reference.
+        named: a web address; a name of the table of models; a model reference; or a preset, of
+            which the model is taken.
         model: its name on the server; for web addresses alone, as the next.
         timeout_s: the longest wait for a whole answer and for its next words; None: those of
             `ServerReader`.
@@ -90,6 +93,35 @@ class ReaderChoice:
         return LocalReader(models.load(self.ref, device=device, dtype=dtype, progress=progress))
 
 
+def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
+    """Bytes of memory that a reader's weights will take; None: they are not known before its model
+    is fetched.
+
+    Args:
+        size: of a number. packing: of `QUANTIZATIONS`; "": none.
+
+    Raises:
+        ModelError: its files cannot be read.
+    """
+    if choice.ref is None:
+        return 0
+    folder = models.path_of(choice.ref)
+    if folder is not None:
+        return bytes_needed(folder, size, packing)
+    facts = facts_of(choice.ref.name)
+    return None if facts is None else facts.bytes_in(size)
+
+
+def reader_of(chosen: preset.Preset) -> ReaderChoice | None:
+    """The preset's other model that words answers; None: there is none, or answers are from rows.
+
+    Raises:
+        UsageError, PresetError, ModelError: as the class.
+    """
+    answer = chosen.answer
+    return None if answer.reader is None or answer.needs_rows else ReaderChoice(answer.reader)
+
+
 def check_passages_for(reader: object | None, chosen: preset.Preset) -> None:
     """Raises UsageError where there is a reader, and the preset gives it no passages."""
     if reader is not None and chosen.answer.source != "text":
@@ -100,9 +132,14 @@ def check_passages_for(reader: object | None, chosen: preset.Preset) -> None:
 
 
 def _reference(named: str) -> models.ModelRef:
-    """The model of a preset, or the model of that reference. A word alone is a preset's name."""
-    if named not in available() and not named.endswith(SUFFIXES):
-        ref = models.parse_reference(named)
-        if ref.kind != "hub" or "/" in ref.repo:
-            return ref
-    return models.parse_reference(preset.load(named).model)
+    """The model for a name or a reference. Raises ModelError: no model has this name."""
+    if named not in known_models() and (named in available() or named.endswith(SUFFIXES)):
+        return models.parse_reference(preset.load(named).model)
+    ref = models.parse_reference(reference(named))
+    if ref.kind == "hub" and "/" not in ref.repo:
+        raise ModelError(
+            f"unknown model {named!r}",
+            f"{nearest(named, list(known_models()))}; a hub id is OWNER/NAME, and a server such as "
+            "Ollama is --reader http://localhost:11434",
+        )
+    return ref

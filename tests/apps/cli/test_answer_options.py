@@ -1,4 +1,4 @@
-"""`--answer`, `--no-adapter` and the parts of a method: whether answers come from rows or text."""
+"""`--answer` and the parts of a method: whether answers come from rows or text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
-from command import TINY, Esa, fail
+from command import TINY, Esa
 
 from esa_cli.apps.chat.conversation import Exchange, transcript
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
@@ -27,7 +27,7 @@ QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model's window has 512 bytes."""
-    monkeypatch.setattr("esa_cli.qa.answering.answer_from_text.ROOM", 256)
+    monkeypatch.setattr("esa_cli.qa.answering.from_text.ROOM", 256)
 
 
 def chosen(answer: AnswerOptions, *settings: str, **more: Any) -> Any:
@@ -64,17 +64,20 @@ def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [["--selector", "topk"], ["--score", "sum"], ["--position", "esa"]], ids=" ".join
+    "part", [["--selector", "topk"], ["--score", "sum"], ["--position=esa"]], ids=" ".join
 )
-def test_a_part_of_a_method_answers_from_rows(esa: Esa, note: str, part: list[str]) -> None:
+def test_former_options_of_parts_of_a_method_answer_from_rows(
+    esa: Esa, note: str, part: list[str]
+) -> None:
     preset = Path("own.yaml")
     preset.write_text("extends: tiny-random\nanswer: {from: text, passages: 2}\n")
     ask = ["ask", note, "When?", "--preset", "./own.yaml", "--device", "cpu", *QUIET]
     assert esa(*ask).data["answered_from"] == "text"
     data = esa(*ask, *part).data
     assert (data["answered_from"], data["quotation"]) == ("rows", None)
-    fail(esa(*ask, *part, "--answer", "span"), 2, f"--answer span and {' '.join(part)}:")
-    fail(esa(*ask, "--method", "infllm", "--no-adapter"), 2, "--no-adapter and --method infllm")
+    refused = esa(*ask, *part, "--answer", "span")
+    assert refused.code == 2
+    assert "is now --set" in refused.err
 
 
 def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +85,7 @@ def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
     assert (data["answered_from"], data["quotation"]) == ("text", None)
     assert data["tokens"]["answer"] <= 4
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\n")))
-    row = esa("ask", note, "--stdin", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
+    row = esa("ask", note, "-", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
     assert row["answered_from"] == "text"
     assert set(row["quotation"]) == {"document", "start", "end"}
 

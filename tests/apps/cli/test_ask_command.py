@@ -35,7 +35,7 @@ def test_quiet_says_nothing_but_the_answer_and_warnings(esa: Esa, note: str) -> 
     }
     assert set(result.err.splitlines()) <= warnings
     assert "cut off" in result.err
-    shown = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--evidence", "2")
+    shown = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--top", "2")
     passages = [line for line in shown.err.splitlines() if line not in warnings]
     assert 1 <= len(passages) <= 2
     assert all(line.startswith("  note.md, line ") for line in passages)
@@ -183,7 +183,16 @@ def test_several_documents_are_read_together(esa: Esa, note: str, tmp_path: Path
 def test_a_plugin_file_is_run_and_used(esa: Esa, note: str, tmp_path: Path) -> None:
     esa("plugins", "new", "cli-test-mean", "--folder", str(tmp_path))
     (file,) = tmp_path.glob("*.py")
-    options = ["--plugin", str(file), "--selector", "cli-test-mean", "--json", "--quiet"]
+    options = [
+        "--plugin",
+        str(file),
+        "--set",
+        "selector.name=cli-test-mean",
+        "--set",
+        "answer.from=rows",
+        "--json",
+        "--quiet",
+    ]
     result = esa("ask", note, "When?", *TINY, *options)
     assert result.code == 0
     assert json.loads(result.out)["selector"] == "cli-test-mean"
@@ -230,4 +239,4 @@ def test_a_missing_adapter_is_said_before_the_model_is_loaded(
     missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     result = esa("ask", note, "When?", *TINY, *missing)
     fail(result, 4, "answer.adapter must be a folder")
-    assert "--no-adapter" in result.err
+    assert "answer.adapter=null" in result.err

@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from esa_cli.attention.compression import Learned
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.evaluation.calibration.activations import Shards
-from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.train_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
-from esa_cli.qa.presets import method_presets, preset
+from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
 __all__ = ["cache", "surroundings"]
@@ -40,10 +39,10 @@ def esa(
 
 
 def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
-    files = ["--out", "maps.safetensors", "--recall-out", "recall.json", "--plot", "recall.png"]
+    files = ["--out", "maps.safetensors", "--report", "recall.json", "--report", "recall.png"]
     files += ["--report", "recall.html"]
     code, out, err = esa(
-        "calibrate", "note.md", *TINY, "--rank", "6", "--epochs", "2", "--k", "8", "--k", "999",
+        "calibrate", "note.md", *TINY, "--rank", "6", "--fit", "epochs=2", "--k", "8", "--k", "999",
         *files,
     )  # fmt: skip
     assert code == 0, err
@@ -83,7 +82,7 @@ def test_the_command_from_a_text_to_an_answer(esa: Esa, tmp_path: Path) -> None:
 def test_one_method(esa: Esa) -> None:
     code, out, err = esa(
         "calibrate", "note.md", *TINY, "--json", "-q", "--method", "learned", "--rank", "4",
-        "--loss", "rank", "--epochs", "1", "--tokens", "300",
+        "--fit", "loss=rank", "--fit", "epochs=1", "--tokens", "300",
     )  # fmt: skip
     assert (code, err) == (0, "")
     data = json.loads(out)
@@ -98,7 +97,7 @@ def test_one_method(esa: Esa) -> None:
 def test_ctrl_c_keeps_what_was_read(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["calibrate", "note.md", *TINY, "--rank", "4", "--epochs", "1", "--json"]
+    command = ["calibrate", "note.md", *TINY, "--rank", "4", "--fit", "epochs=1", "--json"]
     whole = json.loads(esa(*command, "--out", "whole.safetensors")[1])
     add, parts = Shards.add, []
 
@@ -126,9 +125,11 @@ def test_ctrl_c_keeps_what_was_read(
     [
         (["nosuch.md"], 3, "nosuch.md"),
         (["note.md", "--method", "lerned"], 2, "did you mean 'learned'?"),
-        (["note.md", "--loss", "l1"], 2, "--loss must be one of "),
+        (["note.md", "--fit", "loss=l1"], 2, "--fit loss must be mse or rank"),
+        (["note.md", "--fit", "epochs=-1"], 2, "--fit epochs must be a number from 0"),
+        (["note.md", "--fit", "lr=x"], 2, "--fit lr must be a number"),
+        (["note.md", "--fit", "speed=1"], 2, "--fit has no setting 'speed'"),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2, "there is no folder"),
-        (["note.md", "--plot", "."], 2, "--plot must be a file, got the folder ."),
         (["note.md", "--report", "."], 2, "--report must be a file, got the folder ."),
         (["note.md", "--for", "qest"], 2, "did you mean 'quest'?"),
         (["note.md", "--out", "note.md"], 2, "--out must not be one of the documents"),
@@ -137,27 +138,12 @@ def test_ctrl_c_keeps_what_was_read(
             2,
             "--work must not be one of the documents",
         ),
-        (
-            ["note.md", "--recall-out", "note.md"],
-            2,
-            "--recall-out must not be one of the documents",
-        ),
-        (
-            ["note.md", "--plot", "note.md"],
-            2,
-            "--plot must not be one of the documents",
-        ),
         (["note.md", "--report", "./note.md"], 2, "must not be one of the documents"),
         ([".", "--report", "note.md"], 2, "--report must not be one of the documents"),
         (["note.md", "--out", "other.md"], 2, "--out must be new or a file of"),
         (["note.md", "--work", "other.md"], 2, "--work must be a folder, got the file other.md"),
         (["note.md", "--work", "other.md/work"], 2, "there is no folder"),
-        (["note.md", "--out", "a.x", "--recall-out", "./a.x"], 2, "--out and --recall-out must be"),
-        (
-            ["note.md", "--plot", "a.x", "--report", "a.x"],
-            2,
-            "--plot and --report must be two files, got a.x",
-        ),
+        (["note.md", "--out", "a.x", "--report", "./a.x"], 2, "--out and --report must be"),
         (["note.md", "--out", "maps.work"], 2, "--out and --work must be two files, got maps.work"),
         (["note.md", "--work", "a", "--out", "a"], 2, "--out and --work must be two files, got a"),
         (["note.md", "--tokens", "20"], 2, "at least 64 tokens"),
@@ -174,14 +160,14 @@ def test_mistakes(esa: Esa, options: list[str], code: int, words: str, tmp_path:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
-@pytest.mark.parametrize("option", ["--plot", "--report"])
+@pytest.mark.parametrize("name", ["a.png", "a.html"])
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_read(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, err = esa("calibrate", "note.md", *TINY, option, "recall.file")
+    code, out, err = esa("calibrate", "note.md", *TINY, "--report", name)
     assert (code, out) == (2, "")
-    assert f"{option} needs matplotlib" in err
+    assert "--report needs matplotlib" in err
     assert [path.name for path in tmp_path.iterdir()] == ["note.md"]
 
 
@@ -258,29 +244,16 @@ def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None
     assert code == 0
     assert Learned("compressor.safetensors").metadata["rotate"] == "false"
     use = next(line for line in err.splitlines() if line.startswith("  --")).split()
-    assert "sum" in use
+    assert "score.name=sum" in use
     made = preset.load("tiny-random", overrides_of(use))
     method = resolve(made).method
     assert query_rotation(method) == {"rotate": "false"}
     assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
-    assert made.position == method_presets.apply("esa", preset.load("tiny-random")).position
+    assert made.position == resolved_preset.apply("esa", preset.load("tiny-random")).position
     assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
 
 
 def overrides_of(options: list[str]) -> list[str]:
     """`esa ask` options as texts for `preset.load`."""
     pairs = list(zip(options[::2], options[1::2], strict=True))
-    named = [f"{name[2:]}.name={value}" for name, value in pairs if name != "--set"]
-    return [*named, *(value for name, value in pairs if name == "--set")]
-
-
-def test_the_documented_options_use_the_maps() -> None:
-    text = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
-    (line,) = [one for one in text.splitlines() if "esa ask" in one and "=maps.safetensors" in one]
-    made = preset.load("smollm2-135m", overrides_of(line.split('"..." ')[1].split()))
-    method = resolve(made).method
-    assert method.compressor == Learned("maps.safetensors")
-    assert isinstance(method.selector, TopK)
-    assert method.score.features
-    fitted = resolve(target_preset("esa", preset.load("smollm2-135m"))).method
-    assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}
+    return [value for _, value in pairs]

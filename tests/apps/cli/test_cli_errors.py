@@ -1,4 +1,4 @@
-"""What is wrong with documents, models, memory and words: messages, hints and exit codes."""
+"""What is wrong with documents, models, memory and words: hints and exit codes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.__main__ import _Interrupts, main
-from esa_cli.apps.cli.parser_message import parser_message
 from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
 
@@ -30,31 +28,21 @@ pytestmark = pytest.mark.usefixtures("surroundings")
         ((), ["a document and a question must be given"]),
         (("--library",), ["a question must be given, got none"]),
         (("note.md",), ["the question is missing", "note.md"]),
-        (("-",), ["the question is missing"]),
-        (("Who is Ahab?",), ["the document is missing"]),
+        (("-",), ["name a document and a question"]),
+        (("Who is Ahab?",), ["name a document and a question"]),
         (("note.md", "note.md"), ["the question is missing"]),
         (("note.md", ""), ["the question must not be empty"]),
         (("note.md", " \n"), ["the question must not be empty"]),
         (("note.md", "caf\udce9?"), ["the question must be UTF-8"]),
         (("-", "-", "What?"), ["only once"]),
+        (("-", "-"), ["got both"]),
+        (("note.md", "-", "--report", "a.html"), ["--report"]),
         (("note.md", "What?", "--device", "toaster"), ["toaster"]),
         (("note.md", "What?", "--dtype", "int8"), ["int8"]),
-        (
-            ("note.md", "What?", "--max-new-tokens", "0"),
-            ["--max-new-tokens must be at least 1, got 0", "use --max-new-tokens 1"],
-        ),
-        (
-            ("note.md", "What?", "--evidence", "99"),
-            ["--evidence must be at most 50, got 99", "use --evidence 50"],
-        ),
-        (
-            ("note.md", "What?", "--evidence", "few"),
-            ["--evidence must be a whole number, got few", "esa ask --help"],
-        ),
-        (
-            ("note.md", "What?", "--read", "soon"),
-            ["--read must be one of after, first, never, got soon", "esa ask --help"],
-        ),
+        (("note.md", "What?", "--max-new-tokens", "0"), ["--max-new-tokens", "esa ask --help"]),
+        (("note.md", "What?", "--top", "99"), ["--top", "50"]),
+        (("note.md", "What?", "--top", "few"), ["--top", "integer"]),
+        (("note.md", "What?", "--read", "soon"), ["--read", "soon"]),
         *(
             (
                 ("note.md", "What?", "--model", "nowhere/none", "--temperature", heat),
@@ -83,23 +71,9 @@ def test_usage_before_anything_is_loaded(esa: Esa, note: str, arguments: tuple[s
 
 def test_names_that_are_empty(esa: Esa) -> None:
     """As those of a shell's variable that is not set."""
-    for command in ("pull", "path", "rm"):
+    for command in ("pull", "rm"):
         fail(esa("models", command, ""), 5, "not empty")
-    fail(esa("sync", ""), 3, "FOLDER must be a folder, got no name")
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("99 is not in the range 0<=x<=50", "in the range 0<=x<=50, got 99"),
-        ("'few' is not a valid integer range", "a whole number, got few"),
-        ("'few' is not a valid float", "a number, got few"),
-        ("'soon' is not one of 'first', 'never'", "one of first, never, got soon"),
-    ],
-)
-def test_what_older_parsers_say(said: str, message: str) -> None:
-    error = typer.BadParameter(said, param_hint="'-n' / '--name'")
-    assert parser_message(error) == (f"--name must be {message}", "see `esa --help`")
+    fail(esa("ingest", "--words", ""), 3, "FOLDER must be a folder, got no name")
 
 
 def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
@@ -145,9 +119,9 @@ def test_a_document_refused_by_the_system(
         (["-p", "~no-such-user/p.yaml"], ["no home folder ~no-such-user"]),
         ([*TINY, "--set", "window.seleted=3"], ["window.seleted", "selected"]),
         ([*TINY, "--set", "window"], ["KEY=VALUE"]),
-        ([*TINY, "--selector", "topp"], ["unknown selector 'topp'", "topk"]),
-        ([*TINY, "--score", "summ"], ["unknown score 'summ'", "sum"]),
-        ([*TINY, "--position", "eas"], ["unknown position 'eas'", "esa"]),
+        ([*TINY, "--set", "selector.name=topp"], ["unknown selector 'topp'", "topk"]),
+        ([*TINY, "--set", "score.name=summ"], ["unknown score 'summ'", "sum"]),
+        ([*TINY, "--set", "position.name=eas"], ["unknown position 'eas'", "esa"]),
         ([*TINY, "--set", "context=1024"], ["at most the 512 tokens", "--set context=512"]),
         ([*TINY, "--plugin", "nosuch.py"], ["no plugin file"]),
         ([*TINY, "--plugin", "broken.py"], ["ZeroDivisionError"]),
@@ -212,9 +186,9 @@ def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr(session.Session, "resume", trip)
-    fail(esa("ask", note, "What?", *TINY, "-q"), 1, "ZeroDivisionError", "ESA_DEBUG=1")
+    fail(esa("ask", note, "What?", *TINY, "-q"), 70, "ZeroDivisionError", "ESA_DEBUG=1")
     monkeypatch.setenv("ESA_DEBUG", "1")
-    assert main(["ask", note, "What?", *TINY, "-q"]) == 1
+    assert main(["ask", note, "What?", *TINY, "-q"]) == 70
 
 
 @pytest.mark.parametrize(
@@ -222,7 +196,7 @@ def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
     [
         (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), 6, ["TMPDIR"]),
         (PermissionError(13, "Permission denied", "sub/p"), 3, ["sub/p may not be used"]),
-        (ValueError("I/O operation on closed file"), 1, ["a bug"]),
+        (ValueError("I/O operation on closed file"), 70, ["a bug"]),
     ],
 )
 def test_what_the_system_refuses(

@@ -271,7 +271,7 @@ def test_questions_on_standard_input(
     wanted = esa("ask", "gate.txt", QUESTION, "--json", "--set", "window.ending=0").data
     questions(monkeypatch, QUESTION, "", "What? " * 400, "Who has the key?")
     more = ["--json"] if as_json else []
-    done = esa("ask", "--library", "--stdin", "--set", "window.ending=0", *more)
+    done = esa("ask", "--library", "-", "--set", "window.ending=0", *more)
     assert done.code == 7, "one question was too long"
     if as_json:
         rows = [json.loads(line) for line in done.out.splitlines()]

@@ -31,7 +31,7 @@ SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
 def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
     rows, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
     methods = "preset,streaming-llm"
-    arguments = ["needle", "--lens", "900,1200", "--methods", methods]
+    arguments = ["needle", "--len", "900,1200", "--methods", methods]
     done = esa("selftest", *arguments, *SMALL, "--out", str(rows), "--report", str(page))
     assert done.code == 0, done.err
     assert "streaming-llm" in done.out
@@ -92,21 +92,18 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needel", *SMALL), 2, "needle")
     fail(esa("selftest", "needle", "--methods", "infllmm", *SMALL), 2, "infllm")
     fail(esa("selftest", "needle", "--len", "much", *SMALL), 2, "must be a number of tokens")
-    fail(esa("selftest", "needle", "--len", "1k", "--lens", "2k", *SMALL), 2, "--lens")
     fail(esa("selftest", "needle", "--depths", "deep", *SMALL), 2, "must be a count")
     fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
     lost = str(tmp_path / "nowhere" / "page.html")
     fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
-    for option in ("--report", "--png", "--out"):
+    for option in ("--report", "--out"):
         fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "got the folder")
     fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
     fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for option in ("--png", "--report"):
-        done = esa("selftest", "needle", option, "a.file", *SMALL)
-        fail(done, 2, f"{option} needs matplotlib")
-        assert "pip install 'esa-cli[plot]'" in done.err
+    done = esa("selftest", "needle", "--report", "a.png", *SMALL)
+    fail(done, 2, "--report needs matplotlib", "pip install 'esa-cli[plot]'")
 
 
 def test_nothing_of_the_persons_own_is_written_over(
@@ -120,7 +117,7 @@ def test_nothing_of_the_persons_own_is_written_over(
     (tmp_path / "link.txt").symlink_to(mine)
     before = mine.read_bytes()
     for haystack in ("texts/mine.txt", "texts", "link.txt"):
-        for option in ("--report", "--png", "--out"):
+        for option in ("--report", "--out"):
             words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
             fail(esa(*words), 2, "must not be one of the texts of --haystack")
     assert mine.read_bytes() == before
@@ -133,7 +130,7 @@ def test_two_files_to_be_written_must_be_two(esa: Esa, tmp_path: Path) -> None:
         2,
         "--out and --report must be two files",
     )
-    fail(esa(*words, "--report", "a.x", "--png", f"{tmp_path}/./a.x"), 2, "must be two files")
+    fail(esa(*words, "--report", "a.x", "--out", f"{tmp_path}/./a.x"), 2, "must be two files")
     assert not Path("same.x").exists()
     Path("rows.x").touch()
     Path("page.x").hardlink_to("rows.x")
@@ -298,7 +295,7 @@ def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, cache: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    arguments = ["selftest", "needle", "--lens", "900,1000,1100,1200,1300,1400,1500,1600"]
+    arguments = ["selftest", "needle", "--len", "900,1000,1100,1200,1300,1400,1500,1600"]
     arguments += [*TINY, "--no-dense", "--samples", "2", "--out", str(rows), "--exact"]
     process = subprocess.Popen(
         [sys.executable, "-m", "esa_cli", *arguments],

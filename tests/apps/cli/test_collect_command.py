@@ -15,7 +15,7 @@ from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.output.passage_progress import PassageProgress
+from esa_cli.apps.cli.commands.collect_command import PassageProgress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.collecting.collection import Collection
 from esa_cli.system.machine import time_text
@@ -110,14 +110,11 @@ def test_distinct_and_count(run: Esa) -> None:
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "--distinct", "-q").data
     assert data["count"] == every["count"]
     assert len(data["places"]) == data["distinct"] == every["distinct"]
-    done = run("count", "story.txt", QUESTION, *ALL, "-q")
+    done = run("collect", "--count", "story.txt", QUESTION, *ALL, "-q")
     ending = "" if every["count"] == 1 else "s"
     count = f"{every['count']} place{ending}, {every['distinct']} distinct"
     assert done.out == f"{count} ({every['caveat']})\n"
-    listed = run("count", "story.txt", QUESTION, *ALL, "--list", "-q").out
-    assert listed.startswith("place ")
-    assert listed.endswith(done.out)
-    data = run("count", "story.txt", QUESTION, *ALL, "--json", "-q").data
+    data = run("collect", "--count", "story.txt", QUESTION, *ALL, "--json", "-q").data
     assert data["count"] == every["count"]
     assert "places" not in data
 
@@ -125,14 +122,14 @@ def test_distinct_and_count(run: Esa) -> None:
 def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     done = run("collect", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out, done.err) == (1, "", "")
-    done = run("count", "story.txt", QUESTION, "--least", "100", "-q")
+    done = run("collect", "--count", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out[:22]) == (1, "0 places, 0 distinct (")
 
 
 def test_where_nothing_is_read_nothing_is_counted(run: Esa) -> None:
-    done = run("count", "story.txt", QUESTION, "--min", "2", "-q")
-    assert (done.code, done.out, "no passage was read" in done.err) == (1, "", True)
-    data = run("count", "story.txt", QUESTION, "--min", "2", "--json", "-q").data
+    done = run("collect", "--count", "story.txt", QUESTION, "--min", "2", "-q")
+    assert (done.code, done.out, "none was read" in done.err) == (1, "", True)
+    data = run("collect", "--count", "story.txt", QUESTION, "--min", "2", "--json", "-q").data
     assert data["count"] is data["distinct"] is None
 
 
@@ -178,7 +175,7 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     assert [row for row in rows if "text" in row] == [json.loads(x) for x in whole.splitlines()]
     assert rows[-1]["read"] == rows[-1]["chosen"]
     before = Path("found.jsonl").read_bytes()
-    done = run("count", "story.txt", QUESTION, *ALL, *kept)
+    done = run("collect", "--count", "story.txt", QUESTION, *ALL, *kept)
     assert done.out.startswith(f"{count} place")
     assert Path("found.jsonl").read_bytes() == before, "nothing is read again"
     fail(run("collect", "story.txt", "Who?", *ALL, *kept), 2, "places of another question")
@@ -199,9 +196,10 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
         (["--all", "--min", "1"], "--all and --min exclude each other"),
         (["--min", "nan"], "--min must be a number, got nan"),
         (["--least", "nan"], "--least must be a number, got nan"),
-        (["--least", "1", "--reader", "x"], "--least is of the preset's own reader"),
+        (["--least", "1", "--reader", "x"], "--least is of the model that finds"),
         (["--read", "never", "--keep"], "--read never has nothing to keep"),
         (["--json", "--format", "csv"], "--json and --format csv exclude each other"),
+        (["--count", "--format", "csv"], "--count and --format csv exclude each other"),
         (["--reader-model", "x"], "--reader-model needs --reader"),
         (["--set", "answer.from=rows"], "places are collected from text"),
     ],
@@ -218,4 +216,3 @@ def test_a_preset_that_leaves_it_open_collects_from_text(run: Esa) -> None:
 
 def test_a_question_must_be_given(run: Esa) -> None:
     fail(run("collect", "story.txt"), 2, "the question is missing", "esa collect book.txt")
-    fail(run("count"), 2, "a document and a question must be given", "esa count book.txt")

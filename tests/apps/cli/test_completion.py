@@ -114,8 +114,8 @@ def test_presets_and_methods(library: Library, tmp_path: Path) -> None:
     (own / "zebra.yaml").touch()
     (own / "zebra$(x).yaml").touch()
     assert offered("esa ask --preset zeb") == ["zebra"]
-    assert "smollm2-135m" in offered("esa presets show smol")
-    assert offered("esa ask --reader zeb") == ["zebra"]
+    assert "default" in offered("esa presets show def")
+    assert "qwen3-4b" in offered("esa ask --model qwen3")
     assert offered("esa chat --method infl") == ["infllm"]
     assert offered("esa compare --methods esa,infl") == ["esa,infllm"]
     assert offered("esa compare --methods preset,pre") == []

@@ -12,7 +12,7 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli import Library, models
-from esa_cli.apps.cli import demo_run
+from esa_cli.apps.cli.commands import demo_command
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
 from esa_cli.models.files import wheel
@@ -27,10 +27,10 @@ ASKED = "Who keeps the key of the gate, and why is it that nobody else has ever 
 def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of some windows in place of the chronicle, and a folder where the library may be."""
     text = "The gate opens at nine, and the miller keeps the key. " * 25
-    monkeypatch.setattr(demo_run, "build", lambda: text)
+    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.build", lambda: text)
     known = [Reworded(f"q{number}", ASKED, ("the miller",)) for number in range(8)]
     asked = [*known, Reworded("none", "Who is she?", ())]
-    monkeypatch.setattr(demo_run, "reworded", lambda: asked)
+    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.reworded", lambda: asked)
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
 
 
@@ -65,11 +65,11 @@ def test_an_answer_is_right_or_what_the_text_says_is_shown(
     esa: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Reworded("a", ASKED, ("the miller",))
-    assert demo_run._verdict(right, True) == "right"
-    assert demo_run._verdict(right, False) == "wrong: the text says the miller"
+    assert demo_command._verdict(right, True) == "right"
+    assert demo_command._verdict(right, False) == "wrong: the text says the miller"
     none = Reworded("b", ASKED, ())
-    assert demo_run._verdict(none, True) == "right: the text does not say"
-    assert demo_run._verdict(none, False) == "wrong: the text says nothing of it"
+    assert demo_command._verdict(none, True) == "right: the text does not say"
+    assert demo_command._verdict(none, False) == "wrong: the text says nothing of it"
     assert is_answered("It was The Miller.", ("the baker", "the miller"))
     assert not is_answered("the millers", ("the miller",))
 
@@ -116,7 +116,7 @@ def test_the_questions_are_of_the_chronicle() -> None:
 
 @pytest.mark.parametrize("count", range(1, 10))
 def test_a_demo_has_an_answer(count: int) -> None:
-    asked = demo_run.DemoRun(count, False, Reporter(True), 0.0).questions
+    asked = demo_command.DemoRun(count, False, Reporter(True), 0.0).questions
     assert len(asked) == count
     assert asked[0].answers
     assert (asked[-1].answers == ()) == (count > 1)

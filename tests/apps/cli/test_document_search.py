@@ -111,7 +111,7 @@ def test_answers_from_rows_are_of_all_documents(run: Esa) -> None:
 def test_each_line_has_documents_of_its_own(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
     monkeypatch.setattr("sys.stdin", lines)
-    asked = run("ask", "town", "--stdin")
+    asked = run("ask", "town", "-")
     assert asked.code == 0, asked.err
     assert asked.err.count("searched 10 documents") == 2
     assert "3.txt" in asked.err
@@ -121,7 +121,7 @@ def test_each_line_has_documents_of_its_own(run: Esa, monkeypatch: pytest.Monkey
 def test_each_line_says_what_was_searched(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
     monkeypatch.setattr("sys.stdin", lines)
-    asked = run("ask", "town", "--stdin", "--json")
+    asked = run("ask", "town", "-", "--json")
     assert asked.code == 0, asked.err
     rows = [json.loads(line) for line in asked.out.splitlines()]
     assert [row["searched"] for row in rows] == [10, 10]

@@ -37,7 +37,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(module, attribute, counted)
 
     count("presets resolved", "esa_cli.qa.presets.preset", "read_file")
-    count("methods built", "esa_cli.qa.presets.build_method", "method")
+    count("methods built", "esa_cli.qa.presets.resolved_preset", "build_method")
     count("plugins looked for", "esa_cli.methods.plugin_loading", "entry_points")
     count("machine timed", "esa_cli.qa.planning.plan", "probe")
     plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
@@ -76,7 +76,7 @@ def test_a_cold_ask_does_each_thing_once(
     words: tuple[str, ...],
 ) -> None:
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
-    monkeypatch.setattr("esa_cli.qa.planning.measured_speed.recall", lambda key: None)
+    monkeypatch.setattr("esa_cli.qa.planning.plan.recall", lambda key: None)
     for name, text in TEXTS.items():
         Path(name).write_text(text, "utf-8")
     done = esa("ask", *TEXTS, "When?", *TINY, "--max-new-tokens", "2", *words)

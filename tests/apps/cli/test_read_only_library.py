@@ -52,7 +52,7 @@ def run(surroundings: None, esa: Esa, disk: Path, monkeypatch: pytest.MonkeyPatc
 
     text = ("--set", "answer.from=text", "--set", "answer.documents=2")
     assert esa("ingest", "read", *TINY, *text).code == 0
-    assert esa("sync", "town").code == 0
+    assert esa("ingest", "--words", "town").code == 0
     return esa
 
 
@@ -96,8 +96,8 @@ def test_what_changes_it_is_refused(run: Esa, disk: Path) -> None:
     entry = Library().entries()[0]
     mount("-o", "remount,ro", str(disk))
     for command in (
-        ("library", "rm", entry.id, "--yes"), ("library", "prune"), ("sync", "town"),
-        ("sync", "town", "--prune"),
+        ("library", "rm", entry.id, "--yes"), ("library", "prune"), ("ingest", "--words", "town"),
+        ("ingest", "--words", "town", "--prune"),
     ):  # fmt: skip
         done = run(*command)
         assert done.code == 3, done.err

@@ -113,7 +113,7 @@ def test_lines_chat_and_batch(
 ) -> None:
     there = [*preset, "--reader", server.url, "--reader-model", "small"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\nWho?\n")))
-    result = esa("ask", note, "--stdin", *there)
+    result = esa("ask", note, "-", *there)
     assert result.out == "At nine, says [1].\n\nThe documents do not say.\n\n"
     assert result.err.count("esa: questions and the passages found are sent to small") == 1
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\nAnd why?\n")))
@@ -175,11 +175,10 @@ def test_a_second_model_here(esa: Esa, note: str, preset: list[str]) -> None:
     ("more", "code", "words"),
     [
         (["--reader-model", "large"], 2, "--reader-model needs --reader"),
-        (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the preset's"),
+        (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the model"),
         (["--reader", "tiny-random", "--method", "infllm"], 2, "and --method infllm"),
         (["--reader", "tiny-random", "--set", "answer.from=rows"], 2, "needs answers from"),
-        (["--reader", "tiny-random", "--score", "sum"], 2, "and --score sum"),
-        (["--reader", "gone-random"], 4, "unknown preset"),
+        (["--reader", "gone-random"], 5, "unknown model"),
         (["--reader", "http://127.0.0.1:1/v1"], 5, "cannot be reached"),
     ],
 )  # fmt: skip
@@ -190,7 +189,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
         raise AssertionError("it is not loaded")
 
     monkeypatch.setattr("esa_cli.models.load", load)
-    monkeypatch.setattr("esa_cli.qa.second_model.server_connection.BACKOFF_S", 0.001)
+    monkeypatch.setattr("esa_cli.qa.second_model.server_reader.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code, words)
 
 

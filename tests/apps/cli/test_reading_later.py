@@ -25,7 +25,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.index_archive import PIECE
+from esa_cli.qa.finding.reduced_keys import PIECE
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats import checksummed_file
@@ -127,7 +127,7 @@ def test_where_reading_changes_nothing_one_line_says_so(
         return same[0]
 
     monkeypatch.setattr(Esa, "ask", ask)
-    done = run(*ASK, "--evidence", "0")
+    done = run(*ASK, "--top", "0")
     assert len(same) == 2
     assert [reply.read for reply in same] == [False, True]
     assert done.out.count("\n") == 1
@@ -348,7 +348,7 @@ def test_reading_alone_needs_no_adapter(run: Run) -> None:
     assert run("ingest", "gate.txt", *missing).code == 0
     Path("town").mkdir()
     Path("boat.txt").rename("town/boat.txt")
-    assert run("sync", "town", "--read", *missing).code == 0
+    assert run("ingest", "town", "--prune", *missing).code == 0
     assert len(Library().entries()) == 2
     fail(run(*ASK, *missing), 4, "answer.adapter must be a folder")
 

@@ -138,7 +138,7 @@ def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
         ("presets show tiny-random <&- >&- 2>&-", 0, ""),
         ("presets show nosuch 2>&-", 4, ""),
         ("ask - What? -p tiny-random <&-", 3, "standard input is empty"),
-        ("models rm random:llama <&-", 2, "--yes"),
+        ("models rm random:llama <&-", 5, "is not in"),
     ],
 )
 def test_closed_streams(command: str, code: int, words: str) -> None:

@@ -1,4 +1,4 @@
-"""`esa sync`: a folder's files in the library, once or whenever they change."""
+"""`esa ingest --words` and `--prune`: a folder in the library, once or whenever it changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa
 
-from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
+from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue.catalogue import NAME
 from esa_cli.system import files
@@ -46,7 +46,8 @@ def names(paths: list[str]) -> list[str]:
 
 
 def state(run: Esa, *more: str) -> dict[str, Any]:
-    return dict(json.loads(run("sync", "town", "--json", *more).out))
+    words = [] if "--preset" in more else ["--words"]
+    return dict(json.loads(run("ingest", "town", "--json", *words, *more).out))
 
 
 def found(words: str) -> int:
@@ -55,10 +56,10 @@ def found(words: str) -> int:
 
 
 def test_new_changed_and_removed_files(run: Esa) -> None:
-    first = run("sync", "town")
+    first = run("ingest", "--words", "town")
     assert first.code == 0
     assert first.out.startswith("3 files: 3 added, 0 changed, 0 removed; ")
-    assert run("library", "list").out.endswith("3 files of `esa sync`, found by their words\n")
+    assert run("library", "list").out.splitlines()[-1].startswith("3 files of ")
     assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
     again = state(run)
     assert (again["files"], again["added"], again["changed"], again["removed"]) == (3, [], [], [])
@@ -70,7 +71,7 @@ def test_new_changed_and_removed_files(run: Esa) -> None:
     assert names(changed["changed"]) == ["harp"]
     assert names(changed["removed"]) == ["loom"]
     assert (found("harp"), found("kiln"), found("loom")) == (0, 1, 1)
-    reported = run("sync", "town")
+    reported = run("ingest", "--words", "town")
     assert reported.out.splitlines()[0] == f"removed {Path('town/loom.txt').absolute()}"
     assert names(state(run, "--prune")["removed"]) == ["loom"]
     assert found("loom") == 0
@@ -78,9 +79,9 @@ def test_new_changed_and_removed_files(run: Esa) -> None:
 
 
 def test_a_lost_catalogue_comes_back_from_the_other_files(run: Esa) -> None:
-    run("sync", "town")
+    run("ingest", "--words", "town")
     Path("town/loom.txt").unlink()
-    run("sync", "town")
+    run("ingest", "--words", "town")
     (Library().root / NAME).unlink()
     assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
     asked = run("ask", "--library", "Where is the harp?", *TINY, "--json", "--set", TEXT)
@@ -100,18 +101,18 @@ def test_documents_are_known_by_whatever_path_they_were_read(run: Esa, tmp_path:
     (tmp_path / "link").symlink_to(tmp_path / "town")
     for path in ("town/harp.txt", "link/anvil.txt", "./town/../town/loom.txt"):
         assert run("ingest", path, *rows).code == 0
-    run("sync", "link")
+    run("ingest", "--words", "link")
     Path("town/harp.txt").unlink()
     Path("town/anvil.txt").unlink()
     assert len(state(run, "--prune")["pruned"]) == 0, "the records are those of link/"
-    done = json.loads(run("sync", "link", "--prune", "--json").out)
+    done = json.loads(run("ingest", "--words", "link", "--prune", "--json").out)
     assert names(done["removed"]) == ["anvil", "harp"]
     assert len(done["pruned"]) == 2
     assert [entry.name for entry in Library().entries()] == ["loom.txt"]
 
 
 def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
-    run("sync", "town")
+    run("ingest", "--words", "town")
     (path,) = (Library().root / "folders").iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -122,43 +123,43 @@ def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
 
 
 def test_an_empty_or_missing_folder_is_not_pruned(run: Esa) -> None:
-    run("sync", "town")
+    run("ingest", "--words", "town")
     for path in Path("town").iterdir():
         path.unlink()
-    refused = run("sync", "town", "--prune")
+    refused = run("ingest", "--words", "town", "--prune")
     assert refused.code == 3
     assert "so nothing is pruned" in refused.err
-    assert "esa sync --prune-all" in refused.err
+    assert "esa ingest --prune --yes" in refused.err
     assert found("town") == 3
     assert len(state(run)["removed"]) == 3
-    assert len(state(run, "--prune-all")["removed"]) == 3
+    assert len(state(run, "--prune", "--yes")["removed"]) == 3
     assert found("town") == 0
-    assert state(run, "--prune-all")["removed"] == []
+    assert state(run, "--prune", "--yes")["removed"] == []
     Path("town").rmdir()
-    assert run("sync", "town", "--prune-all").code == 3
+    assert run("ingest", "--words", "town", "--prune", "--yes").code == 3
 
 
 def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(folder: str) -> Iterator[None]:
+    def changes(*folders: str) -> Iterator[None]:
         for path in Path("town").iterdir():
             path.unlink()
         yield
 
     monkeypatch.setattr(files, "folder_changes", changes)
     Path("town/loom.txt").rename("loom.txt")
-    done = run("sync", "town", "--watch", "--prune-all")
+    done = run("ingest", "--words", "town", "--watch", "--prune", "--yes")
     assert done.code == 3
     assert "so nothing is pruned" in done.err
     assert found("town") == 2
 
 
 def test_a_folder_that_vanishes_is_noticed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(folder: str) -> Iterator[None]:
+    def changes(*folders: str) -> Iterator[None]:
         Path("town").rename("elsewhere")
         yield
 
     monkeypatch.setattr(files, "folder_changes", changes)
-    done = run("sync", "town", "--watch", "--prune")
+    done = run("ingest", "--words", "town", "--watch", "--prune")
     assert done.code == 3
     assert "town must be a folder, got nothing of that name" in done.err
     assert found("town") == 3
@@ -167,7 +168,7 @@ def test_a_folder_that_vanishes_is_noticed(run: Esa, monkeypatch: pytest.MonkeyP
 def test_only_files_that_do_not_exist_are_removed(run: Esa) -> None:
     Path("town/shed").mkdir()
     write("shed/kiln", "The kiln of the town. " * 9)
-    run("sync", "town")
+    run("ingest", "--words", "town")
     write("harp", "")
     Path("town/.gitignore").write_text("shed/\nanvil.txt\n", "utf-8")
     assert state(run, "--prune")["removed"] == []
@@ -194,7 +195,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 
     with monkeypatch.context() as patch:
         patch.setattr(FileIndexing, "update", updated)
-        done = state(run, "--prune-all")
+        done = state(run, "--prune", "--yes")
     assert (done["removed"], done["pruned"]) == ([], [])
     Path("town").rmdir()
     Path("elsewhere").rename("town")
@@ -204,10 +205,10 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
     run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esa_cli.apps.cli.folder_reading import FolderReading
+    from esa_cli.apps.cli.folder_update import FolderReading
 
-    rows = ("--read", *TINY, "--set", "answer.from=rows")
-    run("sync", "town", *rows)
+    rows = ("--prune", *TINY, "--set", "answer.from=rows")
+    run("ingest", "town", *rows)
     Path("town/loom.txt").rename("town/mill.txt")
     Path("copy.txt").write_bytes(Path("town/harp.txt").read_bytes())
     run("ask", "copy.txt", "harp?", *TINY, "--set", "answer.from=text")
@@ -231,35 +232,35 @@ def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
 def test_a_file_that_cannot_be_read_is_one_line(run: Esa) -> None:
     Path("town/broken.pdf").write_bytes(b"%PDF-1.4 broken")
     for _ in range(2):
-        done = run("sync", "town")
+        done = run("ingest", "--words", "town")
         assert done.code == 7
         assert "3 added" in done.out or "0 added" in done.out
         assert "1 cannot be read" in done.out
         (line,) = (line for line in done.err.splitlines() if "broken.pdf" in line)
         assert line.startswith("esa: left out: ")
     assert found("town") == 3
-    failed = json.loads(run("sync", "town", "--json").out)["failed"]
+    failed = json.loads(run("ingest", "--words", "town", "--json").out)["failed"]
     assert [Path(one["source"]).name for one in failed] == ["broken.pdf"]
 
 
 def test_what_cannot_be_synchronised(run: Esa, tmp_path: Path) -> None:
-    missing = run("sync", "none")
+    missing = run("ingest", "--words", "none")
     assert missing.code == 3
     assert "none must be a folder, got nothing of that name" in missing.err
-    assert run("sync", "town/harp.txt").code == 3
-    around = run("sync", str(tmp_path))
+    assert run("ingest", "--words", "town/harp.txt").code == 3
+    around = run("ingest", "--words", str(tmp_path))
     assert around.code == 2
     assert "the folder must not contain the library" in around.err
     (tmp_path / "library/documents").mkdir(parents=True)
     for inside in ("library", "library/documents"):
-        refused = run("sync", str(tmp_path / inside))
+        refused = run("ingest", "--words", str(tmp_path / inside))
         assert refused.code == 2
         assert "the library" in refused.err
 
 
 def test_synchronised_files_are_asked_with_the_library(run: Esa) -> None:
     text = ("--set", "answer.from=text", "--set", "answer.documents=2", "--json")
-    run("sync", "town")
+    run("ingest", "--words", "town")
     asked = run("ask", "--library", "Where is the loom?", *TINY, *text)
     assert asked.code == 0, asked.err
     documents = json.loads(asked.out)["documents"]
@@ -271,18 +272,16 @@ def test_synchronised_files_are_asked_with_the_library(run: Esa) -> None:
 
 
 def test_the_model_reads_what_is_new(run: Esa) -> None:
-    rows = ("--read", *TINY, "--set", "answer.from=rows")
+    rows = ("--prune", *TINY, "--set", "answer.from=rows")
     first = state(run, *rows)
     assert len(first["read"]) == 3
     assert len(Library().entries()) == 3
     assert state(run, *rows)["read"] == []
     write("harp", "A kiln. " * 30, 2e9)
-    assert len(state(run, *rows)["read"]) == 1
-    assert len(Library().entries()) == 3
-    assert len(Library().divided_entries().former) == 1, "the former version stays"
+    changed = state(run, *rows)
+    assert (len(changed["read"]), len(changed["pruned"])) == (1, 1), "the former version goes"
     Path("town/loom.txt").unlink()
-    pruned = state(run, "--prune")
-    assert len(pruned["pruned"]) == 2
+    assert len(state(run, "--prune")["pruned"]) == 1
     assert sorted(entry.name for entry in Library().entries()) == ["anvil.txt", "harp.txt"]
 
 
@@ -300,14 +299,14 @@ def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
         return real(self, source)
 
     monkeypatch.setattr(Esa, "ingest", ingest)
-    done = run("sync", "town", "--read", *TINY, "--set", "answer.from=rows")
+    done = run("ingest", "town", "--prune", *TINY, "--set", "answer.from=rows")
     assert done.code == 7
     assert "esa: left out: harp.txt is too long; cut it" in done.err
     assert "2 read by the model" in done.out
 
 
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(folder: str) -> Iterator[None]:
+    def changes(*folders: str) -> Iterator[None]:
         yield
         write("mill", "A mill. " * 9)
         yield
@@ -317,7 +316,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(files, "folder_changes", changes)
-    done = run("sync", "town", "--watch")
+    done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()
     assert [line.partition(";")[0] for line in lines] == [

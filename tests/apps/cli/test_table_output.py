@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,25 +13,19 @@ from esa_cli.__main__ import main
 from esa_cli.apps.cli.output import terminal
 
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
-CELLS = (
-    *("", "a", "bb ccc", "東京 x", " lead", "trail  ", "[bold]a", "a\u0301b", "1,234", "x" * 70),
-    *("two\nlines", "a\tb", "\x1b[31mred", ":key: :lock:", BIDI),
-)
 
 
-def printed(capsys: pytest.CaptureFixture[str], show: Callable[[], None]) -> str:
-    show()
-    return str(capsys.readouterr().out)
-
-
-def test_plain_tables_are_those_of_rich(capsys: pytest.CaptureFixture[str]) -> None:
-    draw = random.Random(1)
-    for _ in range(200):
-        columns, count = draw.randrange(1, 6), draw.randrange(6)
-        rows = [draw.choices(CELLS, k=columns) for _ in range(count)]
-        headers = draw.choices(("", "id", "size"), k=columns)
-        plain = printed(capsys, lambda: terminal.print_table(headers, rows))  # noqa: B023
-        assert plain == printed(capsys, lambda: terminal._print_grid(headers, rows))  # noqa: B023
+def test_tables_in_a_pipe_have_their_columns_and_all_their_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal.print_table(
+        ("id", "text"), [("a", "two\nlines"), ("\u6771\u4eac", "one"), ("", "x" * 200)]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "id    text", "a     two", "      lines", "\u6771\u4eac  one", f"      {'x' * 200}",
+    ]  # fmt: skip
+    terminal.print_table(("", ""), [])
+    assert capsys.readouterr().out == ""
 
 
 def test_words_of_documents_are_shown_as_they_are(
@@ -68,7 +60,7 @@ def test_an_unknown_width_hides_nothing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     terminal.make_console(sys.stdout).print("the documents may not contain the answer")
-    terminal._print_grid(("", ""), [("a", "b")])
+    terminal.print_table(("", ""), [("a", "b")])
     terminal.Reporter().warn("a passage")
     out, err = capsys.readouterr()
     assert out.split("\n")[0].strip() == "the documents may not contain the answer"

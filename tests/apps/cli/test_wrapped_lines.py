@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.commands.one_question import OneQuestion
+from esa_cli.apps.cli.commands.ask_command import AskOptions, AskRun
 from esa_cli.apps.cli.output.answer_output import AnswerStream
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.cli.output.word_wrap import wrapped_text
+from esa_cli.apps.cli.output.wrapping import wrapped_text
 
 PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
 
@@ -44,13 +44,10 @@ def test_notes_break_at_spaces_and_paths_do_not(monkeypatch: pytest.MonkeyPatch)
 
 def test_errors_break_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = narrow(monkeypatch)
-    assert main(["selftest", "needle", "--len", "1k", "--lens", "2k"]) == 2
-    assert terminal.getvalue().splitlines() == [
-        "esa: one of --len and --lens",
-        "     must be given, got both",
-        "     --lens takes one or",
-        "     several",
-    ]
+    assert main(["ask", "note.md", "What?", "--read", "never", "--keep"]) == 2
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 30
 
 
 def test_a_pipe_gets_whole_lines(
@@ -102,11 +99,11 @@ def test_the_last_word_of_an_interrupted_answer_is_shown(monkeypatch: pytest.Mon
         on_text("Ahab com")
         raise KeyboardInterrupt
 
-    esa, request = Mock(ask=interrupted), Mock()
-    request.options.as_json, request.options.passages = False, 1
-    request.generation.arguments.return_value = {}
+    run = AskRun([], "Who?", AskOptions(), Mock(), Mock(), Mock(), Reporter(quiet=True))
+    run.esa, run.timing = Mock(ask=interrupted), Mock()
+    run.generation.arguments.return_value = {}
     with pytest.raises(KeyboardInterrupt):
-        OneQuestion(esa, request, [], Reporter(quiet=True), Mock()).answer([])
+        run._answer([])
     assert terminal.getvalue() == "Ahab com"
 
 

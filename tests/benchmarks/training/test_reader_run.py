@@ -39,8 +39,8 @@ from esa_cli.evaluation.calibration.question_pairs import read_training_texts, s
 from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
+from esa_cli.qa.finding.passages_apart import Span
 from esa_cli.qa.reading.passage_prompt import PassagePrompt
-from esa_cli.qa.reading.passage_reader import QuotedSpan
 
 pytestmark = pytest.mark.training
 
@@ -307,9 +307,9 @@ class Oracle:
         self._found = found
         return self
 
-    def span(self, number: int) -> QuotedSpan | None:
+    def span(self, number: int) -> Span | None:
         found = self._found[number]
-        return QuotedSpan(number, *found.span(1), 0.0) if found else None
+        return Span(*found.span(1), 0.0) if found else None
 
 
 def test_an_oracle_scores_all_points(run: ReaderRun) -> None:

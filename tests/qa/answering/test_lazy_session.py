@@ -72,7 +72,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models.DeferredModel, "model", property(lambda self: pytest.fail("loaded")))
 
 
-@pytest.mark.parametrize("more", [[], ["answer.adapter=null", "answer.rounds=2"]])
+@pytest.mark.parametrize("more", [[], ["answer.adapter=null"]])
 def test_the_same_answers_and_indexes_without_the_model(
     both: tuple[Any, Path],
     deferred: models.DeferredModel,

@@ -1,16 +1,12 @@
-"""Heat maps of the last answer: shades, names, and which books they are of."""
+"""Heat maps of the last answer: shades, and the documents' names."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import UsageError
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.evidence.heat_map import WeighedBooks, heat_maps, shaded_spans, weighed
+from esa_cli.qa.evidence.heat_map import heat_maps, shaded_spans
 
 
 def book(name: str, text: str) -> Book:
@@ -34,14 +30,3 @@ def test_tokens_that_share_a_character_do_not_overlap() -> None:
     found = shaded_spans(spans, torch.tensor([1.0, 0.25, 1.0]), 1.0)
     assert [tuple(one) for one in found] == [(0, 2, 8), (2, 3, 4)]
     assert shaded_spans(spans, torch.zeros(3), 0.0) == []
-
-
-def test_it_is_of_the_books_that_were_asked_last() -> None:
-    first, other = book("a.txt", "abcd"), book("b.txt", "efgh")
-    last = WeighedBooks([first], torch.ones(4))
-    placed, weights = weighed(last, [first, book("copy.txt", "abcd")])
-    assert ([one.document.name for one in placed], weights.tolist()) == (["a.txt"], [1.0] * 4)
-    wrong: list[Any] = [(None, [first]), (last, [other]), (last, [first, other])]
-    for known, books in wrong:
-        with pytest.raises(UsageError, match="of the last answer"):
-            weighed(known, books)

@@ -1,8 +1,6 @@
-"""The ranking of windows: words, earlier turns, votes, and no two of the same text."""
+"""The ranking of windows: words, earlier turns, and no two of the same text."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -41,16 +39,6 @@ def test_the_passage_with_the_words_comes_first() -> None:
     assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
 
 
-def test_apart_from_other_passages() -> None:
-    made = finder(BOTH)
-    first = made.find("Ahab's gate?", 2)
-    more = made.find("Ahab's gate?", 3, apart=first)
-    assert len(more) == 3
-    assert more == made.find("Ahab's gate?", 5)[2:]
-    whole = FoundPassage(0, 0, len(BOTH), 0.0)
-    assert made.find("Ahab's gate?", 3, apart=[whole]) == []
-
-
 def test_in_which_of_several_documents() -> None:
     texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
     assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
@@ -87,8 +75,6 @@ def test_without_words_the_text_comes_in_its_order(question: str) -> None:
 @pytest.mark.parametrize("texts", [(), ("",), ("", "\n\n")])
 def test_no_text_no_passage(texts: tuple[str, ...]) -> None:
     assert finder(*texts).find("Who is Ahab?", 3) == []
-    votes = [torch.zeros(len(spans_of(text))) for text in texts]
-    assert finder(*texts).find("Who is Ahab?", 3, votes=votes, weight=1.0) == []
 
 
 def test_one_window_is_found_with_score_zero() -> None:
@@ -102,32 +88,6 @@ def test_earlier_turns_count_half() -> None:
     found = finder(BOTH).find(question, 1, earlier=earlier)[0]
     assert (found.start, found.end) == (best.start, best.end)
     assert found.score == pytest.approx(float(standardised(want).max()), abs=1e-5)
-
-
-def test_votes_of_a_windows_tokens_are_added() -> None:
-    texts = (BOTH, FILLER)
-    votes = [torch.rand(len(spans_of(text))) for text in texts]
-    index, question = LexicalIndex(texts), "the gate"
-    sums = [
-        sum(
-            float(vote)
-            for (start, end), vote in zip(
-                spans_of(texts[document]).tolist(), votes[document], strict=True
-            )
-            if start < window.end and end > window.start
-        )
-        for document, window in zip(index.documents, index.windows, strict=True)
-    ]
-    want = standardised(index.scores(question)) + 0.7 * standardised(torch.tensor(sums))
-    found = finder(*texts).find(question, 1, votes=votes, weight=0.7)[0]
-    best = int(want.argmax())
-    assert (found.document, found.start) == (index.documents[best], index.windows[best].start)
-    assert found.score == pytest.approx(float(want[best]), abs=1e-4)
-
-
-def test_votes_without_weight_are_left_out() -> None:
-    votes: list[Any] = [torch.full((1,), torch.nan)]  # of another length, too: not looked at
-    assert finder(BOTH).find("gate", 3, votes=votes) == finder(BOTH).find("gate", 3)
 
 
 def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:

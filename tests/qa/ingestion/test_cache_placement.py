@@ -16,7 +16,7 @@ from esa_cli.models.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.cache_placement import CachePlacement
-from esa_cli.qa.planning import cache_places, costs, model_shape, plan
+from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.growing_rows import RESERVE
@@ -69,15 +69,15 @@ def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:
 def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
     made = replace(made, shape=replace(made.shape, layers=layers))
-    every = cache_places.row_places(made, TOKENS, 2, 0).on_device
+    every = costs.row_places(made, TOKENS, 2, 0).on_device
     for room in (every, every - 1, every // 2, every // 10, 0):
-        count = cache_places.fewest_host_layers(made, TOKENS, 2, room)
-        found = cache_places.row_places(made, TOKENS, 2, count)
+        count = costs.fewest_host_layers(made, TOKENS, 2, room)
+        found = costs.row_places(made, TOKENS, 2, count)
         assert count == layers or found.on_device <= room
         if count:
-            assert cache_places.row_places(made, TOKENS, 2, count - 1).on_device > room
+            assert costs.row_places(made, TOKENS, 2, count - 1).on_device > room
         assert (found.on_host == 0) == (count == 0)
-    assert cache_places.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
+    assert costs.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
 
 
 def test_no_such_place(loaded: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.documents.document import Document, read_document
-from esa_cli.qa.ingestion.file_indexing import FileChanges, FileIndexing
+from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library.catalogue import catalogue_tables
 from esa_cli.system import files

@@ -22,8 +22,9 @@ from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion import index_ingest
-from esa_cli.qa.ingestion.index_archive import index_identity
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.index_ingest import index_identity
+from esa_cli.qa.ingestion.ingest import IngestEvents
+from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats import checksummed_file
@@ -348,7 +349,7 @@ def test_a_finder_that_is_missing_or_of_another_model(
         esa(loaded, None, folder)
     plain = preset.load("tiny-random", [f"answer.finder={tmp_path}"])
     with Esa(loaded, plain) as rows:
-        assert rows.documents.index is None, "answers from rows need none"
+        assert isinstance(rows.documents, RowIngest), "answers from rows need none"
 
 
 def test_sizes_before_a_model_is_loaded(finder: Path, tmp_path: Path) -> None:

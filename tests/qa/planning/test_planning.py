@@ -12,11 +12,9 @@ import torch
 from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
-from esa_cli.qa.planning import measured_speed as rates
-from esa_cli.qa.planning.mlp_sizes import mlp_sizes
-from esa_cli.qa.planning.model_shapes import known_shapes
+from esa_cli.qa.planning.model_shape import mlp_sizes
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import check_context, check_heads, resolve
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -41,6 +39,16 @@ def make_plan(tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.fl
     return plan.Planner(resolve(chosen), TINY, dtype=dtype, device="cpu").plan(tokens)
 
 
+LLAMA_3: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+}
+"""Of Llama 3 8B's config.json."""
 SMALL = ("norm", "bias", "conv.conv", "router", "mlp.gate.", "feed_forward.gate")
 """In names of weights that plans leave out."""
 
@@ -138,9 +146,8 @@ def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int)
 
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
-    chosen = preset.load("llama3-8b-paper")
-    config = known_shapes()[chosen.model]
-    planner = plan.Planner(resolve(chosen), config, dtype=torch.bfloat16, device="cpu")
+    chosen = preset.load("paper")
+    planner = plan.Planner(resolve(chosen), LLAMA_3, dtype=torch.bfloat16, device="cpu")
     assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
 
@@ -259,11 +266,11 @@ def test_a_measured_rate_is_used_next_time() -> None:
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
 def test_a_broken_rates_file_is_passed_over(text: str) -> None:
-    rates.rates_file().write_text(text)
-    assert rates.recall("x") is None
-    assert rates.recall("y") is None
-    rates.remember("x", 2.0)
-    assert rates.recall("x") == 2.0
+    plan.rates_file().write_text(text)
+    assert plan.recall("x") is None
+    assert plan.recall("y") is None
+    plan.remember("x", 2.0)
+    assert plan.recall("x") == 2.0
 
 
 def test_rates_that_cannot_be_written_are_harmless(
@@ -271,15 +278,15 @@ def test_rates_that_cannot_be_written_are_harmless(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "file" / "below"))
-    rates.remember("x", 1.0)
-    assert rates.recall("x") is None
+    plan.remember("x", 1.0)
+    assert plan.recall("x") is None
 
 
 def test_rates_keep_what_was_there() -> None:
-    rates.remember("a", 1.0)
-    rates.remember("b", 2.0)
-    assert json.loads(rates.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
-    assert [p.name for p in rates.rates_file().parent.iterdir()] == ["rates.json"]
+    plan.remember("a", 1.0)
+    plan.remember("b", 2.0)
+    assert json.loads(plan.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
+    assert [p.name for p in plan.rates_file().parent.iterdir()] == ["rates.json"]
 
 
 def test_peak_memory_is_this_process() -> None:
@@ -289,3 +296,19 @@ def test_peak_memory_is_this_process() -> None:
 def test_config_without_a_size_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="hidden_size"):
         model_shape.shape_of({"num_attention_heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"num_hidden_layers": 16}, r"score.heads .* 16 layers and 9 heads .* got \[17, 3\]"),
+        ({"num_attention_heads": 7}, r"score.heads .* 30 layers and 7 heads .* got \[7, 7\]"),
+        ({"max_position_embeddings": 4096}, "context .* 4096 tokens that the model"),
+    ],
+)
+def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
+    config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
+    check = check_context if words.startswith("context") else check_heads
+    with pytest.raises(PresetError, match=words) as caught:
+        check(preset.load(), config, "the model")
+    assert caught.value.hint

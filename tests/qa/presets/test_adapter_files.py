@@ -10,8 +10,7 @@ from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.presets import adapter_files
 from esa_cli.qa.presets.adapter_files import adapter_folder, check_adapter, without_adapter
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.preset import load
+from esa_cli.qa.presets.preset import AnswerSettings, load
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.answering.answer_from_text import ROOM
-from esa_cli.qa.presets import method_presets, preset, preset_files
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.settings_hash import settings_hash
-from esa_cli.qa.reading.span_search import LONGEST
+from esa_cli.qa.presets import preset, resolved_preset
+from esa_cli.qa.presets.cache_key import settings_hash
+from esa_cli.qa.presets.preset import AnswerSettings
 
 FROM_TEXT = "answer.from=text"
 TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
@@ -43,9 +41,6 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
             "answer.examples=[{passage: a, question: b, answer: a, text: c}]",
             "has no setting 'answer.examples.0.text'",
         ),
-        ("answer.grow=-1", "answer.grow must"),
-        ("answer.rounds=3", "answer.rounds must"),
-        ("answer.votes=-1", "answer.votes must"),
         ("answer.prior=-0.5", "answer.prior must"),
         ("answer.threshold=high", "answer.threshold must"),
         ("answer.adapter=3", "answer.adapter must"),
@@ -103,31 +98,10 @@ def test_an_adapter_is_shown_no_examples() -> None:
     assert not made.model_copy(update={"adapter": "small"}).shown_examples
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted({path.stem for path in preset_files.shipped_dir().glob("*.yaml")} - {"tiny-random"}),
-)
-def test_shipped_presets_without_an_adapter_have_examples_that_fit(name: str) -> None:
-    made = preset.load(name)
-    answer = made.answer
-    assert bool(answer.examples) != bool(answer.adapter)
-    assert name == preset.DEFAULT or {one.answer is None for one in answer.examples} == {
-        True,
-        False,
-    }
-    # No byte-level vocabulary has more tokens than bytes.
-    prompt = "".join(
-        answer.prompt.replace("{passage}", one.passage).replace("{question}", one.question)
-        + f" {one.answer or answer.unanswered}\n"
-        for one in answer.examples
-    )
-    assert len(prompt.encode()) + ROOM + LONGEST < made.context // 2
-
-
 def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
     extending(tmp_path, "")
-    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.votes=1"])
-    assert found.answer == AnswerSettings(votes=1)
+    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.words=1"])
+    assert found.answer == AnswerSettings(words=1)
 
 
 def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
@@ -142,10 +116,10 @@ def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
 
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
-    assert method_presets.apply("esa", made).answer.source == "rows"
-    assert method_presets.named(method_presets.AS_IS, made).answer.source == "text"
+    assert resolved_preset.apply("esa", made).answer.source == "rows"
+    assert resolved_preset.named(resolved_preset.AS_IS, made).answer.source == "text"
 
 
 def test_rows_do_not_depend_on_it() -> None:
-    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.votes=0.5"])]
+    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.words=0.5"])]
     assert settings_hash(made[0]) == settings_hash(made[1])

@@ -36,8 +36,8 @@ def of(model: Any, loaded: Any, *overrides: str, head: tuple[int, ...] = (1,)) -
     ("name", "digest"),
     [
         ("tiny-random", "c1f3194fce64dd5e"),
-        ("smollm2-135m", "7527b29e41e3faec"),
-        ("llama3-8b-paper", "95c16c3f90018304"),
+        ("default", "7527b29e41e3faec"),
+        ("paper", "95c16c3f90018304"),
     ],
 )
 def test_stored_documents_are_found_again(name: str, digest: str) -> None:

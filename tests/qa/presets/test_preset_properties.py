@@ -17,9 +17,8 @@ from properties import SCALARS, expect_one_line, trees
 from esa_cli.attention.window import Window
 from esa_cli.errors import EsaError, PresetError
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.answer_settings import AnswerSettings
-from esa_cli.qa.presets.build_method import method
-from esa_cli.qa.presets.preset_override import parse_override
+from esa_cli.qa.presets.preset import AnswerSettings, parse_override
+from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.system.strict_yaml import dump_yaml
 
 SECTIONS = {
@@ -76,7 +75,7 @@ def test_presets_are_valid_or_refused_with_the_key(changes: dict[str, Any]) -> N
 @given(CHANGES)
 def test_methods_of_valid_presets_are_built_or_refused(changes: dict[str, Any]) -> None:
     try:
-        method(preset.validated("made", with_changes(changes)))
+        build_method(preset.validated("made", with_changes(changes)))
     except EsaError as error:
         expect_one_line(error)
 

@@ -63,7 +63,7 @@ def test_the_default_preset_uses_the_default_model() -> None:
 
 
 def test_paper_presets_have_the_papers_settings() -> None:
-    for name in ("llama3-8b-paper", "mistral-7b-paper"):
+    for name in ("paper", "paper-mistral"):
         chosen = preset.load(name)
         window = chosen.window
         assert (window.initial, window.selected, window.local) == (128, 2048, 4096)
@@ -267,10 +267,11 @@ def test_presets_are_frozen() -> None:
 
 def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
     write(no_user_presets / "mine.yml", "extends: tiny-random\ndescription: mine")
-    write(no_user_presets / "qwen3-4b.yaml", "extends: tiny-random\ndescription: changed")
+    for name in ("paper", "qwen3-4b"):
+        write(no_user_presets / f"{name}.yaml", "extends: tiny-random\ndescription: changed")
+        assert preset.load(name).description == "changed"
     assert preset.load("mine").description == "mine"
-    assert preset.load("qwen3-4b").description == "changed"
-    assert set(SHIPPED) | {"mine"} == set(preset_files.available())
+    assert set(SHIPPED) | {"mine", "qwen3-4b"} == set(preset_files.available())
 
 
 def test_sizes_in_names_are_in_their_order(no_user_presets: Path) -> None:
@@ -304,10 +305,9 @@ def test_dump_is_plain_yaml() -> None:
 
 
 def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
-    assert preset.load().score["heads"]
-    assert "heads" not in preset.load("smollm2-360m").score
-    assert "heads" not in preset.load(overrides=["model=random:llama"]).score
-    kept = preset.load(overrides=["model=random:llama", "score.heads=[[0, 1]]"]).score
+    assert preset.load("consensus").score["heads"] == preset.load().score["heads"]
+    assert "heads" not in preset.load("consensus", ["model=random:llama"]).score
+    kept = preset.load("consensus", ["model=random:llama", "score.heads=[[0, 1]]"]).score
     assert kept["heads"] == [[0, 1]]
     same = tmp_path / "same.yaml"
     same.write_text("extends: smollm2-135m\nwindow: {selected: 256}\n", "utf-8")

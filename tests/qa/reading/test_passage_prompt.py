@@ -8,7 +8,7 @@ import pytest
 from byte_level_model import byte_level
 
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets.answer_settings import PROMPT, UNANSWERED, WorkedExample
+from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
 
 __all__ = ["byte_level"]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from esa_cli.qa.finding.passages_apart import Span
 from esa_cli.qa.reading import span_search
-from esa_cli.qa.reading.span_search import FoundSpan, most_probable_span
+from esa_cli.qa.reading.span_search import most_probable_span
 
 END = 0
 PIECES = (
@@ -89,7 +90,7 @@ def best(passage: str, model: RandomModel) -> float:
     )
 
 
-def searched(passage: str, model: RandomModel) -> FoundSpan | None:
+def searched(passage: str, model: RandomModel) -> Span | None:
     return most_probable_span(passage, model.logits(()), model, PIECES.__getitem__, END)
 
 
@@ -200,7 +201,7 @@ def test_a_run_without_spaces_is_not_cut_where_the_model_goes_on() -> None:
     model = Doubting(0)
     whole = [PIECES.index(one) for one in (b"\xe9", b"\x9b\xaa", b"\xe9\xaf\xa8")]
     assert model.log_probability(whole[:2]) > model.log_probability(whole)
-    assert searched("雪鯨", model) == FoundSpan(0, 2, pytest.approx(model.log_probability(whole)))
+    assert searched("雪鯨", model) == Span(0, 2, pytest.approx(model.log_probability(whole)))
 
 
 @pytest.mark.parametrize("passage", ["", "...", "?!", "- ' -"])

@@ -9,13 +9,12 @@ import pytest
 from reader_models import foreign_model, wide_model
 
 from esa_cli import models
-from esa_cli.errors import EsaError, HistoryError, LengthError, PresetError, UsageError
+from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
 from esa_cli.qa.answering.reply import Evidence, Turn
-from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model.answer_reader import SYSTEM, Sampling
 from esa_cli.qa.second_model.local_reader import LocalReader
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.qa.second_model.reader_prompt import SYSTEM
 
 PASSAGES = [Evidence("a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20, 0.1) for n in range(8)]
 SAMPLING = Sampling(6)
@@ -97,7 +96,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "model", "kind", "words"),
     [
-        ("smollm2-36m", None, PresetError, "unknown preset"),
+        ("smollm2-36m", None, ModelError, "unknown model"),
         ("./gone.yaml", None, PresetError, "no preset file"),
         ("tiny-random", "large", UsageError, "is of a server"),
         ("http://", None, UsageError, "must be a web address"),

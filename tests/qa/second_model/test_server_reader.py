@@ -12,10 +12,9 @@ from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Evidence, Turn
-from esa_cli.qa.second_model import server_connection
-from esa_cli.qa.second_model.answer_reader import Sampling
+from esa_cli.qa.second_model import server_reader
+from esa_cli.qa.second_model.answer_reader import SYSTEM, Sampling
 from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.qa.second_model.reader_prompt import SYSTEM
 from esa_cli.qa.second_model.server_address import ServerAddress
 from esa_cli.qa.second_model.server_reader import ServerReader
 
@@ -33,7 +32,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr(server_connection, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(server_reader, "BACKOFF_S", 0.001)
 
 
 @pytest.fixture

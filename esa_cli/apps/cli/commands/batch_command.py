@@ -6,25 +6,25 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.cli.commands.batch_request import BatchRequest, Begin
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
-from esa_cli.apps.cli.options.engine_options import LOCAL, EngineOptions
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.engine_options import EngineOptions, ShardOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
-from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
     from esa_cli.qa.presets.preset import Preset
+    from esa_cli.qa.second_model.reader_choice import ReaderChoice
     from esa_cli.system.jsonl import OrderedJsonLines
     from esa_cli.system.work_shard import WorkShard
 
@@ -40,22 +40,11 @@ Documents = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option(
-        "--out", "-o", metavar="FILE", help="The answers, JSON lines; what is there is continued."
-    ),
+    option("--out -o FILE", "Answers as JSON lines; an existing file is continued."),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="The first N questions only.")
-]
-Kept = Annotated[
-    int,
-    typer.Option(
-        "--evidence", metavar="N", min=0, max=50, help="Passages to keep of each answer, up to 50."
-    ),
-]
-Again = Annotated[
-    bool, typer.Option("--retry-failed", help="Ask again what got an error the last time.")
-]
+Limit = Annotated[int | None, option("--limit N", "The first N questions only.", min=1)]
+Top = Annotated[int, option("--top N", "Passages to keep of each answer.", min=0, max=50)]
+Again = Annotated[bool, option("--retry-failed", "Ask again what got an error the last time.")]
 
 
 @options.command
@@ -65,14 +54,15 @@ def batch(
     documents: Documents = None,
     limit: Limit = None,
     retry_failed: Again = False,
-    evidence: Kept = 3,
-    shards: ShardOptions = WHOLE,
-    engines: EngineOptions = LOCAL,
+    top: Top = 3,
     keep: options.Keep = None,
     method: options.Method = None,
-    model: ModelOptions = options.DEFAULTS,
-    generation: GenerationOptions = options.AS_PRESET,
-    answer: AnswerOptions = AS_ANSWERED,
+    *,
+    shards: ShardOptions,
+    engines: EngineOptions,
+    model: ModelOptions,
+    generation: GenerationOptions,
+    answer: AnswerOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -81,33 +71,24 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
 
     engines.check()
     chosen = answer.load_preset(model, method=method)
-    asking = {**generation.arguments(), "evidence": evidence}
+    asking = {**generation.arguments(), "evidence": top}
     reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
     try:
         chosen = chosen if method else answerable(chosen, reporter)
-        depends = _dependencies(chosen, {**asking, **answer.dependencies})
-        found = check(questions, out, documents or [], depends, reporter)
-        found, limit = _of_shard(found, limit, shard, reporter)
-        request = BatchRequest(chosen, model, keep, reader, asking, found, reporter)
-        ask = request.answer_here if engines.local else partial(request.answer_by, engines)
-        code = run(
-            ask, found, out, reporter,
-            limit=limit, retry=retry_failed, joined=shards.join or (), as_json=as_json,
-        )  # fmt: skip
+        settings = chosen.model_dump(mode="json", exclude={"name", "description"})
+        depends = {**asking, **answer.dependencies, "preset": settings}
+        asked = _read_questions(questions, out, documents or [], depends, reporter)
+        asked, limit = _of_shard(asked, limit, shard, reporter)
+        run = BatchRun(chosen, model, keep, reader, asking, asked, engines, reporter)
+        failed = run.run(out, limit, retry_failed, shards.join or (), as_json)
     finally:
         reporter.settle()
-    if code:
-        raise typer.Exit(code)
-
-
-def _dependencies(chosen: Preset, others: Mapping[str, Any]) -> dict[str, Any]:
-    """What answers depend on."""
-    settings = chosen.model_dump(mode="json", exclude={"name", "description"})
-    return {**others, "preset": settings}
+    if failed:
+        raise typer.Exit(PARTIAL)
 
 
 def _of_shard(
@@ -119,12 +100,12 @@ def _of_shard(
     from esa_cli.apps.batch.batch_questions import shard_of_questions
 
     every = questions[:limit]
-    found = shard_of_questions(every, shard)
-    reporter.note(f"esa: shard {shard}: {len(found)} of {len(every)} questions", dim=False)
-    return found, None
+    part = shard_of_questions(every, shard)
+    reporter.note(f"esa: shard {shard}: {len(part)} of {len(every)} questions", dim=False)
+    return part, None
 
 
-def check(
+def _read_questions(
     path: Path, out: Path, documents: Sequence[str], depends: Mapping[str, Any], reporter: Reporter
 ) -> list[BatchQuestion]:
     """Reads the questions and warns of those that cannot be asked, before anything is loaded.
@@ -141,99 +122,122 @@ def check(
         raise UsageError(f"--out must be a regular file, got {out}", "choose another --out")
     if out.exists() and out.samefile(path):
         raise UsageError(f"--out must not be the questions file, got {out}", "choose another --out")
-    found = read_questions(path, documents, depends)
-    for one in found:
+    questions = read_questions(path, documents, depends)
+    for one in questions:
         if one.fault:
             reporter.warn(f"esa: {path}, line {one.line}: {one.fault}")
-    means = list(dict.fromkeys(one.meant for one in found))
+    means = list(dict.fromkeys(one.meant for one in questions))
     for left_out in dict.fromkeys(rest for one in means for rest in one.left_out):
         reporter.warn(f"esa: {left_out.line}")
     for source in dict.fromkeys(source for one in means for source in one.paths):
         if not os.path.exists(source):
             reporter.warn(f"esa: there is no document {source}")
-    return found
+    return questions
 
 
-def run(
-    ask: Callable[[OrderedJsonLines, int, Begin], None],
-    questions: Sequence[BatchQuestion],
-    out: Path,
-    reporter: Reporter,
-    *,
-    limit: int | None = None,
-    retry: bool = False,
-    joined: Sequence[Path] = (),
-    as_json: bool = False,
-) -> int:
-    """Answers the questions that have no row in `out`, and returns the exit code.
+@dataclass(frozen=True)
+class BatchRun:
+    """Questions, and how they are answered.
 
     Args:
-        ask: called with the answers and the number of questions, only if there is work.
-        joined: files with rows of other shards, which are taken first.
-
-    Raises:
-        UsageError: `out` has other contents, or another process is writing it.
+        asking: keyword arguments for `Asker.ask`.
     """
-    from esa_cli.apps.batch.batch_run import answers_file, join_answers
 
-    started = time.monotonic()
-    end = len(questions) if limit is None else min(limit, len(questions))
-    with answers_file(out, questions, retry) as answers:
-        join_answers(answers, questions[:end], joined)
-        before = sum(answers.has(index) for index in range(end))
-        if before:
-            reporter.note(f"esa: {before} questions of an earlier run are kept")
-        if before < end:
-            try:
-                ask(answers, end, lambda: _display(reporter, answers, end, before))
-            except KeyboardInterrupt:
-                reporter.settle()
-                reporter.warn("esa: stopped; the same command goes on")
-                raise
-    reporter.settle()
-    return _summarise(answers, out, end, before, time.monotonic() - started, reporter, as_json)
+    preset: Preset
+    model: ModelOptions
+    keep: bool | None
+    reader: ReaderChoice | None
+    asking: Mapping[str, Any]
+    questions: Sequence[BatchQuestion]
+    engines: EngineOptions
+    reporter: Reporter
 
+    def run(
+        self, out: Path, limit: int | None, retry: bool, joined: Sequence[Path], as_json: bool
+    ) -> int:
+        """Answers the questions that have no row in `out`, and returns how many got an error.
 
-def _summarise(
-    answers: OrderedJsonLines,
-    out: Path,
-    end: int,
-    before: int,
-    took: float,
-    reporter: Reporter,
-    as_json: bool,
-) -> int:
-    from esa_cli.apps.cli.output.terminal import print_json
-    from esa_cli.system.machine import time_text
+        Args:
+            joined: files with rows of other shards, which are taken first.
 
-    failed = sum(index < end for index in answers.failed)
-    if as_json:
-        print_json(
-            {
-                "questions": end, "answered": end - failed, "failed": failed, "kept": before,
-                "seconds": round(took, 1), "out": str(out),
-            }
-        )  # fmt: skip
-    reporter.note(f"esa: {end - failed} of {end} questions answered in {time_text(took)}, in {out}")
-    if failed:
-        reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
-    return PARTIAL if failed else 0
+        Raises:
+            UsageError: `out` has other contents, or another process is writing it.
+        """
+        from esa_cli.apps.batch.batch_run import answers_file, join_answers
+        from esa_cli.apps.cli.output.terminal import print_json
+        from esa_cli.system.machine import time_text
 
+        started, reporter = time.monotonic(), self.reporter
+        end = len(self.questions) if limit is None else min(limit, len(self.questions))
+        with answers_file(out, self.questions, retry) as answers:
+            join_answers(answers, self.questions[:end], joined)
+            before = sum(answers.has(index) for index in range(end))
+            if before:
+                reporter.note(f"esa: {before} questions of an earlier run are kept")
+            if before < end:
+                try:
+                    (self._here if self.engines.local else self._by_workers)(answers, end, before)
+                except KeyboardInterrupt:
+                    reporter.settle()
+                    reporter.warn("esa: stopped; the same command goes on")
+                    raise
+        reporter.settle()
+        took, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        if as_json:
+            print_json(
+                {
+                    "questions": end, "answered": end - failed, "failed": failed, "kept": before,
+                    "seconds": round(took, 1), "out": str(out),
+                }
+            )  # fmt: skip
+        answered = f"{end - failed} of {end} questions answered"
+        reporter.note(f"esa: {answered} in {time_text(took)}, in {out}")
+        if failed:
+            reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
+        return failed
 
-def _display(
-    reporter: Reporter, answers: OrderedJsonLines, end: int, before: int
-) -> Callable[[], None]:
-    """Shows rate and time left after each answer: a spinner, or a line now and then."""
-    from esa_cli.system.machine import time_text
+    def _here(self, answers: OrderedJsonLines, end: int, before: int) -> None:
+        """Answers the first `end` questions in this process. Raises EsaError."""
+        from esa_cli.apps.batch.batch_run import run_batch
+        from esa_cli.apps.cli.model_choice.open_esa import opened
 
-    started, done = time.monotonic(), itertools.count(before + 1)
-    show = reporter.waiting if reporter.live else reporter.throttled()
+        with opened(
+            self.preset, self.model, self.reporter, keep=self.keep, reader=self.reader
+        ) as asker:
+            run_batch(
+                asker, self.questions, answers, self.asking, limit=end,
+                progress=self._progress(answers, end, before),
+                say=lambda text: self.reporter.warn(f"esa: {text}"),
+            )  # fmt: skip
 
-    def progress() -> None:
-        now = next(done)
-        each = (time.monotonic() - started) / (now - before)
-        failed = f", {len(answers.failed)} with errors" if answers.failed else ""
-        rate, left = f"{60 / max(each, 1e-9):.3g} a minute", time_text(each * (end - now))
-        show(f"{now} of {end} questions{failed}, {rate}, {left} left")
+    def _by_workers(self, answers: OrderedJsonLines, end: int, before: int) -> None:
+        """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
+        from esa_cli.apps.cli.model_choice.open_esa import prepare
+        from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
+        from esa_cli.storage.library.formats.library_paths import default_root
 
-    return progress
+        prepare(self.preset, self.model, self.reporter, keep=self.keep)
+        if self.reader is not None and self.reader.address is not None:
+            to = self.reader.address.url
+            self.reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)
+        root = default_root().absolute()
+        worker = BatchWorker(self.preset, self.model, self.keep, self.reader, self.asking, root)
+        with self.engines.open(self.reporter, self.model.device) as engine:
+            progress = self._progress(answers, end, before)
+            batch_by(engine, worker, self.questions, answers, end, progress)
+
+    def _progress(self, answers: OrderedJsonLines, end: int, before: int) -> Callable[[], None]:
+        """Shows rate and time left after each answer: a spinner, or a line now and then."""
+        from esa_cli.system.machine import time_text
+
+        started, done, reporter = time.monotonic(), itertools.count(before + 1), self.reporter
+        show = reporter.waiting if reporter.live else reporter.throttled()
+
+        def progress() -> None:
+            now = next(done)
+            each = (time.monotonic() - started) / (now - before)
+            failed = f", {len(answers.failed)} with errors" if answers.failed else ""
+            rate, left = f"{60 / max(each, 1e-9):.3g} a minute", time_text(each * (end - now))
+            show(f"{now} of {end} questions{failed}, {rate}, {left} left")
+
+        return progress

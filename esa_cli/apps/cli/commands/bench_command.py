@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.options.output_paths import writing
-from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
 from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, room
 from esa_cli.apps.cli.run_facts import goes_on, run_facts
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
     from esa_cli.evaluation.bench.bench_runner import TaskSelection
@@ -183,8 +183,7 @@ def _width(piece: Table) -> int:
 
 def tell_plain(journal: Journal, made: dict[str, Preset], reporter: Reporter) -> None:
     """Says which scores are not those of a selection: short prompts are attended to plainly."""
-    from esa_cli.qa.presets.method_presets import FROM_TEXT
-    from esa_cli.qa.presets.resolved_preset import resolve
+    from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
     plain = {
         name: resolve(preset).method.window.dense_below
@@ -276,24 +275,14 @@ Name = Annotated[
         metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
     ),
 ]
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="The folder with the official files.")
-]
-Download = Annotated[
-    bool, typer.Option("--download", help="Fetch the files into --data first, from the hub.")
-]
+Data = Annotated[Path | None, option("--data DIR", "The folder with the official files.")]
+Download = Annotated[bool, option("--download", "Fetch the files into --data first, from the hub.")]
 Tasks = Annotated[
     str | None,
-    typer.Option(
-        "--tasks", metavar="NAME,...", help="Tasks with commas; else those whose files are there."
-    ),
+    option("--tasks NAME,...", "Tasks with commas; else those whose files are there."),
 ]
-Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Records of each task.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table, as table.md.")
-]
+Limit = Annotated[int | None, option("--limit N", "Records of each task.", min=1)]
+Markdown = Annotated[Path | None, option("--markdown FILE", "Write the table, as table.md.")]
 
 
 @options.command
@@ -307,8 +296,9 @@ def bench(
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
     markdown: Markdown = None,
-    shards: ShardOptions = WHOLE,
-    model: ModelOptions = options.DEFAULTS,
+    *,
+    shards: ShardOptions,
+    model: ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -326,7 +316,7 @@ def bench(
         raise UsageError(f"{name} needs its files: --data DIR", hint)
     check_files(out, markdown, data)
     shard = shards.check(out)
-    chosen = model.load_preset()
+    chosen = model.method_preset()
     names = options.compared_methods(methods, chosen)
     request = BenchRequest(
         name, chosen, names, model, time_limit, out, markdown, as_json,
@@ -355,8 +345,7 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.bench.bench_runner import presets
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,9 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
+from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 
@@ -25,73 +26,49 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset
 
 
-CHOICES = {"method": ("all", "closed-form", "pca", "learned"), "loss": ("mse", "rank")}
-
-
-def _file(help_: str, *names: str) -> Any:
-    return typer.Option(*names, metavar="FILE", help=help_)
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """Fields of `train_maps.TrainingSettings`."""
-
-    epochs: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Of learned: passes over the text.")
-    ] = 10
-    batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of learned: queries and keys a step.")
-    ] = 128
-    lr: Annotated[
-        float, typer.Option(metavar="RATE", min=0.0, help="Of learned: Adam's learning rate.")
-    ] = 5e-4
-    loss: Annotated[
-        str,
-        typer.Option(
-            metavar="mse|rank", help="Of learned: mse, the paper's, or rank, the keys' order."
-        ),
-    ] = "mse"
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=2**31, help="Of learned.")] = 0
+METHODS = ("all", "closed-form", "pca", "learned")
+LOSSES = ("mse", "rank")
+TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "loss": "mse", "seed": 0}
+"""Of `train_maps.TrainingSettings`."""
+LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
 
 
 @dataclass(frozen=True)
-class CalibrationRequest:
-    """Options of `esa calibrate` besides those of the model and the training."""
+class CalibrationOptions:
+    """Options of `esa calibrate` besides those of the model."""
 
     aim: Annotated[
         str,
-        typer.Option(
-            "--for",
-            metavar="METHOD",
-            help="Whose queries to fit: a name from `esa methods`, or preset for the preset as it "
-            "is.",
-        ),
+        option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset."),
     ] = "esa"
-    tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Read at most so many tokens.")
-    ] = 50_000
+    tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[
-        str,
-        typer.Option(metavar="METHOD", help="all, closed-form, pca or learned: what is fitted."),
+        str, option("--method METHOD", "What is fitted: all, closed-form, pca or learned.")
     ] = "all"
     rank: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Numbers per token and layer, in every layer."),
+        int | None, option("--rank N", "Numbers per token and layer, in every layer.", min=1)
     ] = None
-    k: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Recall at k. Repeatable.")
+    k: Annotated[list[int] | None, option("--k N", "Recall at k. Repeatable.", min=1)] = None
+    fit: Annotated[
+        list[str] | None,
+        option(
+            "--fit KEY=VALUE",
+            "A setting of learned: epochs=10, batch=128, lr=5e-4, loss=mse or rank, seed=0.",
+        ),
     ] = None
-    out: Annotated[Path, _file("Where the maps go: safetensors.", "--out", "-o")] = Path(
+    out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
         "compressor.safetensors"
     )
-    recall_out: Annotated[Path | None, _file("Write the JSON object there.")] = None
-    plot: Annotated[Path | None, _file("Draw recall per layer as PNG.")] = None
-    report: Annotated[Path | None, _file("Draw it as a page of HTML.")] = None
-    work: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep what was read there, not beside --out."),
+    report: Annotated[
+        list[Path] | None,
+        option("--report FILE", "Recall per layer, as a.json, a.png or a.html. Repeatable."),
     ] = None
-    resume: Annotated[bool, typer.Option(help="Go on where an earlier run stopped.")] = True
+    work: Annotated[
+        Path | None, option("--work DIR", "Keep what was read there, not beside --out.")
+    ] = None
+    resume: Annotated[
+        bool, option("--resume/--no-resume", "Go on where an earlier run stopped.")
+    ] = True
 
     @property
     def ks(self) -> list[int]:
@@ -102,55 +79,62 @@ class CalibrationRequest:
         """The work folder."""
         return self.work or self.out.with_suffix(".work")
 
-    def check(self, texts: Sequence[str], training: TrainingOptions) -> None:
+    @property
+    def training(self) -> dict[str, Any]:
+        """Fields of `train_maps.TrainingSettings`. Raises UsageError: --fit has no such setting."""
+        fields = dict(TRAINING)
+        for text in self.fit or ():
+            key, _, value = text.partition("=")
+            if key not in fields:
+                raise UsageError(f"--fit has no setting {key!r}", nearest(key, fields))
+            try:
+                fields[key] = type(fields[key])(value)
+                valid = value in LOSSES if key == "loss" else LEAST[key] <= fields[key] < 2**31
+            except ValueError:
+                valid = False
+            if not valid:
+                some = " or ".join(LOSSES) if key == "loss" else f"a number from {LEAST[key]}"
+                raise UsageError(f"--fit {key} must be {some}, got {value!r}", f"{key}=VALUE")
+        return fields
+
+    def check(self, texts: Sequence[str]) -> None:
         """Refuses, before an hour of reading, what would fail after it.
 
         Raises:
             UsageError: an unknown choice; two options name one place; a file of somebody else's at
-                `out`; or no matplotlib for `plot` and `report`.
+                `out`; or no matplotlib for a picture or a page.
             UsageError, DocumentError: as `output_paths.check`, `output_paths.spare`,
                 `document.source_files`.
         """
-        for option, word in {"method": self.method, **asdict(training)}.items():
-            if word not in CHOICES.get(option, (word,)):
-                raise UsageError(
-                    f"--{option} must be one of {', '.join(CHOICES[option])}, got {word!r}",
-                    nearest(word, [*CHOICES[option]]),
-                )
+        from esa_cli.documents.document import source_files
+        from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
         from esa_cli.evaluation.report.figures import require_matplotlib
 
-        self._check_files(texts)
-        for option, drawn in {"--plot": self.plot, "--report": self.report}.items():
-            if drawn is not None:
-                require_matplotlib(option)
-        if self.out.exists():
-            from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
-
-            refuse_foreign(self.out)
-
-    def _check_files(self, texts: Sequence[str]) -> None:
-        from esa_cli.documents.document import source_files
-
-        options = {
-            "--out": self.out,
-            "--recall-out": self.recall_out,
-            "--plot": self.plot,
-            "--report": self.report,
-            "--work": self.folder,
-        }
+        if self.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise UsageError(f"--method must be one of {known}", nearest(self.method, METHODS))
+        _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
-        files.apart(options)
-        for option, path in options.items():
-            files.spare(option, path, sources)
-            if option != "--work":
-                files.check(option, path)
+        written = {"--out": self.out, "--work": self.folder}
+        for report in self.report or ():
+            files.apart({**written, "--report": report})
+            files.spare("--report", report, sources)
+            files.check("--report", report)
+            if report.suffix.lower() != ".json":
+                require_matplotlib("--report")
+        files.apart(written)
+        for name, path in written.items():
+            files.spare(name, path, sources)
+        files.check("--out", self.out)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"--work must be a folder, got the file {self.folder}", "name another")
         files.check("--work", self.folder / "parts", makes_folders=True)
+        if self.out.exists():
+            refuse_foreign(self.out)
 
 
 PARTS = ("selector", "score", "position")
-"""Settings that the use of maps depends on; each is an option of `esa ask`."""
+"""Settings that the use of maps depends on; as `selector.name`."""
 
 
 @dataclass(frozen=True)
@@ -172,43 +156,42 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
     for part in PARTS:
         wanted = getattr(made, part)
         if wanted != getattr(given, part):
-            words += [f"--{part}", wanted["name"]]
             for key, value in wanted.items():
-                if key != "name":
-                    words += ["--set", f"{part}.{key}={json.dumps(value)}"]
+                text = value if key == "name" else json.dumps(value)
+                words += ["--set", f"{part}.{key}={text}"]
+    words += ["--set", "answer.from=rows"] * bool(words)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
     return shlex.join(words)
 
 
-def outcome(
-    wanted: CalibrationRequest, training: dict[str, Any], preset: Preset, done: CalibrationStudy
-) -> dict[str, Any]:
+def outcome(wanted: CalibrationOptions, preset: Preset, study: CalibrationStudy) -> dict[str, Any]:
     """The JSON object; writes it, the picture and the page, where they are asked for.
 
     Raises:
         ResourceError, DocumentError: as `output_paths.writing`.
     """
-    result = {"model": preset.model, "preset": preset.name, "for": wanted.aim, **done.as_dict()}
-    result["training"] = training
-    result["written"] = {"file": str(wanted.out), "method": done.best}
-    if wanted.recall_out:
-        files.write(wanted.recall_out, json.dumps(result, indent=2) + "\n")
-    series = {name: found.series() for name, found in done.results.items()}
-    title = f"recall@{done.ks[-1]} per layer, {preset.name}"
-    if wanted.plot:
-        from esa_cli.evaluation.report.figures import recall_chart
+    result = {"model": preset.model, "preset": preset.name, "for": wanted.aim, **study.as_dict()}
+    result["training"] = wanted.training
+    result["written"] = {"file": str(wanted.out), "method": study.best}
+    series = {name: recall.series() for name, recall in study.results.items()}
+    title = f"recall@{study.ks[-1]} per layer, {preset.name}"
+    for report in wanted.report or ():
+        if report.suffix.lower() == ".json":
+            files.write(report, json.dumps(result, indent=2) + "\n")
+        elif report.suffix.lower() == ".png":
+            from esa_cli.evaluation.report.figures import recall_chart
 
-        with files.writing(wanted.plot):
-            recall_chart(series, title).write_png(wanted.plot)
-    if wanted.report:
-        from esa_cli.evaluation.report.report_page import recall_page
+            with files.writing(report):
+                recall_chart(series, title).write_png(report)
+        else:
+            from esa_cli.evaluation.report.report_page import recall_page
 
-        page = recall_page(series, title, {**result, "command": "esa calibrate"})
-        files.write(wanted.report, page)
+            page = recall_page(series, title, {**result, "command": "esa calibrate"})
+            files.write(report, page)
     return result
 
 
-def tell_limits(wanted: CalibrationRequest, job: CalibrationJob, reporter: Reporter) -> None:
+def tell_limits(wanted: CalibrationOptions, job: CalibrationJob, reporter: Reporter) -> None:
     """Notes a --rank beyond the model's dimensions, and a --k beyond half of the held-out keys."""
     from esa_cli.evaluation.calibration.calibration_pipeline import held_out_count, limited_ks
 
@@ -243,15 +226,13 @@ def show(study: CalibrationStudy) -> None:
 Texts = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Texts to read, or - for standard input.")
 ]
-DEFAULT_REQUEST, DEFAULT_TRAINING = CalibrationRequest(), TrainingOptions()
 
 
 @options.command
 def calibrate(
     texts: Texts,
-    given: UncachedOptions = UNCACHED,
-    wanted: CalibrationRequest = DEFAULT_REQUEST,
-    training: TrainingOptions = DEFAULT_TRAINING,
+    given: UncachedOptions,
+    wanted: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -263,10 +244,10 @@ def calibrate(
 
     model = given.model_options()
     options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
-    wanted.check(texts, training)
+    wanted.check(texts)
     reporter = Reporter(quiet)
     try:
-        done = _steps(texts, model, wanted, training, reporter)
+        done = _steps(texts, model, wanted, reporter)
     except KeyboardInterrupt:
         reporter.settle()
         if wanted.folder.exists():
@@ -288,19 +269,18 @@ def calibrate(
 def _steps(
     texts: Sequence[str],
     model: ModelOptions,
-    wanted: CalibrationRequest,
-    training: TrainingOptions,
+    wanted: CalibrationOptions,
     reporter: Reporter,
 ) -> CalibrationOutcome:
     """Prefills, fits, measures and writes."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.train_maps import FitSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
-    given = model.load_preset()
+    given = model.method_preset()
     text = join(inputs.read(texts, reporter).documents)
     ready = prepare(given, model, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
@@ -313,11 +293,11 @@ def _steps(
     def progress(layers: int, of: int) -> None:
         reporter.stage("fitting and measuring", layers, of)
 
-    fitting = FitSettings.of(wanted.method, asdict(training))
+    fitting = FitSettings.of(wanted.method, wanted.training)
     done = job.study(wanted.rank, fitting, wanted.ks, progress)
     job.save(wanted.out, done, fitting)
     use = options_for(given, chosen, wanted.out)
-    return CalibrationOutcome(done, outcome(wanted, asdict(training), chosen, done), use)
+    return CalibrationOutcome(done, outcome(wanted, chosen, done), use)
 
 
 def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:

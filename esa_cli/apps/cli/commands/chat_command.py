@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.errors import PARTIAL
 
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
 ]
-Shown = Annotated[
-    int | None,
-    typer.Option(
-        "--evidence", metavar="N", min=0, max=50, help="Passages under each answer, up to 50; 3."
-    ),
-]
 
 
 @options.command
@@ -35,10 +30,11 @@ def chat(
     documents: Documents = None,
     keep: options.Keep = None,
     method: options.Method = None,
-    model: ModelOptions = options.DEFAULTS,
-    generation: GenerationOptions = options.AS_PRESET,
-    answer: AnswerOptions = AS_ANSWERED,
-    evidence: Shown = None,
+    top: Top = None,
+    *,
+    model: ModelOptions,
+    generation: GenerationOptions,
+    answer: AnswerOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents: questions that know the ones before.
@@ -46,7 +42,7 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.answer_output import passage_count
     from esa_cli.apps.cli.output.terminal import Reporter
@@ -57,7 +53,7 @@ def chat(
     inputs.check(named, questions_on_stdin=True)
     chosen = answer.load_preset(model, method=method)
     reader = answer.reader_choice()
-    reporter, shown = Reporter(quiet), passage_count(evidence, quiet)
+    reporter, shown = Reporter(quiet), passage_count(top, quiet)
     found = inputs.read(named, reporter).documents
     try:
         chosen = chosen if method else answerable(chosen, reporter)
@@ -96,7 +92,7 @@ def run(
     if on_terminal:
         from esa_cli.apps.chat.line_editor import edit_lines
 
-        many = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
+        many = f"{len(documents)} document" + "s" * (len(documents) != 1)
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
         edit_lines(lines, reporter)
     else:

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from esa_cli.apps.cli.commands.ask_command import Arguments
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 
-Passages = Annotated[
-    int,
-    typer.Option(
-        "--passages", metavar="N", min=0, help="Selected passages to show for each method."
-    ),
-]
+Top = Annotated[int, option("--top N", "Selected passages of each method.", min=0)]
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
@@ -30,9 +24,10 @@ DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
 def compare(
     arguments: Arguments = None,
     methods: options.Methods = DEFAULT_METHODS,
-    passages: Passages = 2,
+    top: Top = 2,
     max_new_tokens: options.MaxTokens = None,
-    model: ModelOptions = options.DEFAULTS,
+    *,
+    model: ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -45,14 +40,12 @@ def compare(
     """
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
-    from esa_cli.apps.cli.request import check_characters, split
+    from esa_cli.apps.cli.request import split
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
     from esa_cli.storage.cache_choice import check_in_memory
 
-    example = 'for example: esa compare book.txt "Who is Ahab?"'
-    documents, question = split(arguments or [], example=example)
-    check_characters(question)
+    documents, question = split(arguments or [], verb="compare")
     names = options.names(methods)
     if not names:
         raise UsageError(
@@ -62,9 +55,9 @@ def compare(
     reporter = Reporter(quiet)
     try:
         check_in_memory(model.cache)
-        chosen = model.load_preset()
+        chosen = model.method_preset()
         text = join(inputs.read(documents, reporter).documents)
-        results = _results(chosen, model, names, text, question, passages, max_new_tokens, reporter)
+        results = _results(chosen, model, names, text, question, top, max_new_tokens, reporter)
     finally:
         reporter.settle()
     if as_json:
@@ -85,12 +78,12 @@ def _results(
     reporter: Reporter,
 ) -> Sequence[MethodAnswer]:
     """Reads the text and asks, by each method."""
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
-    from esa_cli.qa.presets.method_presets import FROM_TEXT
+    from esa_cli.qa.presets.resolved_preset import FROM_TEXT
 
     ready = prepare(chosen, model, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UNCACHED, UncachedOptions
+from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.version import __version__
 
@@ -48,25 +49,14 @@ class HeadsRequest:
         ),
     ] = None
     length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS", help=f"Tokens of the text with needles, as 32k; else {LENGTH}."
-        ),
+        str | None, option("--length TOKENS", f"Tokens of the text with needles; {LENGTH}.")
     ] = None
     questions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=8,
-            max=32,
-            help=f"How many needles are asked for, 8 to 32; else {QUESTIONS}.",
-        ),
+        int | None, option("--questions N", f"Needles to ask for; {QUESTIONS}.", min=8, max=32)
     ] = None
     haystack: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE|DIR", help="A text file, or a folder of them; else a generated text."
-        ),
+        option("--haystack FILE|DIR", "A text file, or a folder of them; else a generated text."),
     ] = None
     pairs: Annotated[
         tuple[Path, Path] | None,
@@ -77,31 +67,18 @@ class HeadsRequest:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=4,
-            help=f"With --pairs: how many questions, one a passage; else {SAMPLES}.",
-        ),
+        option("--samples N", f"With --pairs: questions, one a passage; {SAMPLES}.", min=4),
     ] = None
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="With --pairs: questions of this kind; else reworded. Repeatable."
-        ),
+        option("--kind NAME", "With --pairs: questions of this kind; reworded. Repeatable."),
     ] = None
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Other places, other text; other pairs.")
-    ] = 0
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a preset with the set."),
-    ] = None
-
+    seed: Annotated[int, option("--seed N", "Other places, other text; other pairs.", min=0)] = 0
+    out: Annotated[Path | None, option("--out -o FILE", "Write a preset with the set.")] = None
     journal: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.jsonl",
-            help="Each question's votes as a line; the same command continues it.",
+        option(
+            "--journal FILE.jsonl", "Each question's votes; the same command continues the file."
         ),
     ] = None
 
@@ -275,13 +252,10 @@ EXPLAINED = {
 """Columns of the table, by what is found."""
 
 
-DEFAULT_REQUEST = HeadsRequest()
-
-
 @options.command
 def heads(
-    wanted: HeadsRequest = DEFAULT_REQUEST,
-    given: UncachedOptions = UNCACHED,
+    wanted: HeadsRequest,
+    given: UncachedOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -311,7 +285,7 @@ def _run(wanted: HeadsRequest, model: ModelOptions, reporter: Reporter, as_json:
     from esa_cli.apps.cli.output.terminal import print_json
     from esa_cli.errors import ModelError
 
-    chosen = model.load_preset()
+    chosen = model.method_preset()
     wanted.check(model.preset)
     by = by_needles(wanted) if wanted.pairs is None else by_pairs(wanted, *wanted.pairs)
     found, result = _steps(wanted, model, chosen, by, reporter)
@@ -333,8 +307,7 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
 

@@ -10,11 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from esa_cli.apps.cli.commands.serve_command import Host, Port, Token, check_folders, check_token
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -30,11 +29,9 @@ OLDEST = 2
 INSTALL = "pip install 'esa-cli[mcp]'"
 Allow = Annotated[
     list[Path] | None,
-    typer.Option("--allow", metavar="DIR", help="Clients may name files in it. Repeatable."),
+    option("--allow DIR", "Clients may name files in it. Repeatable."),
 ]
-Http = Annotated[
-    bool, typer.Option("--http", help="Serve streamable HTTP in place of standard input.")
-]
+Http = Annotated[bool, option("--http", "Serve streamable HTTP in place of standard input.")]
 
 
 @options.command
@@ -44,8 +41,9 @@ def mcp(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,
-    model: ModelOptions = options.DEFAULTS,
-    answer: AnswerOptions = AS_ANSWERED,
+    *,
+    model: ModelOptions,
+    answer: AnswerOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).
@@ -95,7 +93,7 @@ def _loader(
     from esa_cli.storage.library import Library
 
     def load() -> Esa:
-        from esa_cli.apps.cli.model_choice.by_words import answerable, runs_methods
+        from esa_cli.apps.cli.model_choice.known_model import answerable, runs_methods
         from esa_cli.apps.cli.model_choice.open_esa import opened
 
         library, preset = Library(), answerable(chosen, reporter)

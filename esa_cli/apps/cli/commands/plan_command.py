@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.preflight import Preflight
+    from esa_cli.apps.cli.model_choice.open_esa import Preflight
 
 
 @options.command
@@ -28,9 +28,10 @@ def plan(
 
     And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.by_words import answerable
-    from esa_cli.apps.cli.model_choice.preflight import prepare
+    from esa_cli.apps.cli.model_choice.known_model import answerable
+    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+    from esa_cli.system.machine import size_text
 
     reporter = Reporter(quiet or as_json)
     try:
@@ -39,14 +40,31 @@ def plan(
         chosen = answerable(chosen, reporter, loads=False)
         ready = prepare(chosen, model, reporter)
         counts = [ready.model.count_tokens(one.text) for one in found]
+        reader = _reader_bytes(ready)
+        ready.planner.memory -= reader or 0
         made, stored = ready.planner.plan(sum(counts)), _stored_bytes(ready, counts)
     finally:
         reporter.settle()
     if as_json:
         weights = {"weights": ready.model.stored_as or "plain"}
-        print_json({**_as_dict(chosen, made), **weights, "stored_bytes": stored})
+        worded = {"reader": chosen.answer.reader, "reader_bytes": reader}
+        print_json({**_as_dict(chosen, made), **weights, "stored_bytes": stored, **worded})
     else:
-        print_table(("", ""), _rows(chosen, made, stored, ready.model.stored_as))
+        rows = _rows(chosen, made, stored, ready.model.stored_as)
+        if chosen.answer.reader is not None:
+            size = "not known before it is fetched" if reader is None else size_text(reader)
+            rows.insert(1, ("words the answers", f"{chosen.answer.reader} ({size})"))
+        print_table(("", ""), rows)
+
+
+def _reader_bytes(ready: Preflight) -> int | None:
+    """Bytes of another model that words the answers; 0: there is none here, None: not known."""
+    from esa_cli.qa.second_model.reader_choice import reader_bytes, reader_of
+
+    choice = reader_of(ready.resolved.preset)
+    if choice is None:
+        return 0
+    return reader_bytes(choice, ready.planner.dtype.itemsize, ready.planner.packing)
 
 
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
@@ -58,7 +76,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     planner, library, states = ready.planner, Library(), 0
     shape = planner.costs.shape
     if ready.index is not None:
-        layout = ready.index.layout(shape)
+        layout = ready.index.layout
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)

@@ -1,54 +1,30 @@
-"""`esa plugins`: lists parts, writes a template and runs conformance checks."""
+"""`esa plugins`: writes a template and runs conformance checks."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options.command_help import option
 
-app = typer.Typer(help="List, write and check plugins.")
+app = typer.Typer(help="Write and check plugins.")
 
 
-@app.command("list")
+@app.command("list", hidden=True)
 def list_(plugins: options.Plugin = None) -> None:
-    """List the selectors, scores, compressors and position encodings."""
-    options.load_plugins(plugins)
-    from esa_cli.apps.cli.output.terminal import print_table
-    from esa_cli.methods import registry
-    from esa_cli.methods.plugin_loading import load_installed
+    """As `esa methods`."""
+    from esa_cli.apps.cli.commands.methods_command import methods
 
-    load_installed()
-    rows = []
-    for part in registry.parts():
-        which = (part.kind, part.name)
-        settings = settings_of(registry.lookup(*which))
-        rows.append((*which, registry.origin(*which), settings, part.about))
-    print_table(("kind", "name", "from", "settings", "what it does"), rows)
-
-
-def settings_of(cls: type) -> str:
-    """A method's settings with their defaults, as `rank=48 fit_tokens=2048`."""
-    words = []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        value = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-        words.append(field.name if value is dataclasses.MISSING else f"{field.name}={value}")
-    return " ".join(words) or "-"
+    methods(plugins=plugins)
 
 
 @app.command("new")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The selector's name.")],
-    folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Where to write it.")
-    ] = Path(),
+    folder: Annotated[Path, option("--folder DIR", "Where to write it.")] = Path(),
 ) -> None:
     """Write a plugin file to start from."""
     from esa_cli.methods.plugin_loading import load_installed, write_template

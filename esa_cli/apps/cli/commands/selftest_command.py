@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from esa_cli.apps.cli.options import options
+from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.shard_options import WHOLE, ShardOptions
-from esa_cli.apps.cli.run_facts import goes_on
+from esa_cli.apps.cli.run_facts import goes_on, run_facts
+from esa_cli.errors import EsaError, UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.evaluation.report.statistics import Summary
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
-    from esa_cli.system.work_shard import WorkShard
 
 Test = Annotated[
     str,
@@ -31,52 +36,44 @@ Test = Annotated[
         help="needle, needles, stars, passkey, number, kv, niah or own; several with commas.",
     ),
 ]
-Length = Annotated[
-    str | None,
-    typer.Option("--len", metavar="TOKENS", help="Tokens of the document, as 32k. Default: 16k."),
-]
 Lengths = Annotated[
-    str | None, typer.Option("--lens", metavar="TOKENS,...", help="Several lengths, as 8k,16k,32k.")
+    str,
+    option("--len TOKENS,...", "Tokens of the document, as 8k,16k,32k."),
 ]
 Depths = Annotated[
     str | None,
-    typer.Option("--depths", metavar="N|PERCENTS", help="So many, evenly apart, or 0,25,50."),
+    option("--depths N|PERCENTS", "So many, evenly apart, or 0,25,50."),
 ]
-Samples = Annotated[
-    int, typer.Option("--samples", metavar="N", min=1, help="Questions for each test and length.")
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Other needles, other text.")]
+Samples = Annotated[int, option("--samples N", "Questions for each test and length.", min=1)]
+Seed = Annotated[int, option("--seed N", "Other needles, other text.", min=0)]
 HaystackFile = Annotated[
     Path | None,
-    typer.Option("--haystack", metavar="FILE|DIR", help="A text or a folder; else one is made."),
+    option("--haystack FILE|DIR", "A text or a folder; else one is made."),
 ]
 Reading = Annotated[
     Literal["shared", "own"],
-    typer.Option(
-        "--reading",
-        metavar="shared|own",
-        help="shared: one reading serves all methods; own: each reads by its own rule.",
+    option(
+        "--reading shared|own",
+        "shared: one reading serves all methods; own: each reads by its own rule.",
     ),
 ]
-Exact = Annotated[
-    bool, typer.Option("--exact", help="The benchmark's own protocol: one question a document.")
-]
-Dense = Annotated[
-    bool, typer.Option("--dense/--no-dense", help="Measure the model's own ceiling, too.")
-]
+Exact = Annotated[bool, option("--exact", "The benchmark's own protocol: one question a document.")]
+Dense = Annotated[bool, option("--dense/--no-dense", "Measure the model's own ceiling, too.")]
 Report = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE", help="Write a page, as report.html.")
+    Path | None,
+    option("--report FILE", "Write a page, as a.html, or a heat map, a.png."),
 ]
-Picture = Annotated[
-    Path | None, typer.Option("--png", metavar="FILE", help="Write the heat map as a picture.")
-]
+READING_RULES = {
+    "shared": "first and local tokens of the preset",
+    "own": "by its own rule",
+    "text": "for the finder alone",
+}
 
 
 @options.command
 def selftest(
     test: Test,
-    length: Length = None,
-    lengths: Lengths = None,
+    lengths: Lengths = "16k",
     depths: Depths = None,
     samples: Samples = 8,
     methods: options.MethodsOrDefault = None,
@@ -88,9 +85,9 @@ def selftest(
     time_limit: options.TimeLimit = None,
     out: options.Out = None,
     report: Report = None,
-    png: Picture = None,
-    shards: ShardOptions = WHOLE,
-    model: ModelOptions = options.DEFAULTS,
+    *,
+    shards: ShardOptions,
+    model: ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -98,24 +95,15 @@ def selftest(
 
     esa selftest needle --len 32k --methods esa-consensus,streaming-llm,infllm
     """
-    from esa_cli.apps.cli.commands.selftest_request import SelftestRequest
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.errors import UsageError
-    from esa_cli.evaluation.selftest.run_plan import SelftestSettings
-    from esa_cli.evaluation.selftest.run_plan import depths as parse_depths
-    from esa_cli.evaluation.selftest.run_plan import tokens as parse_tokens
+    from esa_cli.evaluation.selftest import run_plan
 
-    if length and lengths:
-        raise UsageError(
-            "one of --len and --lens must be given, got both", "--lens takes one or several"
-        )
-    chosen = model.load_preset()
-    given = [parse_tokens(part) for part in (lengths or length or "16k").split(",")]
-    settings = SelftestSettings(
+    chosen = model.method_preset()
+    settings = run_plan.SelftestSettings(
         tests=options.names(test),
         methods=options.compared_methods(methods, chosen),
-        lengths=tuple(dict.fromkeys(given)),
-        depths=parse_depths(depths),
+        lengths=tuple(dict.fromkeys(run_plan.tokens(part) for part in lengths.split(","))),
+        depths=run_plan.depths(depths),
         samples=samples,
         seed=seed,
         reading=reading,
@@ -123,109 +111,214 @@ def selftest(
         dense=dense,
     )
     reporter = Reporter(quiet)
-    request = SelftestRequest(
-        settings, model, haystack, time_limit, out, report, png, as_json, shards
+    run = Selftest(
+        settings, chosen, model, haystack, time_limit, out, report, as_json, shards, reporter
     )
     try:
-        _run(request, chosen, reporter)
+        run.run()
     finally:
         reporter.settle()
 
 
-def _run(request: SelftestRequest, chosen: Preset, reporter: Reporter) -> None:
-    """Runs the tests and prints the scores; after an error those that were measured before it.
+@dataclass(frozen=True)
+class Selftest:
+    """One `esa selftest`: its settings, and what it writes."""
 
-    Raises:
-        EsaError: what was answered before is kept in --out.
-    """
-    from esa_cli.apps.cli.commands.selftest_output import show
-    from esa_cli.apps.cli.commands.selftest_request import check, header
-    from esa_cli.apps.cli.model_choice.model_place import ModelPlace
-    from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-    from esa_cli.errors import EsaError
-    from esa_cli.evaluation.report.statistics import wrong
-    from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
-    from esa_cli.system.jsonl import Journal
+    settings: SelftestSettings
+    chosen: Preset
+    model: ModelOptions
+    haystack: Path | None
+    minutes: float | None
+    out: Path | None
+    report: Path | None
+    as_json: bool
+    shards: ShardOptions
+    reporter: Reporter
 
-    until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
-    hay, shard = check(request, chosen), request.shards.check(request.out)
-    reporter.stage("import", 0, None)
-    place = ModelPlace.of(request.model)
-    journal = Journal(
-        request.out,
-        header(request, chosen, hay, place),
-        same=("model", "settings", "preset_settings"),
-        key=KEY,
-        wrong=wrong,
-    )
-    journal.join(request.shards.join or ())
-    same_reading(journal, request.settings, chosen)
-    model = _look(request, chosen, hay, place, reporter)
-    if journal.rows:
-        reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
-    listener = SelftestDisplay(reporter, journal.rows)
-    try:
-        complete = _ask(request, chosen, hay, shard, journal, model, listener, until)
-    except (KeyboardInterrupt, EsaError):
-        listener.finish()
-        if journal.rows:
-            show(request, journal, complete=False)
-            reporter.note(f"esa: stopped after {len(journal.rows)} questions{goes_on(request.out)}")
-        raise
-    listener.finish()
-    if not complete:
-        reporter.note(f"esa: the time limit was reached{goes_on(request.out)}")
-    show(request, journal, complete=complete)
+    def run(self) -> None:
+        """Runs the tests and prints the scores; after an error those that were measured before it.
 
+        Raises:
+            EsaError: what was answered before is kept in --out.
+        """
+        from esa_cli.apps.cli.model_choice.known_model import ModelPlace
+        from esa_cli.apps.cli.output.progress_display import SelftestDisplay
+        from esa_cli.evaluation.report.statistics import wrong
+        from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
+        from esa_cli.system.jsonl import Journal
 
-def _ask(
-    request: SelftestRequest,
-    chosen: Preset,
-    haystack: Haystack,
-    shard: WorkShard,
-    journal: Journal,
-    model: KnownModel,
-    listener: SelftestDisplay,
-    until: float | None,
-) -> bool:
-    """Asks what has no row; False when the time was up before the end."""
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
-
-    reporter = listener.reporter
-    with quiet_transformers():
-        loaded = model.load(reporter)
-        reporter.settle()
-        from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-
-        run = SelftestRun(
-            loaded, chosen, request.settings, haystack, journal, listener, until, shard
+        reporter = self.reporter
+        until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
+        hay = self._check()
+        self.shards.check(self.out)
+        reporter.stage("import", 0, None)
+        place = ModelPlace.of(self.model)
+        journal = Journal(
+            self.out,
+            self._header(hay, place),
+            same=("model", "settings", "preset_settings"),
+            key=KEY,
+            wrong=wrong,
         )
-        with journal:
-            run.run()
-    return not run.stopped
+        journal.join(self.shards.join or ())
+        same_reading(journal, self.settings, self.chosen)
+        model = self._inspect(hay, place)
+        if journal.rows:
+            reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
+        listener = SelftestDisplay(reporter, journal.rows)
+        try:
+            complete = self._ask(hay, journal, model, listener, until)
+        except (KeyboardInterrupt, EsaError):
+            listener.finish()
+            if journal.rows:
+                self._show(journal, complete=False)
+                count = f"{len(journal.rows)} questions"
+                reporter.note(f"esa: stopped after {count}{goes_on(self.out)}")
+            raise
+        listener.finish()
+        if not complete:
+            reporter.note(f"esa: the time limit was reached{goes_on(self.out)}")
+        self._show(journal, complete=complete)
+
+    def _check(self) -> Haystack:
+        """Names, lengths, texts and files, before anything is loaded; the haystack. Raises
+        UsageError, DocumentError."""
+        from esa_cli.evaluation.report.figures import require_matplotlib
+        from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
+        from esa_cli.evaluation.tasks.task_sample import SUFFIXES
+        from esa_cli.qa.presets import resolved_preset
+
+        settings, folder = self.settings, self.haystack
+        if not settings.tests or not settings.methods:
+            raise UsageError(
+                "TEST and --methods must each name one, got none", f"tests: {', '.join(TASKS)}"
+            )
+        for test in settings.tests:
+            find_task(test)
+        for name in settings.methods:
+            resolved_preset.compared(name, self.chosen, max(settings.lengths))
+        if "own" in settings.tests and folder is None:
+            raise UsageError(
+                "--haystack must be a text of yours for the test own, got none",
+                "add --haystack FILE",
+            )
+        texts = [] if folder is None else [str(folder)]
+        if folder is not None and folder.is_dir():
+            texts = [str(path) for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+        written = {"--out": self.out, "--report": self.report}
+        for name, path in written.items():
+            files.check(name, path)
+            files.spare(name, path, texts, "one of the texts of --haystack")
+        files.apart(written)
+        if self.report is not None:
+            require_matplotlib("--report")
+        return Haystack.chronicle(settings.seed) if folder is None else Haystack.read(str(folder))
+
+    def _header(self, haystack: Haystack, place: ModelPlace) -> dict[str, Any]:
+        """The first line of the results file."""
+        from esa_cli.evaluation.selftest.run_plan import dense_length
+        from esa_cli.system.text import text_digest
+
+        settings, chosen = asdict(self.settings), self.chosen
+        kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
+        return {
+            **run_facts(),
+            "model": chosen.model,
+            "preset": chosen.name,
+            "context": chosen.context,
+            "dense_length": dense_length(chosen),
+            "settings": {
+                **kept,
+                "haystack": haystack.name,
+                "haystack_hash": text_digest(haystack.text)[:16] if haystack.text else None,
+                "dtype": place.dtype_name,
+            },
+            "preset_settings": chosen.model_dump(exclude={"name", "description"}),
+        }
+
+    def _inspect(self, haystack: Haystack, place: ModelPlace) -> KnownModel:
+        """The model's small files, when the longest document fits with each method.
+
+        Raises:
+            ModelError, PresetError, ResourceError.
+        """
+        from esa_cli.apps.cli.model_choice.known_model import inspect_model
+        from esa_cli.qa.presets import resolved_preset
+
+        model = inspect_model(self.chosen, place, self.reporter)
+        settings = self.settings
+        lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
+        if "own" in settings.tests:
+            lengths.append(model.count_tokens(haystack.text))
+        longest = max(lengths)
+        presets = {
+            name: resolved_preset.compared(name, self.chosen, longest) for name in settings.methods
+        }
+        model.check_methods(presets, longest)
+        return model
+
+    def _ask(
+        self,
+        haystack: Haystack,
+        journal: Journal,
+        model: KnownModel,
+        listener: SelftestDisplay,
+        until: float | None,
+    ) -> bool:
+        """Asks what has no row; False when the time was up before the end."""
+        from esa_cli.models.loading.quiet_transformers import quiet_transformers
+        from esa_cli.system.work_shard import WorkShard
+
+        with quiet_transformers():
+            loaded = model.load(self.reporter)
+            self.reporter.settle()
+            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+
+            run = SelftestRun(
+                loaded, self.chosen, self.settings, haystack, journal, listener, until,
+                WorkShard.parse(self.shards.shard),
+            )  # fmt: skip
+            with journal:
+                run.run()
+        return not run.stopped
+
+    def _show(self, journal: Journal, *, complete: bool) -> None:
+        """Tables or JSON on standard output, then the file of --report.
+
+        Raises:
+            DocumentError, ResourceError: a file cannot be written.
+        """
+        from esa_cli.apps.cli.output.terminal import print_json
+        from esa_cli.evaluation.report.statistics import summarise
+
+        summary = summarise(journal.rows)
+        if self.as_json:
+            print_json({**journal.header, "complete": complete, "rows": journal.rows})
+        else:
+            _print(summary, journal.rows)
+        if self.report is None:
+            return
+        from esa_cli.evaluation.report import figures, report_page
+
+        with files.writing(self.report):
+            if self.report.suffix.lower() == ".png":
+                figures.picture(summary).write_png(self.report)
+            else:
+                report_page.write_html(self.report, journal.header, journal.rows)
 
 
-def _look(
-    request: SelftestRequest,
-    chosen: Preset,
-    haystack: Haystack,
-    place: ModelPlace,
-    reporter: Reporter,
-) -> KnownModel:
-    """The model's small files, when the longest document fits with each method.
+def _print(summary: Summary, rows: Sequence[dict[str, Any]]) -> None:
+    """The tables, and whose rule the documents were read by: it is part of what a score means."""
+    from rich.text import Text
 
-    Raises:
-        ModelError, PresetError, ResourceError.
-    """
-    from esa_cli.apps.cli.model_choice.known_model import inspect_model
-    from esa_cli.qa.presets import method_presets
+    from esa_cli.apps.cli.output.terminal import clean, make_console
+    from esa_cli.evaluation.report.terminal_tables import report
 
-    model = inspect_model(chosen, place, reporter)
-    settings = request.settings
-    lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
-    if "own" in settings.tests:
-        lengths.append(model.count_tokens(haystack.text))
-    longest = max(lengths)
-    made = {n: method_presets.compared(n, chosen, longest) for n in settings.methods}
-    model.check_methods(made, longest)
-    return model
+    console = make_console(sys.stdout)
+    console.print(report(summary, min(console.width, 120)))
+    for reading, rule in READING_RULES.items():
+        same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
+        names = ", ".join(dict.fromkeys(row["method"] for row in same))
+        if names:
+            line = Text(f"reading: {reading} ({rule}): {clean(names)}", style="dim")
+            console.print(line, soft_wrap=not console.is_terminal)

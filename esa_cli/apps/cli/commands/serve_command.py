@@ -12,7 +12,8 @@ import typer
 
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AS_ANSWERED, AnswerOptions
+from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -27,40 +28,31 @@ Documents = Annotated[
 ]
 Allow = Annotated[
     list[Path] | None,
-    typer.Option("--allow", metavar="DIR", help="Requests may name files in it. Repeatable."),
+    option("--allow DIR", "Requests may name files in it. Repeatable."),
 ]
-Stored = Annotated[
-    bool, typer.Option("--library", help="Requests may name what the library has stored.")
-]
-Host = Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")]
-Port = Annotated[
-    int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")
-]
+Stored = Annotated[bool, option("--library", "Requests may name what the library has stored.")]
+Host = Annotated[str, option("--host HOST", "The address to listen on.")]
+Port = Annotated[int, option("--port N", "0 takes a free one.", min=0, max=65535)]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
+    option(
+        "--token TOKEN",
+        "What clients must show as their API key; else $ESA_TOKEN.",
         envvar="ESA_TOKEN",
-        help="What clients must show as their API key; else $ESA_TOKEN.",
     ),
 ]
-MaxBody = Annotated[str, typer.Option("--max-body", metavar="SIZE", help="The largest request.")]
+MaxBody = Annotated[str, option("--max-body SIZE", "The largest request.")]
 MaxQuestion = Annotated[
     int,
-    typer.Option(
-        "--max-question", min=1, metavar="TOKENS", help="The longest question, with its history."
-    ),
+    option("--max-question TOKENS", "The longest question, with its history.", min=1),
 ]
 MaxQueue = Annotated[
     int,
-    typer.Option(
-        "--max-queue", metavar="N", min=0, help="Questions that may wait; more are sent away."
-    ),
+    option("--max-queue N", "Questions that may wait; more are sent away.", min=0),
 ]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", min=0.1, metavar="SECONDS", help="The longest an answer takes."),
+    option("--timeout SECONDS", "The longest an answer takes.", min=0.1),
 ]
 
 
@@ -93,8 +85,9 @@ def serve(
     max_queue: MaxQueue = 8,
     timeout: Timeout = 600.0,
     keep: options.Keep = None,
-    model: ModelOptions = options.DEFAULTS,
-    answer: AnswerOptions = AS_ANSWERED,
+    *,
+    model: ModelOptions,
+    answer: AnswerOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a page for asking, and /v1/chat/completions.
@@ -102,7 +95,7 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
-    from esa_cli.apps.cli.model_choice.by_words import answerable
+    from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.system.machine import parse_size

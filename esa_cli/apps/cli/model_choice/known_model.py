@@ -10,25 +10,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
-from esa_cli.apps.cli.model_choice.model_place import ModelPlace
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.families import check_type
 from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
-from esa_cli.models.loading.load import check_loadable
-from esa_cli.models.loading.quantization import check_loadable_format, stored_as
+from esa_cli.models.loading import load
+from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
+from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.cache_choice import check_in_memory
+from esa_cli.storage.cache_choice import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.finding.load_encoder import IndexSizes
-    from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+    from esa_cli.qa.books import TokenisedDocument
+    from esa_cli.qa.finding.load_encoder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """The model's `device`, torch's name or "balanced", `dtype`, of torch, place of `cache`, and
+    what its weights are packed by."""
+
+    device: str
+    dtype: Any
+    cache: str = "auto"
+    packing: str = ""
+
+    @classmethod
+    def of(cls, options: ModelOptions) -> ModelPlace:
+        """The place for --device, --dtype and --cache. Raises UsageError."""
+        check_cache(options.cache)
+        chosen = choose_device(options.device)
+        dtype, packing = choose_dtype(options.dtype, chosen), packing_of(options.dtype)
+        return cls(chosen, dtype, options.cache, packing)
+
+    @property
+    def dtype_name(self) -> str:
+        return self.packing or str(self.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -61,12 +85,12 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """The documents with their tokens. Raises ModelError."""
-        from esa_cli.qa.ingestion.tokenised_document import TokenisedDocument
+        from esa_cli.qa.books import TokenisedDocument
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 
     def planner(
-        self, resolved: ResolvedPreset, index: IndexSizes | None = None, by_words: bool = False
+        self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
     ) -> Planner:
         """The memory and time of this method here, or of an `index`, or of passages found by their
         words. Raises PresetError, ModelError."""
@@ -91,7 +115,7 @@ class KnownModel:
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
         """Raises UsageError where a kernel that the method names cannot run here."""
-        from esa_cli.qa.presets.method_fit import check_runs_on
+        from esa_cli.qa.presets.resolved_preset import check_runs_on
 
         check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
 
@@ -103,8 +127,7 @@ class KnownModel:
         """
         from esa_cli.qa.finding.load_encoder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
-        from esa_cli.qa.presets.method_presets import FROM_TEXT
-        from esa_cli.qa.presets.resolved_preset import resolve
+        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
         self.check([one for name, one in methods.items() if name != FROM_TEXT], tokens)
         if chosen := methods.get(FROM_TEXT):
@@ -159,7 +182,7 @@ def inspect_model(
         ModelError: it is missing or not supported. PresetError: methods must run in it, and
             `context` is beyond its window, or `score.heads` beyond its layers and heads.
     """
-    from esa_cli.qa.planning.preset_check import check_context, check_heads
+    from esa_cli.qa.presets.resolved_preset import check_context, check_heads
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, reporter)
@@ -190,3 +213,36 @@ def collect_again() -> None:
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
+
+
+def answerable(chosen: Preset, reporter: Reporter, *, loads: bool = True) -> Preset:
+    """The preset as it is where ESA's methods can run in its model, or where it says itself what
+    answers come from; else with answers from passages found by their words.
+
+    Args:
+        loads: see `runs_methods`.
+
+    Raises:
+        ModelError, ResourceError: the model is missing or cannot be fetched.
+    """
+    if chosen.answer.says_source or runs_methods(chosen, reporter, loads=loads):
+        return chosen
+    return from_text(chosen)
+
+
+def from_text(chosen: Preset) -> Preset:
+    """The preset with answers from passages of the text."""
+    answer = chosen.answer.model_copy(update={"source": "text"})
+    return chosen.model_copy(update={"answer": answer})
+
+
+def runs_methods(chosen: Preset, reporter: Reporter, *, loads: bool = True) -> bool:
+    """Whether ESA's methods can run in the preset's model.
+
+    Args:
+        loads: transformers will be imported for the model; see `load.runs_methods`.
+
+    Raises: as `answerable`.
+    """
+    folder = small_files(models.parse_reference(chosen.model), reporter)
+    return load.runs_methods(folder, loads)

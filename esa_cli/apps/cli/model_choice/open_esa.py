@@ -3,28 +3,104 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from esa_cli.apps.cli.model_choice.preflight import Preflight, prepare
+from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace, inspect_model
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.progress_display import prefill_bar
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, UsageError
-from esa_cli.qa.ingestion.ingest_events import IngestEvents
+from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.models import DeferredModel, LoadedModel
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.books import Book, TokenisedDocument
+    from esa_cli.qa.finding.load_encoder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.second_model.answer_reader import AnswerReader
     from esa_cli.qa.second_model.reader_choice import ReaderChoice
     from esa_cli.storage.library import Library
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The preset, method, model files and plan of a command, before the model is loaded."""
+
+    resolved: ResolvedPreset
+    model: KnownModel
+    planner: Planner
+    index: FinderSizes | None = None
+    """Of the token index for which documents are read; None: their rows are, or nothing is."""
+    texts: Sequence[TokenisedDocument] = ()
+    """The documents, where the method is made for their length."""
+
+    def keeps(self, asked: bool | None) -> bool:
+        """Whether what is read is stored: as asked, else what is read for an index, which is
+        small and takes long to read."""
+        return self.index is not None if asked is None else asked
+
+
+def prepare(
+    chosen: Preset,
+    options: ModelOptions,
+    reporter: Reporter,
+    *,
+    method: str | None = None,
+    documents: Sequence[Document] = (),
+    keep: bool | None = None,
+    attaches: bool = False,
+) -> Preflight:
+    """Builds the method, fetches the model's small files, and holds the preset to them.
+
+    Args:
+        method: a whole method over the preset; it may be made for the length of `documents`.
+        keep: whether what is read will be stored in the library; see `Preflight.keeps`.
+        attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
+
+    Raises:
+        UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
+        PresetError, PluginError.
+        ModelError: the model is missing or not supported.
+    """
+    reporter.stage("import", 0, None)
+    from esa_cli.qa.finding.load_encoder import index_sizes
+    from esa_cli.qa.presets.adapter_files import check_adapter
+    from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
+
+    model, texts = None, list[Any]()
+    if method is not None and documents and stretches(method, chosen):
+        model = inspect_model(apply(method, chosen), ModelPlace.of(options), reporter)
+        texts = model.tokenise(documents)
+    resolved = resolve(chosen, method=method, length=sum(len(text.ids) for text in texts))
+    check_adapter(resolved.preset.answer)
+    index = index_sizes(resolved.preset)
+    answer = resolved.preset.answer
+    runs = attaches or answer.needs_rows or (index is None and bool(keep))
+    attaches = runs or not answer.by_words
+    model = model or inspect_model(resolved.preset, ModelPlace.of(options), reporter, attaches)
+    if runs:
+        model.check_kernels(resolved)
+    if index is None and (keep or (options.cache == "disk" and not answer.by_words)):
+        _check_storable(resolved)
+    planner = model.planner(resolved, index, by_words=index is None and not runs)
+    return Preflight(resolved, model, planner, index, texts)
+
+
+def _check_storable(resolved: ResolvedPreset) -> None:
+    from esa_cli.qa.ingestion.archive import hindrance
+
+    if why := hindrance(resolved.method):
+        refused = f"what is read cannot be kept in the library: {why}"
+        raise UsageError(refused, "ask without keeping, or with another method")
+
 
 WORTH_REMEMBERING = 2048
 """Tokens that an ingest must have for its speed to say something about the next."""
@@ -126,7 +202,8 @@ def opened(
     Args:
         keep: whether what is not there is stored there; see `Preflight.keeps`. rows: how; see
             `api.Esa`.
-        library: another than the user's. reader: another model that words the answers.
+        library: another than the user's. reader: another model that words the answers; None: the
+            preset's, if it has one.
         reads_later: see `PrefillDisplay`.
 
     Raises:
@@ -136,9 +213,10 @@ def opened(
     keep, ready = _stored(options.cache, keep), chosen
     if not isinstance(ready, Preflight):
         ready = prepare(ready, options, reporter, keep=keep)
+    from esa_cli.qa.second_model.reader_choice import reader_of
     from esa_cli.storage.library import Library
 
-    loaded, other = _load(ready, options, reader, reporter)
+    loaded, other = _load(ready, options, reader or reader_of(ready.resolved.preset), reporter)
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
 
@@ -172,7 +250,7 @@ def _load(
     """The model, and the one that words answers, whose memory is taken from the plan."""
     ready.planner.check(1)
     other = None if reader is None else _connect(reader, reporter)
-    of_text = ready.index is not None and ready.index.bare
+    of_text = ready.index is not None
     loaded = (ready.model.load_for_text if of_text else ready.model.load)(reporter)
     if reader is not None and other is None:
         other = reader.open(options.device, options.dtype, reporter.stage)

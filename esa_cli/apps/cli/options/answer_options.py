@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from esa_cli.apps.cli.completion import presets
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -33,10 +32,9 @@ ReaderName = Annotated[
     str | None,
     typer.Option(
         "--reader",
-        metavar="PRESET|FOLDER|URL",
-        autocompletion=presets,
-        help="Another model that words answers from the passages: a preset, a folder, or an "
-        "OpenAI-compatible server, to which they are sent.",
+        metavar="URL|REF",
+        help="What words answers from the passages: an OpenAI-compatible server, to which they are "
+        "sent, or a model as for --model.",
     ),
 ]
 ReaderModel = Annotated[
@@ -80,7 +78,7 @@ class AnswerOptions:
         """What answers depend on besides the preset; empty without a reader."""
         if self.reader is None:
             return {}
-        return {"reader": self.reader, "reader_model": self.reader_model}
+        return {"reader_model": self.reader_model}
 
     def reader_choice(self) -> ReaderChoice | None:
         """The reader that is named, not opened yet.
@@ -101,7 +99,8 @@ class AnswerOptions:
     def overrides(self) -> list[str]:
         """`key=value` texts for `preset.load`."""
         form = [] if self.answer is None else [f"answer.form={json.dumps(self.answer)}"]
-        passages = [] if self.reader is None else ["answer.from=text"]
+        reader = [] if self.reader is None else [f"answer.reader={json.dumps(self.reader)}"]
+        passages = [*reader, "answer.from=text"] if reader else []
         return passages + form + ["answer.adapter=null"] * self.no_adapter
 
     def load_preset(
@@ -115,13 +114,13 @@ class AnswerOptions:
         Raises:
             UsageError: they are of passages, and the preset answers from rows.
         """
-        if self.answer is not None and self.reader is not None:
-            raise UsageError(
-                f"--answer {self.answer} is of the preset's own model, and --reader words answers "
-                "in its own way",
-                "give one of them",
-            )
         chosen = model.load_preset(parts, method, self.overrides())
+        if self.answer is not None and chosen.answer.reader is not None:
+            raise UsageError(
+                f"--answer {self.answer} is of the model that finds, and {chosen.answer.reader} "
+                "words answers in its own way",
+                "leave out --answer, or --model and --reader",
+            )
         if self.given and chosen.answer.source == "rows":
             raise UsageError(
                 f"{self.given[0]} needs answers from passages: preset {chosen.name} answers from "

@@ -1,10 +1,29 @@
-"""The help of a command: what to write for each argument and option, without types of Python."""
+"""The help of commands and options, in groups and without types of Python."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
 import typer.core
+
+PANELS = {
+    "Documents": "library read keep shard join words watch prune allow haystack data download from",
+    "Answer": "top all min least files answer report method methods max-new-tokens temperature "
+    "seed count distinct retry-failed limit questions",
+    "Model": "preset model reader reader-model reader-timeout device dtype",
+    "Output": "out format json quiet png markdown plot journal recall-out long",
+    "Expert": "set plugin cache rows engine workers no-adapter",
+}
+"""Heading -> names of options; others stand first, as `Options`."""
+
+
+def option(spec: str, help_: str, **more: Any) -> Any:
+    """An option of typer: its names and what stands for its value, as `--out -o FILE`, its help,
+    and what else `typer.Option` takes."""
+    names = [word for word in spec.split() if word.startswith("-")]
+    value = " ".join(word for word in spec.split() if not word.startswith("-"))
+    return typer.Option(*names, metavar=value or None, help=help_, **more)
 
 
 class PlainCommand(typer.core.TyperCommand):
@@ -18,22 +37,47 @@ class PlainCommand(typer.core.TyperCommand):
         pieces = [self.options_metavar] if self.options_metavar else []
         for parameter in self.get_params(ctx):
             if isinstance(parameter, typer.core.TyperArgument) and not parameter.hidden:
-                name = _name(parameter)
+                name = option_name(parameter)
                 bare = parameter.required or name.startswith("[")
                 pieces.append(name if bare else f"[{name}]")
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        shown = [one for one in self.get_params(ctx) if not getattr(one, "hidden", False)]
-        arguments = [one for one in shown if one.param_type_name == "argument"]
-        options = [one for one in shown if one.param_type_name == "option"]
-        for heading, some in (("Arguments", arguments), ("Options", options)):
-            if some:
+        panels = dict[str, list[Any]]({"Arguments": [], "Options": []})
+        panels |= {heading: [] for heading in PANELS}
+        for parameter in self.get_params(ctx):
+            if not getattr(parameter, "hidden", False):
+                panels[_panel(parameter)].append((option_name(parameter), option_help(parameter)))
+        for heading, rows in panels.items():
+            if rows:
                 with formatter.section(heading):
-                    formatter.write_dl([(_name(one), _help(one)) for one in some])
+                    formatter.write_dl(rows)
 
 
-def _name(parameter: Any) -> str:
+class GroupedCommands(typer.core.TyperGroup):
+    """The root, whose help has the commands in groups: the `rich_help_panel` of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels = dict[str, list[Any]]()
+        for name, command in self.commands.items():
+            if not command.hidden:
+                panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(
+                    (name, command.get_short_help_str(68))
+                )
+        width = max(len(name) for rows in panels.values() for name, _ in rows)
+        for heading, rows in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    name = max(parameter.opts, key=len).removeprefix("--")
+    return next((one for one, names in PANELS.items() if name in names.split()), "Options")
+
+
+def option_name(parameter: Any) -> str:
     """`DOC...`, `-o, --out FILE`, `--keep / --no-keep`."""
     if parameter.param_type_name == "argument":
         return parameter.metavar or str(parameter.name).upper()
@@ -43,7 +87,7 @@ def _name(parameter: Any) -> str:
     return names if parameter.is_flag else f"{names} {parameter.metavar}"
 
 
-def _help(parameter: Any) -> str:
+def option_help(parameter: Any) -> str:
     """What it is for, and the default of an option that has one."""
     default = parameter.default
     if isinstance(parameter.show_default, str):

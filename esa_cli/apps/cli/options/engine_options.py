@@ -1,4 +1,4 @@
-"""Options that say which processes do a command's tasks."""
+"""Options that divide a command's work among processes and machines, and join what they wrote."""
 
 from __future__ import annotations
 
@@ -6,32 +6,40 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from esa_cli.apps.cli.options import output_paths as files
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
+from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.engine.engine import Engine
 
 EngineName = Annotated[
     Literal["local", "ray"],
-    typer.Option(
-        "--engine",
-        metavar="local|ray",
-        help="local: this process, or --workers of this machine; ray: actors of a Ray cluster.",
+    option(
+        "--engine local|ray",
+        "local: this process, or --workers of this machine; ray: actors of a Ray cluster.",
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
+    option(
+        "--workers N",
+        "Processes of this machine; of --engine ray actors, else one for each GPU or machine.",
         min=1,
-        help="Processes of this machine; of --engine ray actors, else one for each GPU or machine.",
     ),
+]
+Shard = Annotated[
+    str | None,
+    option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join."),
+]
+Join = Annotated[
+    list[Path] | None,
+    option("--join FILE", "Take the rows of this --out of a shard first. Repeatable."),
 ]
 
 
@@ -66,4 +74,17 @@ class EngineOptions:
             yield engine
 
 
-LOCAL = EngineOptions()
+@dataclass(frozen=True)
+class ShardOptions:
+    """The shard of a command that writes rows, and files with rows of other shards."""
+
+    shard: Shard = None
+    join: Join = None
+
+    def check(self, out: Path | None) -> WorkShard:
+        """The shard. Raises UsageError: it is none, or a file to join is missing or is --out."""
+        for path in self.join or ():
+            if not path.is_file():
+                raise UsageError(f"--join must be a file, got {path}", "name the --out of a shard")
+        files.spare("--out", out, map(str, self.join or ()), "one of the files of --join")
+        return WorkShard.parse(self.shard)

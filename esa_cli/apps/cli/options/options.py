@@ -21,7 +21,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
 
-DEFAULT_PRESET = "smollm2-135m"
+DEFAULT_PRESET = "default"
 
 Preset = Annotated[
     str,
@@ -35,7 +35,14 @@ Preset = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="REF", help="A hub id, folder, .gguf file or wheel."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="REF",
+        help="What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
+        "a name from `esa models list --known`.",
+        autocompletion=completion.models,
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -190,11 +197,29 @@ class ModelOptions:
 
         chosen = load(self.preset, self.overrides(parts, more))
         if method is not None:
-            from esa_cli.qa.presets.method_presets import for_length
+            from esa_cli.qa.presets.resolved_preset import for_length
 
             chosen = for_length(method, chosen, 0)
         parse_reference(chosen.model)
+        self._say_way(chosen)
         return chosen
+
+    def method_preset(self) -> LoadedPreset:
+        """As `load_preset`, for commands that run methods: --model is the model that they run in,
+        in every preset."""
+        from esa_cli.qa.presets.preset import by_its_model
+
+        return by_its_model(self.load_preset())
+
+    def _say_way(self, chosen: LoadedPreset) -> None:
+        """Says what a former name of a preset stands for."""
+        from esa_cli.apps.cli.output.terminal import Reporter
+        from esa_cli.qa.presets.preset_files import known_models
+
+        facts = None if self.preset == chosen.name else known_models().get(self.preset)
+        if facts is not None:
+            way = f"--preset {chosen.name} --model {self.preset}"
+            Reporter().warn(f"esa: {self.preset} is a model now, not a preset: use {way}")
 
 
 @dataclass(frozen=True)
@@ -251,7 +276,7 @@ def names(text: str) -> tuple[str, ...]:
 
 def compared_methods(text: str | None, chosen: LoadedPreset) -> tuple[str, ...]:
     """The methods to compare: those that are named, else the preset's own."""
-    from esa_cli.qa.presets.method_presets import compared_by_default
+    from esa_cli.qa.presets.resolved_preset import compared_by_default
 
     return compared_by_default(chosen) if text is None else names(text)
 

@@ -24,6 +24,3 @@ class UncachedOptions:
         return ModelOptions(
             self.preset, self.model, self.settings, self.plugins, self.device, self.dtype, "device"
         )
-
-
-UNCACHED = UncachedOptions()

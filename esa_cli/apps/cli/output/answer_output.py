@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
-from esa_cli.apps.cli.output.word_wrap import WordWrap
+from esa_cli.apps.cli.output.wrapping import WordWrap
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Evidence, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.books import Book
 
 SHOWN = 3
-"""Passages under an answer unless --evidence says how many."""
+"""Passages under an answer unless --top says how many."""
 NOT_FOUND = "the documents may not contain the answer"
 WEIGHTS = "  passages, with how much each counts for the answer:"
 NEAREST = "  the nearest passages:"
@@ -87,7 +87,7 @@ class Timing:
 
 
 def passage_count(asked: int | None, quiet: bool) -> int:
-    """Passages to show: as many as --evidence says; without it none where it is to be quiet."""
+    """Passages to show: as many as --top says; without it none where it is to be quiet."""
     return (0 if quiet else SHOWN) if asked is None else asked
 
 

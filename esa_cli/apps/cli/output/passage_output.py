@@ -44,7 +44,7 @@ def files_of(passages: Sequence[Passage]) -> list[FileMatch]:
 
 
 @dataclass(frozen=True)
-class FoundInBooks:
+class FoundPassages:
     """The result of one `esa find`.
 
     Args:

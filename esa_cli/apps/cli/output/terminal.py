@@ -14,14 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, TextIO
 
-from esa_cli.apps.cli.output.wrapped_lines import wrapped
+from esa_cli.apps.cli.output.wrapping import wrapped
 from esa_cli.system.machine import size_text
 
 LINE_EVERY_S = 10.0
 NARROW = 32
-"""A table's last column that has less room than this goes below its row."""
+"""Columns that a text has, at least."""
 _STAGES = {
     "download": "fetching the model",
     "extract": "unpacking the model",
@@ -68,79 +69,36 @@ def room() -> int:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; in a pipe as wide as it needs to be."""
-    written = [[clean(cell) for cell in row] for row in rows]
-    if any(headers):
-        written.insert(0, list(headers))
-    simple = not any(sign in cell for row in written for cell in row for sign in "\n\t")
-    if written and simple and not make_console(sys.stdout).is_terminal:
-        lines = _plain_lines(written)
-        if max(map(len, lines)) <= room() // 2:  # a character has at most two columns
-            print("\n".join(lines))
-            return
-    _print_grid(headers, rows)
-
-
-def _plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's lines without styles, as rich would print them in ten times the time."""
-    from rich.cells import cell_len
-
-    lengths = [[cell_len(cell) for cell in row] for row in rows]
-    widths = [max(column) for column in zip(*lengths, strict=True)]
-    return [
-        "  ".join(
-            cell + " " * (width - length)
-            for cell, width, length in zip(row, widths, own, strict=True)
-        ).rstrip()
-        for row, own in zip(rows, lengths, strict=True)
-    ]
-
-
-def _print_grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.padding import Padding
+    """A table on standard output: as wide as a terminal, in a pipe as wide as it needs to be."""
+    cells = [[clean(cell).expandtabs() for cell in row] for row in rows]
+    console = make_console(sys.stdout)
+    if not console.is_terminal:
+        if any(headers):
+            cells.insert(0, list(headers))
+        print("".join(f"{line}\n" for line in _plain_lines(cells)), end="")
+        return
+    from rich.table import Table
     from rich.text import Text
 
-    console = make_console(sys.stdout)
-    console.width = room()
-    cells = [[Text(clean(cell)) for cell in row] for row in rows]
-    if any(headers):
-        cells.insert(0, [Text(header, style="bold") for header in headers])
-    widths = _widths_above(cells, console.width)
-    with console.capture() as capture:
-        if widths is None:
-            console.print(_grid(cells, [None] * len(headers)))
-        else:
-            for row in cells:
-                console.print(_grid([row[:-1]], widths), Padding(row[-1], (0, 0, 0, 4)), sep="")
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    table = Table(box=None, pad_edge=False, show_header=any(headers), header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
-def _grid(rows: list[list[Any]], widths: Sequence[int | None]) -> Any:
-    from rich.table import Table
+def _plain_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table's lines without styles, in a tenth of the time of rich."""
+    from rich.cells import cell_len
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for width in widths:
-        table.add_column(overflow="fold", width=width)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _widths_above(rows: list[list[Any]], room: int) -> list[int] | None:
-    """Widths of all columns but the last where that one has to go below, else None."""
-    if not rows or len(rows[0]) < 3:
-        return None
-    *widths, last = (max(map(_width, column)) for column in zip(*rows, strict=True))
-    room -= 2 * (len(widths) - 1)
-    if sum(widths) + 2 + min(last, NARROW) <= room:
-        return None
-    while sum(widths) > room and max(widths) > 8:
-        widths[widths.index(max(widths))] -= 1
-    return widths
-
-
-def _width(cell: Any) -> int:
-    return max((line.cell_len for line in cell.split()), default=0)
+    lines = [
+        line for row in rows for line in zip_longest(*(c.split("\n") for c in row), fillvalue="")
+    ]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = (c + " " * (width - cell_len(c)) for c, width in zip(line, widths, strict=True))
+        yield "  ".join(padded).rstrip()
 
 
 def make_console(stream: TextIO) -> Any:

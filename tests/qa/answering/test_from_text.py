@@ -1,0 +1,375 @@
+"""Answers from passages that are read again as text, as `Esa` gives them. Tiny random model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esa_cli import models
+from esa_cli.documents.document import Document
+from esa_cli.errors import LengthError, ModelError, PresetError, UsageError
+from esa_cli.models.generation import generate
+from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.qa.answering import from_text
+from esa_cli.qa.answering.reply import NOT_TOLD, Turn
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book
+from esa_cli.qa.presets import preset
+from esa_cli.qa.reading.passage_prompt import one_line
+from esa_cli.storage.library import Library
+
+FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20
+GATE = "Captain Ahab opens\nthe northern gate at nine. "
+STORY = FILLER + "\n\n" + GATE + "\n\n" + FILLER
+QUESTION = "When does Ahab open the northern gate?"
+FROM_TEXT = ["answer.from=text", "answer.prior=100.0"]
+"""What is found decides: a random model's log-odds say nothing."""
+
+
+def esa(loaded: Any, *overrides: str, base: Sequence[str] = FROM_TEXT) -> Esa:
+    return Esa(loaded, preset.load("tiny-random", [*base, *overrides]))
+
+
+def document(text: str, name: str = "story.txt") -> Document:
+    return Document(name, text, source=name, encoding="utf-8", bytes=len(text))
+
+
+@pytest.fixture
+def asker(loaded: Any) -> Iterator[Esa]:
+    with esa(loaded) as made:
+        yield made
+
+
+def book(asker: Esa, text: str, name: str = "story.txt") -> Book:
+    return asker.ingest(document(text, name))
+
+
+def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None:
+    reply = asker.ask(QUESTION, [book(asker, STORY)])
+    first = reply.evidence[0]
+    assert one_line(GATE) in one_line(first.text)
+    assert first.text == STORY[first.start : first.end]
+    assert first.line == STORY[: first.start].count("\n") + 1
+    assert reply.quotation is not None
+    place = reply.quotation
+    assert one_line(STORY[place.start : place.end]) == reply.text
+    assert first.start <= place.start < place.end <= first.end
+    assert (reply.found, reply.cut, reply.answered_from) == (True, False, "text")
+    assert reply.answer_tokens == len(f" {reply.text}")
+    assert reply.question_tokens > len(QUESTION)
+    assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
+
+
+def test_passages_are_weighed(asker: Esa) -> None:
+    placed = [book(asker, STORY), book(asker, FILLER, "other.txt")]
+    reply = asker.ask(QUESTION, placed, evidence=100)
+    assert 2 < len(reply.evidence) <= 16
+    assert sum(one.weight for one in reply.evidence) == pytest.approx(1)
+    assert float(asker._last[1].sum()) == pytest.approx(1)  # type: ignore[index]
+    assert len(asker.ask(QUESTION, placed, evidence=0).evidence) == 0
+    assert len(asker.ask(QUESTION, placed).evidence) == 3
+
+
+def test_read_or_not_a_document_answers_the_same(asker: Esa, tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text(STORY, "utf-8")
+    read = asker.ask(QUESTION, [asker.ingest(str(path))])
+    unread = asker.ask(QUESTION, [book(asker, STORY)])
+    assert (read.text, read.evidence, read.found) == (unread.text, unread.evidence, unread.found)
+
+
+def test_which_of_several_documents(asker: Esa) -> None:
+    texts = [FILLER, "", STORY, "Starbuck sleeps."]
+    books = [book(asker, text, f"{n}.txt") for n, text in enumerate(texts)]
+    reply = asker.ask(QUESTION, books)
+    assert reply.evidence[0].document == "2.txt"
+    assert reply.quotation is not None
+    assert reply.quotation.document == "2.txt"
+    assert one_line(STORY[reply.quotation.start : reply.quotation.end]) == reply.text
+    assert asker.ask("Who is Starbuck?", books).evidence[0].document == "3.txt"
+    assert "<html" in asker.report(asker.ask(QUESTION, books), QUESTION, books)
+
+
+@pytest.mark.parametrize("text", ["Ahab.", "x", "門在九點開。", "1950", "a " * 900, "y" * 1500])
+@pytest.mark.parametrize("question", [QUESTION, "Who was it?", "?!", "門?"])
+def test_texts_and_questions_of_every_kind(loaded: Any, text: str, question: str) -> None:
+    with esa(loaded) as asker:
+        reply = asker.ask(question, [book(asker, text)])
+    assert reply.text
+    if reply.quotation is not None:
+        assert one_line(text[reply.quotation.start : reply.quotation.end]) == reply.text
+    else:
+        assert reply.text == NOT_TOLD
+
+
+@pytest.mark.parametrize("text", ["", "\n\n ", "...", "--- ?! ---\n\n***"])
+@pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
+def test_texts_without_words_do_not_say(asker: Esa, text: str, question: str) -> None:
+    reply = asker.ask(question, [book(asker, text)], max_new_tokens=4)
+    assert not reply.found
+    assert not reply.quotation
+    if question == QUESTION or not text.strip():
+        assert (reply.text, reply.answer_tokens) == (NOT_TOLD, 0)
+
+
+def test_a_name_that_no_document_mentions_costs_log_odds_and_vetoes_nothing(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "What did Elizabeth Bennet keep?"
+    with esa(loaded, "answer.threshold=-99.0") as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).found
+        monkeypatch.setattr(from_text, "UNMENTIONED", 1e6)
+        assert not asker.ask(asked, [book(asker, STORY)]).found
+        assert asker.ask(QUESTION, [book(asker, STORY)]).found
+        assert asker.ask("What did the CEO of the USA keep?", [book(asker, STORY)]).found
+    with esa(loaded) as asker:
+        assert asker.ask(asked, [book(asker, STORY)]).found
+
+
+@pytest.mark.parametrize(("threshold", "found"), [(-1e9, True), (1e9, False)])
+def test_below_the_threshold_the_documents_do_not_say(
+    loaded: Any, threshold: float, found: bool
+) -> None:
+    with esa(loaded, f"answer.threshold={threshold}") as asker:
+        pieces: list[str] = []
+        reply = asker.ask(QUESTION, [book(asker, STORY)], on_text=pieces.append)
+    assert (reply.found, reply.text == NOT_TOLD) == (found, not found)
+    assert "".join(pieces) == reply.text
+    assert len(reply.evidence) == 3
+    assert not reply.doubtful
+
+
+def test_a_reference_takes_the_words_of_the_turn_before(asker: Esa) -> None:
+    text = FILLER + GATE + FILLER + "Starbuck sleeps in the northern mill. " + FILLER
+    books = [book(asker, text)]
+    history = [Turn("Who is Pip?", "A boat."), Turn("Where is Starbuck?", "In the mill.")]
+    alone = asker.ask("Who opens that northern thing?", books).evidence[0].text
+    after = asker.ask("Who sleeps there, in the north?", books, history=history).evidence[0].text
+    assert "Ahab" in alone
+    assert "Starbuck" in after
+    plain = asker.ask("Who opens the northern gate?", books)
+    assert asker.ask("Who opens the northern gate?", books, history=history).text == plain.text
+    short = asker.ask("By whom?", books, history=[Turn("Is the northern gate opened?", "Yes.")])
+    whole = asker.ask("Is the northern gate opened? By whom?", books)
+    assert (short.text, short.evidence) == (whole.text, whole.evidence)
+    assert short.evidence != asker.ask("By whom?", books).evidence
+
+
+def test_free_text_is_the_bare_models_own(asker: Esa, loaded: Any) -> None:
+    question, text = "Summarise what Ahab does.", "Ahab opens the gate. He sleeps."
+    pieces: list[str] = []
+    reply = asker.ask(question, [book(asker, text)], max_new_tokens=9, on_text=pieces.append)
+    prompt = asker.session.prompt
+    asker.close()
+    ids = prompt.document(text) + prompt.question(question)
+    want = loaded.tokenizer.decode(
+        generate(loaded.model, ids, None, max_new_tokens=9), skip_special_tokens=True
+    )
+    assert reply.text == want.strip()
+    assert "".join(pieces).strip() == reply.text
+    assert (reply.answer_tokens, reply.cut, reply.quotation) == (9, True, None)
+
+
+def test_the_form_of_the_preset_goes_before_the_words_of_the_question(loaded: Any) -> None:
+    for form, question in (("text", QUESTION), ("span", "Summarise what Ahab does.")):
+        with esa(loaded, f"answer.form={form}") as asker:
+            reply = asker.ask(question, [book(asker, STORY)], max_new_tokens=5)
+        assert (reply.quotation is None) == (form == "text")
+
+
+def test_long_passages_of_free_text_are_cut_to_the_window(
+    asker: Esa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+
+    def short(model: Any, ids: list[int], *given: Any, **options: Any) -> list[int]:
+        lengths.append(len(ids) + options["max_new_tokens"])
+        return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
+
+    monkeypatch.setattr(from_text, "generate", short)
+    asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
+    assert 400 < lengths[0] <= 512
+
+
+def test_samples_follow_their_seed(asker: Esa) -> None:
+    books, question = [book(asker, GATE)], "Summarise it."
+
+    def sample(seed: int) -> str:
+        return asker.ask(question, books, max_new_tokens=12, temperature=2.0, seed=seed).text
+
+    before = torch.random.get_rng_state()
+    assert sample(1) == sample(1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_on_text_raises_passes_and_the_asker_goes_on(
+    asker: Esa, question: str, error: type[BaseException]
+) -> None:
+    books = [book(asker, STORY)]
+    want = asker.ask(question, books, max_new_tokens=5)
+
+    def fail(text: str) -> None:
+        raise error
+
+    with pytest.raises(error):
+        asker.ask(question, books, max_new_tokens=5, on_text=fail)
+    again = asker.ask(question, books, max_new_tokens=5)
+    assert (again.text, again.evidence) == (want.text, want.evidence)
+
+
+def test_an_interruption_while_passages_are_read(
+    asker: Esa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text(STORY, "utf-8")
+    books = [asker.ingest(str(path))]
+    want = asker.ask(QUESTION, books).text
+
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(from_text.PassageReader, "read", stop)
+        with pytest.raises(KeyboardInterrupt):
+            asker.ask(QUESTION, books)
+    assert asker.ask(QUESTION, books).text == want
+    assert asker.session.attachment.attached
+
+
+def test_a_question_is_counted_and_ended_while_passages_are_read(asker: Esa) -> None:
+    books = [book(asker, STORY)]
+    turns = [Turn("What is sold?", "Fish.")]
+    alone, later = asker.question_tokens(QUESTION), asker.question_tokens(QUESTION, turns)
+    assert alone == asker.ask(QUESTION, books).question_tokens < later
+    with pytest.raises(LengthError):
+        asker.question_tokens("word " * 500)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    wanted = asker.ask(QUESTION, books).text
+    with pytest.raises(InterruptedError), asker.interruptible(stop):
+        asker.ask(QUESTION, books)
+    assert asker.ask(QUESTION, books).text == wanted
+
+
+def test_what_cannot_be_asked(asker: Esa) -> None:
+    books = [book(asker, STORY)]
+    with pytest.raises(UsageError, match="no document"):
+        asker.ask(QUESTION, [])
+    with pytest.raises(UsageError, match="the question must not be empty"):
+        asker.ask(" \n", books)
+    with pytest.raises(UsageError, match="temperature must"):
+        asker.ask(QUESTION, books, temperature=-1)
+    with pytest.raises(UsageError, match="max_new_tokens must"):
+        asker.ask(QUESTION, books, max_new_tokens=0)
+    with pytest.raises(LengthError, match="the model's window has 512"):
+        asker.ask("Who " * 80, books)
+    with pytest.raises(LengthError, match="the model's window has 512"):
+        asker.ask("Summarise it.", books, max_new_tokens=400)
+    assert asker.ask(QUESTION, books, max_new_tokens=400).quotation
+
+
+def save(model: Any, folder: Path) -> str:
+    adapter = LoraAdapter.new(model, rank=2, alpha=64, seed=1)
+    for _, b in adapter.matrices.values():
+        b.data.normal_(std=0.5)
+    adapter.save(folder, "random:llama")
+    return str(folder)
+
+
+def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: Path) -> None:
+    folder = save(loaded.model, tmp_path / "adapter")
+    replies = []
+    for more in ([], [f"answer.adapter={folder}"]):
+        with esa(loaded, *more, base=["answer.from=text", "answer.passages=1"]) as asker:
+            books = [book(asker, "Ahab opens the gate at nine, he said, and sleeps.")]
+            reader = asker._text.reader  # type: ignore[union-attr]
+            with asker.session.attachment.suspended(), reader.reading():
+                number = reader.read(QUESTION, ["Ahab opens the gate."]).log_odds[0]
+            free = asker.ask("Summarise it.", books, max_new_tokens=6).text
+            replies.append((number, free))
+    (bare, free), (adapted, same) = replies
+    assert abs(bare - adapted) > 1e-3
+    assert free == same
+
+
+def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) -> None:
+    folder = save(loaded.model, tmp_path / "adapter")
+    examples = "answer.examples=[{passage: A cat sat., question: 'Who?', answer: cat}]"
+    lengths = []
+    for more in (
+        [],
+        [examples],
+        [f"answer.adapter={folder}"],
+        [f"answer.adapter={folder}", examples],
+    ):
+        with esa(loaded, *more) as asker:
+            reader = asker._text.reader  # type: ignore[union-attr]
+            lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
+            assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
+    assert lengths[0] == lengths[2] == lengths[3] < lengths[1]
+    with (
+        esa(loaded, examples.replace("sat.", "sat. " * 100)) as asker,
+        pytest.raises(LengthError, match="the model's window has 512"),
+    ):
+        asker.ask(QUESTION, [book(asker, STORY)])
+
+
+def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
+    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PresetError, match=r"answer\.adapter must be a folder .* got 'none'"):
+        esa(loaded, "answer.adapter=none")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "adapter_config.json").write_text("{}", "utf-8")
+    with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
+        esa(loaded, f"answer.adapter={broken}")
+    with esa(loaded) as asker:  # the model is free again
+        assert asker.ask(QUESTION, [book(asker, STORY)]).text
+    monkeypatch.setattr(models, "load", lambda *given, **options: pytest.fail("loaded"))
+    with pytest.raises(PresetError, match="got 'none'"):
+        Esa.load("tiny-random", [*FROM_TEXT, "answer.adapter=none"], device="cpu")
+
+
+def test_an_adapter_of_another_model(loaded: Any, make_model: Any, tmp_path: Path) -> None:
+    folder = save(make_model("llama"), tmp_path / "adapter")
+    with pytest.raises(ModelError, match="the adapter is of another model"):
+        esa(loaded, f"answer.adapter={folder}")
+    with esa(loaded):
+        pass
+
+
+def test_a_document_is_read_only_where_rows_are_needed_or_stored(
+    loaded: Any, tmp_path: Path
+) -> None:
+    library = Library(tmp_path / "library")
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).prefilled is None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library) as asker:
+        stored = asker.ingest(document(STORY))
+        assert stored.prefilled is not None
+        assert stored.entry is not None
+    with Esa(loaded, preset.load("tiny-random", FROM_TEXT), library=library, keep=False) as asker:
+        assert asker.ingest(document(STORY)).entry.key == stored.entry.key
+
+
+def test_a_method_over_the_preset_answers_from_rows(loaded: Any) -> None:
+    from esa_cli.qa.presets.resolved_preset import apply
+
+    made = apply("esa", preset.load("tiny-random", FROM_TEXT))
+    with Esa(loaded, made) as asker:
+        read = asker.ingest(document(STORY))
+        reply = asker.ask(QUESTION, [read], max_new_tokens=3)
+        assert (reply.answered_from, reply.quotation) == ("rows", None)
+        with pytest.raises(UsageError, match="has not been read"):
+            asker.ask(QUESTION, [replace(read, prefilled=None)])

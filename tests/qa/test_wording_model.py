@@ -1,0 +1,126 @@
+"""Another model words the answers: what is found stays the preset's own. Tiny random models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_fixtures import cache, esa, surroundings
+from command import Esa
+from reader_models import foreign_model, wide_model
+from tiny_finder import tiny_finder
+
+from esa_cli import Esa as Interface
+from esa_cli.errors import PresetError
+from esa_cli.qa.presets import preset
+from esa_cli.qa.presets.preset_files import known_models
+from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.storage.library import Library
+
+__all__ = ["cache", "esa", "surroundings"]
+pytestmark = pytest.mark.usefixtures("surroundings")
+QUESTION = "Who lit the harbour lamp?"
+HERE = ["--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A preset that finds by a finder, as the default does."""
+    *_, finder = tiny_finder(tmp_path / "finder")
+    answer = "answer: {from: text, passages: 3, finder: " + finder.partition("=")[2] + "}\n"
+    Path("own.yaml").write_text(f"extends: tiny-random\n{answer}")
+    return "./own.yaml"
+
+
+@pytest.fixture
+def book() -> str:
+    lines = [f"In the year {year} the ferry sailed to the island.\n\n" for year in range(40)]
+    lines[17] = "Ann Brown lit the harbour lamp at nine.\n\n"
+    Path("book.txt").write_text("".join(lines))
+    return "book.txt"
+
+
+def test_the_same_passages_with_the_same_scores(own: str, book: str, tmp_path: Path) -> None:
+    found, evidence, library = [], [], Library(tmp_path / "library")
+    for model in (None, wide_model(tmp_path / "wide"), foreign_model(tmp_path / "gpt")):
+        how = {"device": "cpu", "dtype": "float32", "library": library}
+        with Interface.load(own, model=model, **how) as asker:  # type: ignore[arg-type]
+            assert asker.preset.model == "random:llama"
+            if model is not None:
+                assert asker.find(asker.documents.open(book).document), "its index is stored"
+            books = [asker.ingest(book)]
+            found.append([(p.start, p.end, p.score) for p in asker.find_passages(QUESTION, books)])
+            reply = asker.ask(QUESTION, books, max_new_tokens=4)
+            evidence.append([(one.start, one.text) for one in reply.evidence])
+            assert (asker.reader is None) == (model is None)
+            assert (reply.quotation is None) or model is None
+    assert len(found[0]) > 3
+    assert found[0] == found[1] == found[2]
+    assert evidence[0] == evidence[1] == evidence[2]
+
+
+def test_model_and_reader_are_one_option(esa: Esa, own: str, book: str, tmp_path: Path) -> None:
+    folder = foreign_model(tmp_path / "gpt")
+    asked = ["ask", book, QUESTION, "--preset", own, *HERE, "--json", "--max-new-tokens", "4"]
+    plain, *worded = (
+        esa(*asked, *more).data for more in ([], ["--model", folder], ["--reader", folder])
+    )
+    assert [one["reader"] for one in (plain, *worded)] == [None, "gpt", "gpt"]
+    assert worded[0]["answer"] == worded[1]["answer"]
+    for one in worded:
+        assert [e["text"] for e in one["evidence"]] == [e["text"] for e in plain["evidence"]]
+    plain, worded_hits = (
+        esa("find", book, QUESTION, "--preset", own, *HERE, "--json", *more).data
+        for more in ([], ["--model", folder])
+    )
+    assert plain["passages"] == worded_hits["passages"]
+
+
+def test_a_file_of_questions_and_places(esa: Esa, own: str, book: str, tmp_path: Path) -> None:
+    model = ["--preset", own, "--model", foreign_model(tmp_path / "gpt"), *HERE, "--quiet"]
+    Path("q.jsonl").write_text(json.dumps({"question": QUESTION}))
+    batch = esa("batch", "q.jsonl", book, "--out", "out.jsonl", *model, "--max-new-tokens", "4")
+    assert batch.code == 0
+    assert json.loads(Path("out.jsonl").read_text())["quotation"] is None
+    places = esa("collect", book, QUESTION, *model, "--json").data
+    assert places["reader"].endswith("gpt")
+    assert esa("collect", book, QUESTION, *model, "--least", "1").code == 2
+    assert esa("ask", book, QUESTION, *model, "--answer", "span").code == 2
+
+
+def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:
+    folder = wide_model(tmp_path / "wide")
+    for more, method in (([], "esa"), (["answer.from=rows"], None)):
+        chosen = resolve(own, [f"model={folder}", *more], method).preset
+        assert (chosen.model, chosen.answer.reader) == (folder, None)
+        assert chosen.answer.needs_rows
+
+
+def test_a_model_with_a_finder_of_its_own_finds_by_it(own: str) -> None:
+    for more in ("answer.finder=null", "answer.finder=other", "answer.adapter=other"):
+        chosen = preset.load(own, ["model=some/model", more])
+        assert (chosen.model, chosen.answer.reader) == ("some/model", None)
+
+
+def test_ways_and_models_by_name() -> None:
+    assert preset.load(overrides=["model=qwen3-4b"]).answer.reader == "Qwen/Qwen3-4B"
+    for name, facts in known_models().items():
+        chosen = preset.load(name)
+        assert facts.model in (chosen.model, chosen.answer.reader)
+        assert chosen.name == facts.way
+    heads = preset.load("consensus", ["model=llama3.2-3b"]).score["heads"]
+    assert heads == known_models()["llama3.2-3b"].heads
+
+
+def test_former_names(esa: Esa, book: str) -> None:
+    assert preset.load("smollm2-135m") == preset.load()
+    assert preset.load("llama3-8b-paper") == preset.load("paper")
+    shown = esa("plan", book, "--preset", "qwen3-4b", "--json", "--dtype", "bfloat16")
+    assert "use --preset chat --model qwen3-4b" in shown.err
+    assert (shown.data["preset"], shown.data["reader_bytes"]) == ("chat", 8_040_000_000)
+
+
+def test_a_server_has_no_rows() -> None:
+    with pytest.raises(PresetError):
+        preset.load(overrides=["answer.reader=http://localhost:1", "answer.from=rows"])
