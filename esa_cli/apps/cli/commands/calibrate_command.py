@@ -55,8 +55,7 @@ class CalibrationOptions:
     """Options of `esa calibrate` besides those of the model."""
 
     aim: Annotated[
-        str,
-        option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset."),
+        str, option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset.")
     ] = "esa"
     tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[

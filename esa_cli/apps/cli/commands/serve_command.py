@@ -27,8 +27,7 @@ Documents = Annotated[
     typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
 ]
 Allow = Annotated[
-    list[Path] | None,
-    option("--allow DIR", "Requests may name files in it. Repeatable."),
+    list[Path] | None, option("--allow DIR", "Requests may name files in it. Repeatable.")
 ]
 Stored = Annotated[bool, option("--library", "Requests may name what the library has stored.")]
 Host = Annotated[str, option("--host HOST", "The address to listen on.")]
@@ -43,17 +42,12 @@ Token = Annotated[
 ]
 MaxBody = Annotated[str, option("--max-body SIZE", "The largest request.")]
 MaxQuestion = Annotated[
-    int,
-    option("--max-question TOKENS", "The longest question, with its history.", min=1),
+    int, option("--max-question TOKENS", "The longest question, with its history.", min=1)
 ]
 MaxQueue = Annotated[
-    int,
-    option("--max-queue N", "Questions that may wait; more are sent away.", min=0),
+    int, option("--max-queue N", "Questions that may wait; more are sent away.", min=0)
 ]
-Timeout = Annotated[
-    float,
-    option("--timeout SECONDS", "The longest an answer takes.", min=0.1),
-]
+Timeout = Annotated[float, option("--timeout SECONDS", "The longest an answer takes.", min=0.1)]
 
 
 @dataclass(frozen=True)
