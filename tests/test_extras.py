@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
+from esa_cli.apps.cli.commands.serve_command import ServeOptions
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.attention.kernels import flash_attn_func
@@ -44,8 +45,8 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("plot", "matplotlib", lambda: new_figure(1, 1)),
     ("ray", "ray", lambda: EngineOptions("ray").check()),
     ("reader", "requests", lambda: ReaderChoice("http://127.0.0.1:9")),
-    ("serve", "starlette", lambda: check_serve(None)),  # type: ignore[arg-type]
-    ("serve", "uvicorn", lambda: check_serve(None)),  # type: ignore[arg-type]
+    ("serve", "starlette", lambda: check_serve([], ServeOptions())),
+    ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
     ("url", "fsspec", lambda: RemoteFolder("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""

@@ -42,13 +42,9 @@ Arguments = Annotated[
     ),
 ]
 InLibrary = Annotated[bool, option("--library", "The documents of the library, too, or alone.")]
-Top = Annotated[
-    int | None,
-    option("--top N", "Passages below the answer; 3.", min=0, max=50),
-]
+Top = Annotated[int | None, option("--top N", "Passages below the answer; 3.", min=0, max=50)]
 Report = Annotated[
-    Path | None,
-    option("--report FILE", "Write a page with the text and its passages."),
+    Path | None, option("--report FILE", "Write a page with the text and its passages.")
 ]
 Read = Annotated[
     Literal["after", "first", "never"],

@@ -39,8 +39,7 @@ Documents = Annotated[
     typer.Argument(metavar="DOC...", help="What questions without documents are about."),
 ]
 Out = Annotated[
-    Path,
-    option("--out -o FILE", "Answers as JSON lines; an existing file is continued."),
+    Path, option("--out -o FILE", "Answers as JSON lines; an existing file is continued.")
 ]
 Limit = Annotated[int | None, option("--limit N", "The first N questions only.", min=1)]
 Top = Annotated[int, option("--top N", "Passages to keep of each answer.", min=0, max=50)]

@@ -278,8 +278,7 @@ Name = Annotated[
 Data = Annotated[Path | None, option("--data DIR", "The folder with the official files.")]
 Download = Annotated[bool, option("--download", "Fetch the files into --data first, from the hub.")]
 Tasks = Annotated[
-    str | None,
-    option("--tasks NAME,...", "Tasks with commas; else those whose files are there."),
+    str | None, option("--tasks NAME,...", "Tasks with commas; else those whose files are there.")
 ]
 Limit = Annotated[int | None, option("--limit N", "Records of each task.", min=1)]
 Markdown = Annotated[Path | None, option("--markdown FILE", "Write the table, as table.md.")]

@@ -15,7 +15,6 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 
@@ -24,6 +23,24 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
     from esa_cli.qa.presets.preset import Preset
+
+
+@dataclass(frozen=True)
+class UncachedOptions:
+    """`ModelOptions` without --cache: no keys and values of documents are kept."""
+
+    preset: options.Preset = options.DEFAULT_PRESET
+    model: options.Model = None
+    settings: options.Set = None
+    plugins: options.Plugin = None
+    device: options.Device = "auto"
+    dtype: options.Dtype = "auto"
+
+    def model_options(self) -> ModelOptions:
+        """The same with a cache where the model is."""
+        return ModelOptions(
+            self.preset, self.model, self.settings, self.plugins, self.device, self.dtype, "device"
+        )
 
 
 METHODS = ("all", "closed-form", "pca", "learned")
@@ -38,8 +55,7 @@ class CalibrationOptions:
     """Options of `esa calibrate` besides those of the model."""
 
     aim: Annotated[
-        str,
-        option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset."),
+        str, option("--for METHOD", "Whose queries to fit: a name from `esa methods`, or preset.")
     ] = "esa"
     tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset
 
 MOST = 9
-Count = Annotated[
-    int,
-    option("--questions -n N", "Ask so many of the questions.", min=1, max=MOST),
-]
+Count = Annotated[int, option("--questions -n N", "Ask so many of the questions.", min=1, max=MOST)]
 Kept = Annotated[bool, option("--keep", "Keep the chronicle in the library, to ask it more.")]
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esa_cli.apps.cli.commands.calibrate_command import UncachedOptions
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.uncached_options import UncachedOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.version import __version__
 

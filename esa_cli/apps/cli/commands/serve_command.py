@@ -27,8 +27,7 @@ Documents = Annotated[
     typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
 ]
 Allow = Annotated[
-    list[Path] | None,
-    option("--allow DIR", "Requests may name files in it. Repeatable."),
+    list[Path] | None, option("--allow DIR", "Requests may name files in it. Repeatable.")
 ]
 Stored = Annotated[bool, option("--library", "Requests may name what the library has stored.")]
 Host = Annotated[str, option("--host HOST", "The address to listen on.")]
@@ -43,49 +42,42 @@ Token = Annotated[
 ]
 MaxBody = Annotated[str, option("--max-body SIZE", "The largest request.")]
 MaxQuestion = Annotated[
-    int,
-    option("--max-question TOKENS", "The longest question, with its history.", min=1),
+    int, option("--max-question TOKENS", "The longest question, with its history.", min=1)
 ]
 MaxQueue = Annotated[
-    int,
-    option("--max-queue N", "Questions that may wait; more are sent away.", min=0),
+    int, option("--max-queue N", "Questions that may wait; more are sent away.", min=0)
 ]
-Timeout = Annotated[
-    float,
-    option("--timeout SECONDS", "The longest an answer takes.", min=0.1),
-]
+Timeout = Annotated[float, option("--timeout SECONDS", "The longest an answer takes.", min=0.1)]
 
 
 @dataclass(frozen=True)
-class ServeRequest:
+class ServeOptions:
     """Options of `esa serve` besides the model's."""
 
-    documents: Sequence[str] = ()
-    allow: Sequence[Path] = ()
-    library: bool = False
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    max_body: int = 1_000_000
-    max_question: int = 8192
-    max_queue: int = 8
-    timeout_s: float = 600.0
+    allow: Allow = None
+    library: Stored = False
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    token: Token = None
+    max_body: MaxBody = "1MB"
+    max_question: MaxQuestion = 8192
+    max_queue: MaxQueue = 8
+    timeout: Timeout = 600.0
+    keep: options.Keep = None
+
+    @property
+    def body_bytes(self) -> int:
+        """Raises UsageError: --max-body is no size."""
+        from esa_cli.system.machine import parse_size
+
+        return parse_size(self.max_body, "--max-body")
 
 
 @options.command
 def serve(
     documents: Documents = None,
-    allow: Allow = None,
-    library: Stored = False,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    token: Token = None,
-    max_body: MaxBody = "1MB",
-    max_question: MaxQuestion = 8192,
-    max_queue: MaxQueue = 8,
-    timeout: Timeout = 600.0,
-    keep: options.Keep = None,
     *,
+    wanted: ServeOptions,
     model: ModelOptions,
     answer: AnswerOptions,
     quiet: options.Quiet = False,
@@ -98,31 +90,26 @@ def serve(
     from esa_cli.apps.cli.model_choice.known_model import answerable
     from esa_cli.apps.cli.model_choice.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.system.machine import parse_size
 
-    size = parse_size(max_body, "--max-body")
-    wanted = ServeRequest(
-        documents or [], allow or [], library, host, port, token, size, max_question, max_queue,
-        timeout,
-    )  # fmt: skip
-    check(wanted)
+    named = documents or []
+    check(named, wanted)
     from esa_cli.apps.server import server_run
 
     chosen = answer.load_preset(model)
     reader = answer.reader_choice()
     reporter = Reporter(quiet)
-    server_run.bind(host, port).close()  # a taken port is said before a model is loaded
-    found = inputs.read(wanted.documents, reporter).documents
+    server_run.bind(wanted.host, wanted.port).close()  # a taken port is said at once
+    found = inputs.read(named, reporter).documents
     try:
         chosen = answerable(chosen, reporter)
-        with opened(chosen, model, reporter, keep=bool(keep), reader=reader) as asker:
+        with opened(chosen, model, reporter, keep=bool(wanted.keep), reader=reader) as asker:
             most = None if chosen.answer.needs_rows else chosen.answer.documents
             run(asker, wanted, found, reporter, most)
     finally:
         reporter.settle()
 
 
-def check(wanted: ServeRequest) -> None:
+def check(documents: Sequence[str], wanted: ServeOptions) -> None:
     """Checks the options before a model is loaded. Raises UsageError."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
@@ -130,18 +117,18 @@ def check(wanted: ServeRequest) -> None:
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
     check_token(wanted.token, wanted.host)
-    if wanted.max_body < 1:
+    if wanted.body_bytes < 1:
         raise UsageError(
             f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
         )
-    if not wanted.documents and not wanted.allow and not wanted.library:
+    if not documents and not wanted.allow and not wanted.library:
         raise UsageError(
             "documents, --allow or --library must be given, got none",
             "name some, or --allow a folder whose files requests may name",
         )
-    if wanted.documents:
-        inputs.check(wanted.documents, questions_on_stdin=False)
-    check_folders(wanted.allow)
+    if documents:
+        inputs.check(documents, questions_on_stdin=False)
+    check_folders(wanted.allow or [])
 
 
 def check_token(token: str | None, host: str) -> None:
@@ -170,7 +157,7 @@ def check_folders(folders: Sequence[Path]) -> None:
 
 def run(
     asker: Asker,
-    wanted: ServeRequest,
+    wanted: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,
     most: int | None = None,
@@ -192,11 +179,11 @@ def run(
         fixed = inputs.ingest(asker, documents)
         reporter.settle()
         allowed = AllowedDocuments(
-            asker, fixed, wanted.allow, [document.text for document in documents],
+            asker, fixed, wanted.allow or [], [document.text for document in documents],
             StoredDocuments(Library()) if wanted.library else None, Library(), most,
         )  # fmt: skip
         limits = ServerLimits(
-            wanted.max_body, wanted.max_question, wanted.max_queue, wanted.timeout_s
+            wanted.body_bytes, wanted.max_question, wanted.max_queue, wanted.timeout
         )
         app = make_app(
             asker, allowed, wanted.token, limits,

@@ -34,8 +34,7 @@ Workers = Annotated[
     ),
 ]
 Shard = Annotated[
-    str | None,
-    option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join."),
+    str | None, option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join.")
 ]
 Join = Annotated[
     list[Path] | None,
