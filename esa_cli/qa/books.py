@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.models.tokenization.windowed_tokenizer import tokenise
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
-from esa_cli.qa.finding.sentence_words import SentenceWords
+from esa_cli.qa.finding.late_interaction import ReducedKeys
+from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.storage.library import Entry
 from esa_cli.storage.prefilled_document import PrefilledDocument, text_rows
 
@@ -41,6 +40,9 @@ class TokenisedDocument:
         Raises:
             DocumentError: a part of it cannot be divided; see `windowed_tokenizer`.
         """
+        # Finding by words alone imports no models.
+        from esa_cli.models.tokenization.windowed_tokenizer import tokenise
+
         ids, offsets = tokenise(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 

@@ -22,9 +22,8 @@ from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Evidence
-from esa_cli.qa.answering.session import Session
+from esa_cli.qa.answering.session import Prefill, Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.ingestion.prefill import Prefill
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.settings_hash import method_hash, settings_hash
 

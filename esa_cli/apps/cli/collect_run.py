@@ -12,7 +12,7 @@ from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.passage_progress import PassageProgress, places_text
 from esa_cli.apps.cli.output.terminal import Reporter, print_json
 from esa_cli.apps.collect.collected_file import CollectedFile, place_row
-from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
+from esa_cli.qa.collecting.collection import CollectedPlace, Coverage, distinct_places
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.commands.collect_request import CollectRequest
@@ -197,7 +197,7 @@ def _say(
     reporter: Reporter,
 ) -> None:
     """How much was read, and where that ends."""
-    from esa_cli.qa.collecting.passage_sieve import SIEVE
+    from esa_cli.qa.collecting.told_spans import SIEVE
 
     if not coverage.read:
         reporter.warn("esa: no passage was read: none has so high a score; give a lower --min")

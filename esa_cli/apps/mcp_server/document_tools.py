@@ -35,8 +35,8 @@ from esa_cli.qa.answering.reply import Evidence, Reply, lacking
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.passage import Passage
     from esa_cli.qa.books import Book
+    from esa_cli.qa.finding.passage_finder import Passage
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Entry
 

@@ -24,7 +24,7 @@ from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.partial_forward import grouped, hidden_states, of_size_one, padded
-from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
 from esa_cli.storage.library import Layout
 from esa_cli.system.files import replacing
 

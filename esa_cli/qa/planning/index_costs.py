@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from esa_cli.models.text_passes.fused_forward import MOST_BYTES
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.costs import LIBRARIES, TOKEN_BYTES, Costs
 from esa_cli.storage.library import Layout
 

@@ -15,11 +15,15 @@ from esa_cli.errors import LengthError, UsageError
 from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage, distinct_places
-from esa_cli.qa.collecting.collection import Collection, EarlierRun
-from esa_cli.qa.collecting.passage_sieve import ChosenPassages, chosen_passages
-from esa_cli.qa.collecting.told_spans import ToldSpan
-from esa_cli.qa.passage_search import PassageSearch
+from esa_cli.qa.collecting.collection import (
+    CollectedPlace,
+    Collection,
+    Coverage,
+    EarlierRun,
+    distinct_places,
+)
+from esa_cli.qa.collecting.told_spans import ChosenPassages, ToldSpan, chosen_passages
+from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.presets import preset
 from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
 

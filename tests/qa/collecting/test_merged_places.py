@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from esa_cli.qa.collecting.collected_place import CollectedPlace
-from esa_cli.qa.collecting.merged_places import MergedPlaces, WeighedPlace
+from esa_cli.qa.collecting.collection import CollectedPlace, MergedPlaces, WeighedPlace
 
 SENTENCE = 10
 

@@ -25,8 +25,7 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.evidence.attention_weights import AttentionWeights
-from esa_cli.qa.evidence.evidence import FOUND, heaviest, rests_on, strength
+from esa_cli.qa.evidence.evidence import FOUND, AttentionWeights, heaviest, rests_on, strength
 from esa_cli.qa.presets import preset
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
@@ -192,7 +191,7 @@ def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory
 def test_few_queries_at_a_time_are_the_same(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.qa.evidence.attention_weights.BLOCK_ELEMENTS", 6 * 3 * 15)
+    monkeypatch.setattr("esa_cli.qa.evidence.evidence.BLOCK_ELEMENTS", 6 * 3 * 15)
     test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.evidence.heat_map import heat_maps, shaded_spans
+from esa_cli.qa.evidence.evidence import heat_maps, shaded_spans
 
 
 def book(name: str, text: str) -> Book:

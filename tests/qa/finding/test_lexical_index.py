@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from esa_cli.qa.finding.lexical_index import AROUND, WINDOW_WORDS, LexicalIndex
-from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
-from esa_cli.qa.finding.sentence_words import sentence_words
+from esa_cli.qa.finding.windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.qa.finding.words import AROUND, WINDOW_WORDS, LexicalIndex, sentence_words
 from esa_cli.system.content_words import content_words, word_count
 
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma")

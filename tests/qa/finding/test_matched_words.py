@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esa_cli.qa.finding.matched_words import matched_words
+from esa_cli.qa.finding.words import matched_words
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from esa_cli.qa.finding.passages_apart import FoundPassage, PassagesApart
+from esa_cli.qa.finding.windows import FoundPassage, PassagesApart
 
 
 def by_loop(passages: list[FoundPassage]) -> list[FoundPassage]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from esa_cli.documents.sentences import LONGEST
-from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.qa.finding.windows import TextWindow, sentence_spans, sentence_windows
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from safetensors.numpy import load, save
 
-from esa_cli.qa.finding import sentence_words as table
-from esa_cli.qa.finding.sentence_windows import sentence_spans
-from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
+from esa_cli.qa.finding import words
+from esa_cli.qa.finding.windows import sentence_spans
+from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.system.content_words import content_words, word_count
 
 TEXTS = [
@@ -51,5 +51,5 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
     less = {name: one for name, one in load(data).items() if name != "ends"}
     assert SentenceWords.of_bytes(save(less)) is None
-    monkeypatch.setattr(table, "_version", lambda: "another")
+    monkeypatch.setattr(words, "_version", lambda: "another")
     assert SentenceWords.of_bytes(data) is None

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import PassageFinder
-from esa_cli.qa.finding.unmentioned_names import (
+from esa_cli.qa.finding.words import (
+    LexicalIndex,
     capitals_mean_names,
     small_words,
     unmentioned_share,

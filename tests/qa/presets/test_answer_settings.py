@@ -11,7 +11,7 @@ from esa_cli.qa.answering.from_text import ROOM
 from esa_cli.qa.presets import method_presets, preset, preset_files
 from esa_cli.qa.presets.answer_settings import AnswerSettings
 from esa_cli.qa.presets.settings_hash import settings_hash
-from esa_cli.qa.reading.span_search import LONGEST
+from esa_cli.qa.reading.spans import LONGEST
 
 FROM_TEXT = "answer.from=text"
 TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"

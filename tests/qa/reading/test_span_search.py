@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esa_cli.qa.finding.passages_apart import Span
-from esa_cli.qa.reading import span_search
-from esa_cli.qa.reading.span_search import most_probable_span
+from esa_cli.qa.finding.windows import Span
+from esa_cli.qa.reading import spans as span_search
+from esa_cli.qa.reading.spans import most_probable_span
 
 END = 0
 PIECES = (

@@ -9,7 +9,7 @@ from byte_level_model import byte_level
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.reading.token_bytes import byte_letters, token_bytes
+from esa_cli.qa.reading.spans import byte_letters, token_bytes
 
 __all__ = ["byte_level"]
 

@@ -7,7 +7,7 @@ import unicodedata
 
 import pytest
 
-from esa_cli.qa.reading.whole_words import WholeWords
+from esa_cli.qa.reading.spans import WholeWords
 
 WHOLE = [
     "-5", "−5", ".5", "-.5", "-$5", "¥500", "₹20", "€3.50", "+49", "±3", "~5", "≈7", "<5", "#5",

@@ -141,7 +141,7 @@ class CollectRequest:
 
     def key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
-        from esa_cli.qa.collecting.passage_sieve import FIT, NEAR, SIEVE, WHOLE
+        from esa_cli.qa.collecting.told_spans import FIT, NEAR, SIEVE, WHOLE
         from esa_cli.qa.presets.settings_hash import text_settings_hash
         from esa_cli.system.text import text_digest
 

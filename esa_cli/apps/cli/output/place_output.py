@@ -9,7 +9,7 @@ from typing import Literal
 
 from esa_cli.apps.cli.output.terminal import as_json, clean, one_line, print_table
 from esa_cli.apps.collect.collected_file import place_row
-from esa_cli.qa.collecting.collected_place import CollectedPlace, distinct_places
+from esa_cli.qa.collecting.collection import CollectedPlace, distinct_places
 
 FIELDS = (
     "document", "source", "page", "line", "chapter", "start", "end", "text", "sentence",

@@ -1,33 +1,116 @@
-"""Reads passages again as plain text, each alone with the question, to quote the answer.
+"""Reads passages as plain text, each alone with the question, to quote the answer.
 
 Every passage gets the log-odds that it tells the answer: of any answer against `unanswered`, by the
 first tokens of this, as many as tell it from words of the passage. The passages with the highest
-ones are asked for their most probable span.
-"""
+ones are asked for their most probable span."""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.checked_forward import plain_forward
 from esa_cli.models.text_passes.fused_forward import FusedForward, can_be_fused
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.prompt_batch import PromptBatch
 from esa_cli.models.text_passes.text_forward import TextForward
-from esa_cli.qa.finding.passages_apart import Span
-from esa_cli.qa.reading.passage_prompt import PassagePrompt
-from esa_cli.qa.reading.span_search import LONGEST, PATIENCE, most_probable_span
-from esa_cli.qa.reading.token_bytes import token_bytes
+from esa_cli.qa.finding.windows import FoundPassage, Span
+from esa_cli.qa.presets.answer_settings import FIELDS, WorkedExample
+from esa_cli.qa.reading.spans import LONGEST, PATIENCE, most_probable_span, token_bytes
+
+
+def one_line(text: str) -> str:
+    """The text with each run of white space as one space: line breaks of a page mean nothing."""
+    return " ".join(text.split())
+
+
+def clipped(text: str, most: int, tokens: Callable[[str], int]) -> str:
+    """The beginning of `text` that has at most `most` of `tokens`; empty if there is none."""
+    least = None
+    while text and (over := tokens(text) - most) > 0:
+        least = tokens("") if least is None else least
+        own = over + most - least
+        keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
+        space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
+        text = text[: space if 2 * space > keep else keep]
+    return text
+
+
+class PassagePrompt:
+    """Token ids of a passage with a question, and of the answers that may follow.
+
+    Args:
+        tokenizer: of transformers. template: text with {passage} and {question}, up to where the
+            answer begins. unanswered: what the model answers when the passage does not say.
+        examples: worked ones, which come first in the same form.
+
+    Raises:
+        PresetError: the template lacks a field.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str,
+        unanswered: str,
+        examples: Sequence[WorkedExample] = (),
+    ) -> None:
+        for field in FIELDS:
+            if field not in template:
+                raise PresetError(
+                    f"answer.prompt must have {field}, got {template!r}", "see `esa presets show`"
+                )
+        self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
+        self.unanswered_ids = self.answer_ids(unanswered)
+        self.line_end = self._encode("\n")[-1]
+        self._examples = "".join(
+            f"{self._filled(one.question, one.passage)} {one_line(one.answer or unanswered)}\n"
+            for one in examples
+        )
+        self._example_ids = self._encode(self._examples)
+
+    def ids(self, question: str, passage: str) -> list[int]:
+        """The prompt up to where the answer begins."""
+        return self._encode(self._examples + self._filled(question, passage))
+
+    def shared(self, prompts: Sequence[Sequence[int]]) -> int:
+        """The first tokens of these prompts that are those of the examples."""
+        tokens = zip(self._example_ids, *prompts, strict=False)
+        return sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, tokens))
+
+    def _filled(self, question: str, passage: str) -> str:
+        pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
+        parts = re.split(r"(\{passage\}|\{question\})", self.template)
+        return "".join(pieces.get(part, part) for part in parts)
+
+    def answer_ids(self, answer: str) -> list[int]:
+        """An answer as the model gives it: after a space, ended by a line end."""
+        return self._encode(f" {one_line(answer)}\n")
+
+    def clipped(self, question: str, passage: str, most: int) -> str:
+        """The beginning of the passage with which the prompt has at most `most` tokens."""
+        return clipped(passage, most, lambda text: len(self.ids(question, text)))
+
+    def texts(self, ids: Sequence[int]) -> str:
+        """The text of some token ids."""
+        return str(self.tokenizer.decode(list(ids)))
+
+    def _encode(self, text: str) -> list[int]:
+        out = self.tokenizer(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return list(out["input_ids"])
 
 
 class PassageReading:
@@ -135,3 +218,34 @@ class _Line:
         word = bisect_right(self._starts, at, key=lambda start: start[0]) - 1
         line, passage = self._starts[word]
         return passage + at - line
+
+
+def read_passages(
+    reader: PassageReader,
+    question: str,
+    found: Sequence[FoundPassage],
+    texts: Sequence[str],
+    *,
+    prior: float,
+    spans: int,
+) -> list[FoundPassage]:
+    """The passages as read, by score, but that of the best span first. A span's rank is its
+    log-probability plus its passage's score; the search for one that cannot be the best ends early.
+
+    Args:
+        texts: of the passages. prior: weight of their scores in finding. spans: passages with the
+            highest scores whose most probable span is looked for.
+    """
+    with reader.reading():
+        reading = reader.read(question, texts)
+        passages = [
+            replace(one, score=odds + prior * one.score, log_odds=odds)
+            for one, odds in zip(found, reading.log_odds, strict=True)
+        ]
+        order = sorted(range(len(found)), key=lambda n: -passages[n].score)
+        best, highest = -1, -math.inf
+        for n in order[:spans]:
+            if span := reading.span(n, highest - passages[n].score):
+                passages[n] = replace(passages[n], span=span)
+                best, highest = n, span.log_probability + passages[n].score
+    return [passages[n] for n in sorted(order, key=lambda n: n != best)]
