@@ -22,7 +22,7 @@ from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Evidence
-from esa_cli.qa.answering.session import Prefill, Session
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import method_presets, preset
 from esa_cli.qa.presets.settings_hash import method_hash, settings_hash
@@ -61,7 +61,7 @@ def no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise AssertionError("rows are computed")
 
-    monkeypatch.setattr(Prefill, "begin", refuse)
+    monkeypatch.setattr(Session, "begin", refuse)
 
 
 def chosen(folder: Path, *more: str) -> preset.Preset:

@@ -101,7 +101,7 @@ class PromptTokens:
         return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
-        """The text of the prompt behind the document."""
+        """The text of the prompt after the document."""
         tail = self._before_answer(answer_prefix)
         return self._between + self._lead + question + tail + answer_prefix
 
@@ -130,10 +130,10 @@ class PromptTokens:
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """First of the question's own words among the ids of `question`, and behind the last.
+        """First of the question's own words among the ids of `question`, and after the last.
 
         Args:
-            later: it comes behind `history`.
+            later: it comes after `history`.
         """
         if not self._verbatim:
             text = text.strip()
@@ -174,11 +174,11 @@ class PromptTokens:
         return ids
 
     def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
-        """Ids of everything behind the document, up to where the model begins to answer.
+        """Ids of everything after the document, up to where the model begins to answer.
 
         Args:
             answer_prefix: the first words of the answer, put into the model's mouth.
-            later: it comes behind `history`, whose ids are not in what returns.
+            later: it comes after `history`, whose ids are not in what returns.
 
         Raises:
             UsageError: the question is empty, or no text.

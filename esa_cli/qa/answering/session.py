@@ -47,7 +47,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token; joined, they are the text of `ids`.
 
     Where tokens share a character, the first has the text of all of them, and the others none.
-    Decoded behind another token, since some tokenizers take the space off a text's first word.
+    Decoded after another token, since some tokenizers take the space off a text's first word.
     """
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
@@ -117,8 +117,23 @@ def feed(
             done(at + len(piece), len(ids))
 
 
-class Prefill:
-    """The documents in one attached model's cache.
+@dataclass(frozen=True)
+class Answer:
+    """One answer, its tokens and times in seconds; `cut`: it ended at `max_new_tokens`."""
+
+    text: str
+    question_tokens: int
+    answer_tokens: int
+    first_token_s: float
+    total_s: float
+    cut: bool = False
+
+
+class Session:
+    """Reads documents and asks questions about them, with one attached model.
+
+    A prefilled document can be kept, opened again, alone or with others, and continued. Use as a
+    context manager, which restores the model on leaving.
 
     Args:
         model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
@@ -233,7 +248,7 @@ class Prefill:
         Args:
             ids: of `prompt.document`. done: what was read of them before, by the same method; its
                 stores are read on into. method: prefills in place of the one that answers.
-            reserve: tokens that there is room for behind them; 0 where they will be opened, which
+            reserve: tokens that there is room for after them; 0 where they will be opened, which
                 makes room of its own.
 
         Raises:
@@ -280,32 +295,6 @@ class Prefill:
         finally:
             self.cache.truncate(len(self._ids))
             self.cache.begin(QueryState(), self.method)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer, its tokens and times in seconds; `cut`: it ended at `max_new_tokens`."""
-
-    text: str
-    question_tokens: int
-    answer_tokens: int
-    first_token_s: float
-    total_s: float
-    cut: bool = False
-
-
-class Session(Prefill):
-    """Asks questions about one document, or several, with one attached model.
-
-    Use as a context manager, which restores the model on leaving.
-
-    Args:
-        model, tokenizer: of transformers. preset: method, prompt and generation settings.
-
-    Raises:
-        ModelError: the model cannot be supported. PresetError: the method does not hold, or its
-            compressor was made for another model.
-    """
 
     def __enter__(self) -> Session:
         return self
@@ -436,7 +425,7 @@ class Session(Prefill):
         check_same_fit(self._read_by, self.method)
 
     def _begin(self, query: QueryState) -> None:
-        """Begins a turn behind the document, also where a second Ctrl-C came while the rows of the
+        """Begins a turn after the document, also where a second Ctrl-C came while the rows of the
         turn before were taken back."""
         self.cache.truncate(len(self._ids))
         self.cache.begin(query, self.method)

@@ -13,7 +13,12 @@ import torch
 
 from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.books import Book
-from esa_cli.qa.collecting.told_spans import ChosenPassages, PassageDecision, ToldSpan
+from esa_cli.qa.collecting.told_spans import (
+    ChosenPassages,
+    LogOddsDecision,
+    ToldSpan,
+    WrittenDecision,
+)
 from esa_cli.qa.finding.passage_finder import Passage
 from esa_cli.qa.finding.windows import FoundPassage, sentence_spans
 from esa_cli.system.progress import Progress
@@ -166,7 +171,7 @@ class Collection:
         self,
         chosen: ChosenPassages,
         books: Sequence[Book],
-        decision: PassageDecision,
+        decision: LogOddsDecision | WrittenDecision,
         *,
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Progress | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -91,7 +90,7 @@ def chosen_passages(
 
 
 PRIOR = 1.0
-"""Weight of how well a passage fits (`passage_sieve.FIT`) beside the log-odds that it tells an
+"""Weight of how well a passage fits (`FIT`) beside the log-odds that it tells an
 answer."""
 LEAST = 2.5
 """Their sum from which a passage tells an answer. Both were chosen on the development questions of
@@ -115,24 +114,6 @@ class ToldSpan:
     answer: str | None = None
 
 
-class PassageDecision(Protocol):
-    """Decides for passages whether they tell an answer."""
-
-    batch: int
-    """Passages of one call."""
-
-    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
-        """The spans of each passage, none where it tells no answer.
-
-        Args:
-            fits: of the passages; see `ChosenPassages`.
-
-        Raises:
-            ReaderError, LengthError: another model gives no answer.
-        """
-        ...
-
-
 class LogOddsDecision:
     """The preset's reader: the most probable span of a passage that seems to tell an answer.
 
@@ -143,6 +124,7 @@ class LogOddsDecision:
     """
 
     batch = 16
+    """Passages of one call."""
 
     def __init__(
         self, reader: PassageReader, question: str, least: float, several: bool = False
@@ -151,7 +133,11 @@ class LogOddsDecision:
         self._several = several
 
     def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
-        """See `PassageDecision.spans`."""
+        """The spans of each passage, none where it tells no answer.
+
+        Args:
+            fits: of the passages; see `ChosenPassages`.
+        """
         out: list[list[ToldSpan]] = [[] for _ in passages]
         left = {number: one.text for number, one in enumerate(passages)}
         with self._reader.reading():
@@ -197,8 +183,8 @@ class WrittenDecision:
         self._write = write
 
     def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
-        """See `PassageDecision.spans`. Where its words are not the passage's, the span is all of
-        the passage."""
+        """As those of `LogOddsDecision`. Where the model's words are not the passage's, the span is
+        all of the passage. Raises ReaderError, LengthError: the model gives no answer."""
         return [[span] if (span := self._span(one)) else [] for one in passages]
 
     def _span(self, passage: Evidence) -> ToldSpan | None:

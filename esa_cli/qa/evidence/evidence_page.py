@@ -174,7 +174,7 @@ def _blocks(
 
 
 def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Pieces of a run, and whether a block ends behind each; `size` characters are in it so far."""
+    """Pieces of a run, and whether a block ends after each; `size` characters are in it so far."""
     start = 0
     while not whole and len(text) - start + size > BLOCK:
         cut = text.find("\n", start + max(0, BLOCK - size)) + 1

@@ -68,7 +68,7 @@ class ReducedKeys:
 
 
 TILE = 4096
-"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the processor's
+"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the CPU's
 cache until they are multiplied."""
 
 
@@ -115,7 +115,7 @@ def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     starts = torch.arange(low, high, TILE)
-    # The bounds inside each tile, behind its first token.
+    # The bounds inside each tile, after its first token.
     inner = torch.searchsorted(bounds, torch.stack((starts, (starts + TILE).clamp(max=high)), 1))
     after = torch.searchsorted(bounds, starts, right=True).tolist()
     for start, from_bound, (_, to_bound) in zip(

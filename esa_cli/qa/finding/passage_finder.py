@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esa_cli.errors import UsageError
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
 from esa_cli.qa.finding.windows import FoundPassage, PassagesApart
 from esa_cli.qa.finding.words import (
@@ -28,10 +29,6 @@ from esa_cli.qa.finding.words import (
     unmentioned_share,
 )
 from esa_cli.system.content_words import question_words
-
-if TYPE_CHECKING:
-    from esa_cli.qa.finding.token_encoder import TokenEncoder
-
 
 AROUND = (4, 32, 128)
 """Windows before and after each one that late interaction looks at as well: about a page, some
@@ -271,7 +268,7 @@ class PassageSearch:
         encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`.
     """
 
-    def __init__(self, encoder: TokenEncoder | None = None, words: float = 0.0) -> None:
+    def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
         self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 

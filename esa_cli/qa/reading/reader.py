@@ -138,12 +138,12 @@ class PassageReading:
         prompt, passage = self._reader.prompt, self._lines[number].text.encode()
         ids = prompt.unanswered_ids
         out = self._batch.logits[number].log_softmax(-1)[ids[0]]
-        said, behind = self._reader.piece(ids[0]), None
+        said, continuation = self._reader.piece(ids[0]), None
         for before, token in pairwise(ids):
             if said.strip() not in passage:
                 break
-            behind = behind or self._batch.continuation(number)
-            out = out + behind.append([0], [before])[0].log_softmax(-1)[token]
+            continuation = continuation or self._batch.continuation(number)
+            out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
             said += self._reader.piece(token)
         return out
 

@@ -197,7 +197,7 @@ tokens each."""
 
 
 class NextTokens(Protocol):
-    """Logits behind continuations of one prompt; see `models.prompt_batch.Continuation`."""
+    """Logits after continuations of one prompt; see `models.prompt_batch.Continuation`."""
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
 
@@ -206,7 +206,7 @@ class NextTokens(Protocol):
 class _Hypothesis:
     """Bytes of the passage from each of `starts` on, as generated so far.
 
-    `spaced`: behind the space between `Answer:` and the answer, which may be a token of its own.
+    `spaced`: after the space between `Answer:` and the answer, which may be a token of its own.
     """
 
     log_probability: float
