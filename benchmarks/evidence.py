@@ -34,8 +34,7 @@ from common import (
 from torch import Tensor
 
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.qa.evidence.attention_weights import AttentionWeights
-from esa_cli.qa.evidence.evidence import FOUND, heaviest, strength
+from esa_cli.qa.evidence.evidence import FOUND, AttentionWeights, heaviest, strength
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
 """Depth in the chronicle where each excerpt begins, and its approximate number of characters."""

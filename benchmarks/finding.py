@@ -40,9 +40,9 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
+    from esa_cli.qa.finding.late_interaction import ReducedKeys
     from esa_cli.qa.finding.load_encoder import load_encoder
     from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
-    from esa_cli.qa.finding.reduced_keys import ReducedKeys
     from esa_cli.qa.presets import preset
 
     chosen = preset.load(given.preset)

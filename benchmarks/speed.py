@@ -34,8 +34,8 @@ from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import parse_reference
 from esa_cli.models.files.wheel import fetch_member
-from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 

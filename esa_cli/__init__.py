@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from esa_cli.attention.window import Window
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attachment.attach import attach
-    from esa_cli.qa.answering.passage import Passage
     from esa_cli.qa.answering.reply import Evidence, Reply, Turn
     from esa_cli.qa.answering.session import Answer, Session
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting.collected_place import CollectedPlace
-    from esa_cli.qa.collecting.collection import Collection
+    from esa_cli.qa.collecting.collection import CollectedPlace, Collection
+    from esa_cli.qa.finding.passage_finder import Passage
     from esa_cli.qa.presets.preset import load as load_preset
     from esa_cli.storage.library import Library
 
@@ -50,14 +49,14 @@ __all__ = [
 _PLACES = {
     "Answer": ("esa_cli.qa.answering.session", "Answer"),
     "Book": ("esa_cli.qa.books", "Book"),
-    "CollectedPlace": ("esa_cli.qa.collecting.collected_place", "CollectedPlace"),
+    "CollectedPlace": ("esa_cli.qa.collecting.collection", "CollectedPlace"),
     "Collection": ("esa_cli.qa.collecting.collection", "Collection"),
     "Document": ("esa_cli.documents.document", "Document"),
     "Esa": ("esa_cli.qa.api", "Esa"),
     "Evidence": ("esa_cli.qa.answering.reply", "Evidence"),
     "Library": ("esa_cli.storage.library", "Library"),
     "Method": ("esa_cli.attention.method", "Method"),
-    "Passage": ("esa_cli.qa.answering.passage", "Passage"),
+    "Passage": ("esa_cli.qa.finding.passage_finder", "Passage"),
     "Reply": ("esa_cli.qa.answering.reply", "Reply"),
     "Session": ("esa_cli.qa.answering.session", "Session"),
     "Turn": ("esa_cli.qa.answering.reply", "Turn"),

@@ -39,9 +39,11 @@ def test_names_are_those_of_their_modules() -> None:
     from esa_cli.attention import method
     from esa_cli.documents import document
     from esa_cli.models.attachment import attach as seam
-    from esa_cli.qa import api, books, passage_search
+    from esa_cli.qa import api, books
     from esa_cli.qa.answering import reply, session
-    from esa_cli.qa.collecting import collected_place, collection
+    from esa_cli.qa.collecting import collection
+    from esa_cli.qa.collecting import collection as collected_place
+    from esa_cli.qa.finding import passage_finder
     from esa_cli.qa.presets import preset
     from esa_cli.storage import library
 
@@ -54,7 +56,7 @@ def test_names_are_those_of_their_modules() -> None:
     assert esa_cli.read_document is document.read_document
     assert esa_cli.Reply is reply.Reply
     assert esa_cli.Evidence is reply.Evidence
-    assert esa_cli.Passage is passage_search.Passage
+    assert esa_cli.Passage is passage_finder.Passage
     assert esa_cli.Turn is reply.Turn
     assert esa_cli.Session is session.Session
     assert esa_cli.Answer is session.Answer

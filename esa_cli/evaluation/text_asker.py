@@ -17,11 +17,10 @@ from esa_cli.qa.answering.reply import Evidence, Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.finding.load_encoder import load_encoder
-from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.qa.finding.passage_finder import PassageSearch, token_bounds
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
 from esa_cli.qa.ingestion.ingest import Ingest
 from esa_cli.qa.ingestion.row_ingest import RowIngest
-from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 

@@ -21,18 +21,16 @@ from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.answering.from_text import TextReplies
 from esa_cli.qa.answering.lazy_session import LazySession
-from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.books import Book, distinct, place_books
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.evidence.evidence import reply_from_rows
-from esa_cli.qa.evidence.heat_map import heat_maps
+from esa_cli.qa.evidence.evidence import heat_maps, reply_from_rows
 from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.passage_finder import COUNT, Passage, PassageSearch
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
 from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, ProgressEvents, Source
 from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.passage_search import COUNT, PassageSearch
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.preset import DEFAULT, Preset
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.models.tokenization.windowed_tokenizer import tokenise
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
-from esa_cli.qa.finding.sentence_words import SentenceWords
+from esa_cli.qa.finding.late_interaction import ReducedKeys
+from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.storage.joined_store import PrefilledDocument, text_rows
 from esa_cli.storage.library import Entry
 
@@ -41,6 +41,8 @@ class TokenisedDocument:
         Raises:
             DocumentError: a part of it cannot be divided; see `windowed_tokenizer`.
         """
+        # Finding by words alone imports no models.
+
         ids, offsets = tokenise(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 

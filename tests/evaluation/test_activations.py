@@ -33,7 +33,7 @@ IDS = [(7 * i * i + 3 * i) % 61 for i in range(TOKENS)]
 
 @pytest.fixture(autouse=True)
 def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", FEED)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", FEED)
 
 
 Model = Any

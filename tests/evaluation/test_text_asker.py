@@ -24,7 +24,6 @@ from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.ingestion.prefill import Prefill
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash, settings_hash
 
@@ -62,7 +61,7 @@ def no_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise AssertionError("rows are computed")
 
-    monkeypatch.setattr(Prefill, "begin", refuse)
+    monkeypatch.setattr(Session, "begin", refuse)
 
 
 def chosen(folder: Path, *more: str) -> preset.Preset:

@@ -29,7 +29,7 @@ WITH_KEYS = ["score.name=sum", "selector.name=topk", "reading=local"]
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 64)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 128)
 

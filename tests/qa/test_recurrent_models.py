@@ -17,7 +17,7 @@ from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.evidence.attention_weights import AttentionWeights
+from esa_cli.qa.evidence.evidence import AttentionWeights
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
@@ -76,7 +76,7 @@ def test_questions_leave_no_trace(loaded: Any, name: str) -> None:
 def test_what_interrupts_reading_or_an_answer_changes_nothing(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 300)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 300)
     steps = 0
 
     def stop() -> None:
@@ -113,7 +113,7 @@ def test_reading_is_resumed_before_a_last_piece_of_one_token(
 
     with session_of(loaded) as session:
         ids = session.prompt.document(TEXT)
-        monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", len(ids) - 1)
+        monkeypatch.setattr("esa_cli.qa.answering.session.FEED", len(ids) - 1)
         session.read(TEXT)
         want = session.ask(QUESTION).text
         session.begin(ids)

@@ -57,7 +57,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 tokens, in two pieces each."""
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
 
 
 def open_esa(loaded: Any, library: Library | None, rows: str = "native") -> Esa:

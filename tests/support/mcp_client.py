@@ -21,8 +21,8 @@ from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
 from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.passage_search import Passage, PassageSearch
 from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library
 

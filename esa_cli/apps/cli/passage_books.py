@@ -13,10 +13,9 @@ from esa_cli.apps.cli.model_choice.known_model import ModelPlace
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
-from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.books import Book, distinct, place_books
+from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
 from esa_cli.qa.ingestion.archive import INDEX, restored
-from esa_cli.qa.passage_search import PassageSearch
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
-from esa_cli.qa.collecting.collection import EarlierRun
+from esa_cli.qa.collecting.collection import CollectedPlace, Coverage, EarlierRun
 from esa_cli.system.jsonl import (
     ANOTHER,
     JsonLines,

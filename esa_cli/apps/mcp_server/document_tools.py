@@ -41,8 +41,8 @@ from esa_cli.system.text import has_lone_surrogate
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.passage import Passage
     from esa_cli.qa.books import Book
+    from esa_cli.qa.finding.passage_finder import Passage
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Entry
 

@@ -44,9 +44,9 @@ from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import token_bounds
-from esa_cli.qa.finding.sentence_windows import TextWindow
+from esa_cli.qa.finding.windows import TextWindow
+from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 from esa_cli.system.registry import nearest

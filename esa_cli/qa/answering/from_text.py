@@ -23,17 +23,19 @@ from esa_cli.qa.answering.question_form import completed, referred_to, wants_fre
 from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Quotation, Reply, Turn, says_not_told
 from esa_cli.qa.books import Book
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.collecting.passage_sieve import WHOLE, chosen_passages
-from esa_cli.qa.collecting.told_spans import LEAST, LogOddsDecision, WrittenDecision
-from esa_cli.qa.finding.passage_finder import PassageFinder, token_bounds
-from esa_cli.qa.finding.passages_apart import FoundPassage
-from esa_cli.qa.finding.unmentioned_names import small_words
-from esa_cli.qa.passage_search import PassageSearch
+from esa_cli.qa.collecting.told_spans import (
+    LEAST,
+    WHOLE,
+    LogOddsDecision,
+    WrittenDecision,
+    chosen_passages,
+)
+from esa_cli.qa.finding.passage_finder import PassageFinder, PassageSearch, token_bounds
+from esa_cli.qa.finding.windows import FoundPassage
+from esa_cli.qa.finding.words import small_words
 from esa_cli.qa.presets.adapter_files import adapter_folder
 from esa_cli.qa.presets.preset import chosen_generation
-from esa_cli.qa.reading.passage_prompt import PassagePrompt, clipped, one_line
-from esa_cli.qa.reading.passage_reader import PassageReader
-from esa_cli.qa.reading.read_passages import read_passages
+from esa_cli.qa.reading.reader import PassagePrompt, PassageReader, clipped, one_line, read_passages
 from esa_cli.qa.second_model.answer_reader import MOST_PASSAGES, AnswerReader, Sampling
 
 ROOM = 1024

@@ -8,9 +8,11 @@ text that spells out `<|im_end|>` is text, and cannot end the turn.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from esa_cli.errors import ModelError, UsageError
+from esa_cli.attention.window import Window
+from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.tokenization.chat_rendering import limited_rendering
 from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
@@ -99,7 +101,7 @@ class PromptTokens:
         return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
-        """The text of the prompt behind the document."""
+        """The text of the prompt after the document."""
         tail = self._before_answer(answer_prefix)
         return self._between + self._lead + question + tail + answer_prefix
 
@@ -128,10 +130,10 @@ class PromptTokens:
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """First of the question's own words among the ids of `question`, and behind the last.
+        """First of the question's own words among the ids of `question`, and after the last.
 
         Args:
-            later: it comes behind `history`.
+            later: it comes after `history`.
         """
         if not self._verbatim:
             text = text.strip()
@@ -172,11 +174,11 @@ class PromptTokens:
         return ids
 
     def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
-        """Ids of everything behind the document, up to where the model begins to answer.
+        """Ids of everything after the document, up to where the model begins to answer.
 
         Args:
             answer_prefix: the first words of the answer, put into the model's mouth.
-            later: it comes behind `history`, whose ids are not in what returns.
+            later: it comes after `history`, whose ids are not in what returns.
 
         Raises:
             UsageError: the question is empty, or no text.
@@ -203,3 +205,71 @@ def _apart(between: str) -> tuple[str, str]:
     """Trailing spaces apart: a space before a question belongs to its first word's token."""
     kept = between.rstrip(" ")
     return kept, between[len(kept) :]
+
+
+@dataclass(frozen=True)
+class EncodedQuestion:
+    """Ids that follow the documents in the cache.
+
+    Args:
+        before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
+        span: absolute positions [first, last) of the question's text.
+        answer_prefix: number of `ids`, the last ones, that the answer begins with.
+        start: cached tokens before all of them.
+    """
+
+    before: list[int]
+    ids: list[int]
+    span: tuple[int, int]
+    answer_prefix: int = 0
+    start: int = 0
+
+    @property
+    def ids_before_answer(self) -> list[int]:
+        """`ids` without the answer prefix."""
+        return self.ids[: len(self.ids) - self.answer_prefix]
+
+    @classmethod
+    def of(
+        cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
+    ) -> EncodedQuestion:
+        """The question after `start` cached tokens. Raises UsageError when it is empty."""
+        later = bool(history)
+        ids, before = prompt.question(question, prime, later), prompt.history(history)
+        first, last = (start + len(before) + at for at in prompt.question_span(question, later))
+        prime_ids = len(ids) - len(prompt.question(question, "", later))
+        return cls(before, ids, (first, last), prime_ids, start)
+
+    def last(self, chunk: int) -> int:
+        """Position of the last chunk of the question's turn, earlier turns not included."""
+        return self.start + len(self.before) + max(0, len(self.ids) - chunk)
+
+    def check(self, window: Window, context: int, answer: int) -> None:
+        """Checks that the tokens attended to fit the model's window, the answer included.
+
+        With full attention these are the document, else I and the selected tokens, and only where
+        `window.ending` keeps the whole turn local: otherwise its first tokens are cached tokens
+        like any other.
+
+        Raises:
+            HistoryError: they do not fit, with earlier turns. LengthError: without any.
+        """
+        asked = len(self.before) + len(self.ids) + answer
+        if self.last(window.chunk) <= window.dense_below:
+            room, what = context - self.start, "the document, all of it in view"
+        elif window.ending is not None:
+            seen = window.initial + window.selected + window.ending
+            room, what = context - seen, "what is selected"
+        else:
+            return
+        if asked <= room:
+            return
+        beside = f"beside {what}, the model's window has room for {room:,}"
+        if self.before:
+            raise HistoryError(
+                f"the question, the turns before it and the answer take {asked:,} tokens; {beside}",
+                "ask without the oldest turns",
+            )
+        raise LengthError(
+            f"the question and the answer take {asked:,} tokens; {beside}", "ask a shorter question"
+        )

@@ -6,21 +6,27 @@ The document's keys and values stay in the cache; each question follows them and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from esa_cli.attention.method import Method
 from esa_cli.attention.parts import blame_plugins
-from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete
-from esa_cli.attention.step import ChunkTrace
+from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete, TurnText
+from esa_cli.attention.step import ChunkTrace, Projection
 from esa_cli.errors import UsageError
+from esa_cli.models.attachment.attach import attach, last_alone
+from esa_cli.models.attachment.families import keeps_state
+from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.generation import Streamer, end_ids, generate
-from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.question import EncodedQuestion
+from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Turn
-from esa_cli.qa.ingestion.prefill import Prefill
+from esa_cli.qa.ingestion.archive import check_joins
+from esa_cli.qa.ingestion.cache_placement import CachePlacement
+from esa_cli.qa.planning.costs import FEED
 from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
@@ -29,6 +35,87 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_fit,
     resolve,
 )
+from esa_cli.storage.cache_choice import check_in_memory
+from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.joined_store import PrefilledDocument, concatenate
+from esa_cli.system.progress import Progress
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer returns for bytes that are a part of a character."""
+
+
+def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token; joined, they are the text of `ids`.
+
+    Where tokens share a character, the first has the text of all of them, and the others none.
+    Decoded after another token, since some tokenizers take the space off a text's first word.
+    """
+    before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+
+    def decode(some: Sequence[int]) -> str:
+        return str(tokenizer.decode([*before, *some], clean_up_tokenization_spaces=False))
+
+    taken = len(decode([]))
+    known = {token: decode([token])[taken:] for token in set(ids)}
+    pieces = [known[token] for token in ids]
+    at = 0
+    while at < len(ids):
+        end = at + 1
+        if INCOMPLETE in pieces[at]:
+            while end < len(ids) and INCOMPLETE in pieces[end]:
+                end += 1
+            pieces[at:end] = [decode(ids[at:end])[taken:], *[""] * (end - at - 1)]
+        at = end
+    return pieces
+
+
+class CachedText:
+    """The text of the documents that a session has cached, and what scores made of it.
+
+    Args:
+        tokenizer: of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = 0
+        self._pieces: list[str] | None = None
+        self._kept: dict[Hashable, Any] = {}
+
+    def turn(self, ids: Sequence[int], question: str) -> TurnText:
+        """The text of a question about the documents with these `ids`, which only grow."""
+        if len(ids) != self._tokens:
+            self._tokens, self._pieces, self._kept = len(ids), None, {}
+
+        def pieces() -> list[str]:
+            if self._pieces is None:
+                self._pieces = token_pieces(self._tokenizer, ids)
+            return self._pieces
+
+        return TurnText(question, pieces, self._kept)
+
+
+def feed(
+    model: Any,
+    ids: Sequence[int],
+    cache: EsaCache,
+    start: int = 0,
+    done: Progress | None = None,
+) -> None:
+    """Runs ids[start:] through the model's layers, FEED tokens at a time. Layers that keep no rows
+    and read those of others compute the last token of each piece alone, where the model can do so.
+
+    Args:
+        cache: of an attachment; it gets the keys and values. done: called after every piece.
+    """
+    for at in range(start, len(ids), FEED):
+        piece = list(ids[at : at + FEED])
+        if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
+            cache.snapshot()
+        tokens = torch.tensor([piece], device=model.device)
+        model.base_model(input_ids=tokens, past_key_values=cache, **last_alone(model.config))
+        if done:
+            done(at + len(piece), len(ids))
 
 
 @dataclass(frozen=True)
@@ -43,18 +130,172 @@ class Answer:
     cut: bool = False
 
 
-class Session(Prefill):
-    """Asks questions about one document, or several, with one attached model.
+class Session:
+    """Reads documents and asks questions about them, with one attached model.
 
-    Use as a context manager, which restores the model on leaving.
+    A prefilled document can be kept, opened again, alone or with others, and continued. Use as a
+    context manager, which restores the model on leaving.
 
     Args:
-        model, tokenizer: of transformers. preset: method, prompt and generation settings.
+        model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
+            method that is built from it, if it was built before.
+        cache: where keys and values are kept; see `storage.cache_choice`.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold, or its
-            compressor was made for another model.
+            compressor was made for another model. UsageError: there is no such place.
     """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, preset: Preset | ResolvedPreset, cache: str = "auto"
+    ) -> None:
+        resolved = resolve(preset)
+        self.model, self.tokenizer, self.preset = model, tokenizer, resolved.preset
+        self.prompt = PromptTokens(tokenizer, self.preset.prompt)
+        self.method = resolved.method
+        check_fits_model(self.method, model)
+        self.placement = CachePlacement(model, self.method, cache)
+        self.attachment = attach(model, self.method)
+        self.cache = self.attachment.new_cache()
+        self.text = CachedText(tokenizer)
+        self._read_by = self.method
+        self._ids: list[int] = []
+        self._todo: list[int] = []
+        self._head = 0
+        self._opened: list[PrefilledDocument] = []
+
+    def clear(self) -> None:
+        """Drops the cached document, and frees its memory; of what others keep, its copies."""
+        self.cache.release()
+        self.cache = self.attachment.new_cache()
+        self.text = CachedText(self.tokenizer)
+        self._ids, self._todo, self._opened = [], [], []
+
+    def prefilled_document(self) -> PrefilledDocument:
+        """The cached document, to be opened later by this session or another of the same model."""
+        memories = self.cache.memories
+        return PrefilledDocument(
+            list(self._ids), [one.store for one in memories], self.project(), self._head,
+            self._read_by, [one.states for one in memories], self.cache.states.taken(),
+        )  # fmt: skip
+
+    def project(self) -> list[Projection | None]:
+        """Computes the reduced keys of all cached tokens; returns each layer's projection."""
+        self.cache.project()
+        return [one.projection for one in self.cache.memories]
+
+    def open(self, documents: Sequence[PrefilledDocument]) -> None:
+        """Asks from now on about these documents, concatenated, in place of those before.
+
+        Raises:
+            UsageError: there is none, or there are several, and layers of the model keep a state.
+            PresetError: one was prefilled for another compressor, or
+                without the reduced keys that the method scores by.
+        """
+        if not documents:
+            raise UsageError("no document to ask about", "read one first")
+        if len(documents) > 1:
+            check_joins(self.model.config.model_type, keeps_state(self.model.config))
+        for one in documents:
+            check_same_fit(one.read_by, self.method)
+            check_reduced_keys(one, self.method)
+        self.clear()
+        self._read_by = self.method
+        self._ids, stores, projections = concatenate(documents)
+        self._todo, self._head = self._ids, documents[0].head
+        self._opened = list(documents)
+        # A selector's layer state belongs to the rows of one document.
+        alone = documents[0] if len(documents) == 1 else None
+        states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
+        self.cache.hold(stores, projections, states, documents[0].recurrent)
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Indices of the model's layers that run the method."""
+        return self.attachment.method_layers
+
+    @property
+    def document_tokens(self) -> int:
+        """Cached tokens, the prompt's head included."""
+        return len(self._ids)
+
+    @torch.inference_mode()
+    def read(
+        self,
+        text: str,
+        progress: Callable[[int, int], None] | None = None,
+        method: Method | None = None,
+    ) -> None:
+        """Prefills a document, in place of those before.
+
+        After an interruption (Ctrl-C) the tokens so far are cached, and `resume` continues.
+
+        Args:
+            text: the whole document. progress: called with (tokens read, tokens in all).
+            method: prefills in place of the one that answers.
+        """
+        self.begin(self.prompt.document(text), method=method)
+        self.resume(progress)
+
+    def begin(
+        self,
+        ids: list[int],
+        done: PrefilledDocument | None = None,
+        method: Method | None = None,
+        reserve: int = RESERVE,
+    ) -> None:
+        """Sets the ids to prefill; `resume` runs them.
+
+        Args:
+            ids: of `prompt.document`. done: what was read of them before, by the same method; its
+                stores are read on into. method: prefills in place of the one that answers.
+            reserve: tokens that there is room for after them; 0 where they will be opened, which
+                makes room of its own.
+
+        Raises:
+            UsageError: rows are to be on disk, and `done` has no stores there.
+        """
+        self.clear()
+        self._read_by = method or self.method
+        self._todo, self._head = ids, len(self.prompt.head())
+        if done is None:
+            check_in_memory(self.placement.cache)
+            self.cache = self.attachment.new_cache(self.placement.stores(len(ids)))
+            self.cache.expect(len(ids) + reserve)
+        else:
+            self._ids = ids[: len(done.ids)]
+            states = [done.layer_states(i) for i in range(len(done.stores))]
+            projections = done.projections if done.ids else None
+            self.cache.hold(done.stores, projections, states, done.recurrent)
+
+    @torch.inference_mode()
+    def resume(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        settle: Callable[[int], None] | None = None,
+    ) -> None:
+        """Prefills the rest, also after an interruption.
+
+        Args:
+            settle: called with the tokens read, all of them in the cache, after every FEED.
+        """
+        ids, done = self._todo, len(self._ids)
+
+        def took(tokens: int, total: int) -> None:
+            self._ids.extend(ids[len(self._ids) : tokens])
+            if settle:
+                settle(tokens)
+            if progress:
+                progress(tokens, total)
+
+        self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
+        self.cache.truncate(done)
+        try:
+            feed(self.model, ids, self.cache, done, took)
+            self.cache.project()
+        finally:
+            self.cache.truncate(len(self._ids))
+            self.cache.begin(QueryState(), self.method)
 
     def __enter__(self) -> Session:
         return self
@@ -185,7 +426,7 @@ class Session(Prefill):
         check_same_fit(self._read_by, self.method)
 
     def _begin(self, query: QueryState) -> None:
-        """Begins a turn behind the document, also where a second Ctrl-C came while the rows of the
+        """Begins a turn after the document, also where a second Ctrl-C came while the rows of the
         turn before were taken back."""
         self.cache.truncate(len(self._ids))
         self.cache.begin(query, self.method)

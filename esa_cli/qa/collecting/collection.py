@@ -1,9 +1,10 @@
-"""A run over the chosen passages of documents: an iterator of the places that fit a question."""
+"""Collects every place of documents that fits a question, each once, over the chosen passages."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self, TypedDict
@@ -12,13 +13,123 @@ import torch
 
 from esa_cli.qa.answering.reply import Evidence
 from esa_cli.qa.books import Book
-from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
-from esa_cli.qa.collecting.merged_places import MergedPlaces, WeighedPlace
-from esa_cli.qa.collecting.passage_sieve import ChosenPassages
-from esa_cli.qa.collecting.told_spans import PassageDecision, ToldSpan
-from esa_cli.qa.finding.passages_apart import FoundPassage
-from esa_cli.qa.finding.sentence_windows import sentence_spans
+from esa_cli.qa.collecting.told_spans import (
+    ChosenPassages,
+    LogOddsDecision,
+    ToldSpan,
+    WrittenDecision,
+)
+from esa_cli.qa.finding.passage_finder import Passage
+from esa_cli.qa.finding.windows import FoundPassage, sentence_spans
 from esa_cli.system.progress import Progress
+
+_WORD = re.compile(r"\w+")
+_ARTICLES = frozenset(("a", "an", "the"))
+
+
+@dataclass(frozen=True)
+class CollectedPlace(Passage):
+    """The words of a passage that answer a question; place and text are theirs, the score is of
+    the passage.
+
+    Args:
+        sentence: the sentences of the passage that the words are in.
+        passage: character offsets of the passage that was read again.
+        log_odds: that it tells an answer; None where another model decided. answer: that model's
+            words, where there is one.
+    """
+
+    sentence: str
+    passage: tuple[int, int]
+    log_odds: float | None = None
+    answer: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The other model's words, else the quoted ones, in lower case without punctuation and
+        articles."""
+        found = _WORD.findall((self.answer or self.text).lower())
+        return " ".join([word for word in found if word not in _ARTICLES] or found)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Passages of the documents: all of them, those chosen to be read again, those read so far."""
+
+    passages: int
+    chosen: int
+    read: int
+
+    @property
+    def share(self) -> float:
+        """The share of all passages that has been read again."""
+        return self.read / self.passages if self.passages else 0.0
+
+
+def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
+    """The first place of each wording; see `CollectedPlace.words`."""
+    found: dict[str, CollectedPlace] = {}
+    for one in places:
+        found.setdefault(one.words, one)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class WeighedPlace:
+    """A place of passage number `passage`, its document's number, the characters [first, last) of
+    its sentences, and the weight that chooses between places of one sentence."""
+
+    place: CollectedPlace
+    document: int
+    passage: int
+    first: int
+    last: int
+    weight: float
+
+
+class MergedPlaces:
+    """Takes places in the order of their passages, and gives them back in order, those that share a
+    sentence once: the one with the highest weight.
+
+    Args:
+        given: places that were given back before, of an earlier run.
+    """
+
+    def __init__(self, given: Iterable[CollectedPlace] = ()) -> None:
+        self._given = {(one.source, one.document): one.end for one in given}
+        """End of the last place of each document."""
+        self._waiting: list[WeighedPlace] = []
+
+    def add(self, one: WeighedPlace) -> None:
+        """Takes a place, unless a better one shares a sentence with it."""
+        place = one.place
+        if one.first < self._given.get((place.source, place.document), 0):
+            return
+        same = [
+            other
+            for other in self._waiting
+            if other.document == one.document and other.first < one.last and one.first < other.last
+        ]
+        if all(one.weight > other.weight for other in same):
+            self._waiting = [other for other in self._waiting if other not in same] + [one]
+
+    def settled(self, document: int, start: int) -> list[WeighedPlace]:
+        """The places that no passage from character `start` of a document on can share."""
+        ready = [
+            one
+            for one in self._waiting
+            if one.document < document or (one.document == document and one.last <= start)
+        ]
+        self._waiting = [one for one in self._waiting if one not in ready]
+        ready.sort(key=lambda one: (one.document, one.place.start))
+        for one in ready:
+            self._given[one.place.source, one.place.document] = one.last
+        return ready
+
+    @property
+    def first_waiting(self) -> int | None:
+        """The first passage whose place has not been given back; None: there is none."""
+        return min((one.passage for one in self._waiting), default=None)
 
 
 @dataclass(frozen=True)
@@ -60,7 +171,7 @@ class Collection:
         self,
         chosen: ChosenPassages,
         books: Sequence[Book],
-        decision: PassageDecision,
+        decision: LogOddsDecision | WrittenDecision,
         *,
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Progress | None = None,

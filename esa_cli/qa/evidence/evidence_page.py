@@ -1,23 +1,63 @@
 """An answer, its evidence and its documents as one self-contained HTML page.
 
 The documents' text has a heat map of the attention that each token got while the answer was
-generated. Weights come from `attention_weights`, passages from `evidence`.
+generated. Weights and passages come from `evidence`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from torch import Tensor
 
 from esa_cli.qa.answering.reply import Evidence, Reply
-from esa_cli.qa.evidence import page_style as look
-from esa_cli.qa.evidence.evidence import EvidenceSource
-from esa_cli.qa.evidence.heat_map import LEVELS, heaviest_token, shaded_spans, weights_of
-from esa_cli.qa.evidence.html_page import render_page
+from esa_cli.qa.evidence import page_style
+from esa_cli.qa.evidence.evidence import (
+    LEVELS,
+    EvidenceSource,
+    heaviest_token,
+    shaded_spans,
+    weights_of,
+)
+
+
+def render_page(template: Traversable, *styles: str, **content: object) -> str:
+    """The page; write it as UTF-8.
+
+    Args:
+        styles: style sheets beside this file that follow `page.css`.
+        content: the template's variables besides style, light, dark, script and digest.
+    """
+    folder = files(__package__)
+    script = folder.joinpath("page.js").read_text("utf-8")
+    sheets = [folder.joinpath(name).read_text("utf-8") for name in ("page.css", *styles)]
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(template.read_text("utf-8")).render(
+        style=Markup("".join(sheets)),
+        light=_variables(page_style.LIGHT, page_style.LIGHT_LINES),
+        dark=_variables(page_style.DARK, page_style.DARK_LINES),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **content,
+    )
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _variables(surfaces: Mapping[str, str], lines: tuple[str, ...]) -> Markup:
+    """CSS variables: the surfaces by name, and `l0`, `l1`, ... for the lines of charts."""
+    named = {**surfaces, **{f"l{slot}": line for slot, line in enumerate(lines)}}
+    return Markup("".join(f"--{name}:{value};" for name, value in named.items()))
+
 
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
@@ -78,7 +118,7 @@ def _book(
     heat = shaded_spans(book.spans, own, top)
     return {
         "name": name,
-        "share": look.percent_sign(float(own.sum()) / whole if whole else 0.0),
+        "share": page_style.percent_sign(float(own.sum()) / whole if whole else 0.0),
         "characters": f"{len(text):,}",
         "bars": _bars(book.spans, own, len(text)),
         "marks": _marks([(number, start / max(1, len(text))) for start, _, number in passages]),
@@ -134,7 +174,7 @@ def _blocks(
 
 
 def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Pieces of a run, and whether a block ends behind each; `size` characters are in it so far."""
+    """Pieces of a run, and whether a block ends after each; `size` characters are in it so far."""
     start = 0
     while not whole and len(text) - start + size > BLOCK:
         cut = text.find("\n", start + max(0, BLOCK - size)) + 1

@@ -1,2 +1,2 @@
-"""Finding the passages of documents that may answer a question: windows of whole sentences, ranked
-by their words (BM25) and by the model's retrieval heads."""
+"""Finding passages that may answer a question: windows of whole sentences, ranked by their words
+(BM25) and by late interaction."""

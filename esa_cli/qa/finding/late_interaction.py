@@ -9,10 +9,66 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esa_cli.qa.finding.reduced_keys import ReducedKeys
+from esa_cli.storage.library import SEGMENT, Layout
+from esa_cli.storage.library.formats.segment import decode, encode
+
+SEGMENT_TOKENS = 512
+"""Tokens of a document that are encoded together."""
+CONTEXT_TOKENS = 64
+"""Tokens before a segment that its own ones see."""
+PIECE = 4 * SEGMENT_TOKENS
+"""Tokens encoded at once; a segment of the library is whole pieces."""
+
+
+def index_layout(dim: int) -> Layout:
+    """The layout of a token index with reduced keys of R = `dim` numbers, an even number.
+
+    A reduced key is a row of one layer with one head: its first half stands in the place of the
+    key, its second half in that of the value, each with a scale of its own. Eight bits, for the
+    keys have unit length. Nothing is reduced further, and no prompt's head is before the text.
+    """
+    if dim < 2 or dim % 2:
+        raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
+    return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
+
+
+class ReducedKeys:
+    """The keys (N, R) of a document's tokens: a quarter of the bytes of float32.
+
+    Args:
+        records: (N, row_bytes) bytes, as `segment.encode` makes them. layout: theirs.
+    """
+
+    def __init__(self, records: Tensor, layout: Layout) -> None:
+        self.records, self.layout = records, layout
+        assert records.shape[1] == layout.row_bytes, "records must be of this many numbers"
+
+    @classmethod
+    def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
+        """Keys (n, R), rounded."""
+        return cls(encode(keys, layout), layout)
+
+    @classmethod
+    def empty(cls, tokens: int, layout: Layout) -> ReducedKeys:
+        """Room for the keys of so many tokens, not set."""
+        return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, R)."""
+        return self.records.shape[0], self.layout.width
+
+    @property
+    def nbytes(self) -> int:
+        return self.records.nbytes
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Keys (stop - start, R) float32 of the tokens [start, stop)."""
+        return decode(self.records[start:stop], self.layout)
+
 
 TILE = 4096
-"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the processor's
+"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the CPU's
 cache until they are multiplied."""
 
 
@@ -59,7 +115,7 @@ def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     starts = torch.arange(low, high, TILE)
-    # The bounds inside each tile, behind its first token.
+    # The bounds inside each tile, after its first token.
     inner = torch.searchsorted(bounds, torch.stack((starts, (starts + TILE).clamp(max=high)), 1))
     after = torch.searchsorted(bounds, starts, right=True).tolist()
     for start, from_bound, (_, to_bound) in zip(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safetensors import safe_open
 
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.qa.finding.reduced_keys import index_layout
+from esa_cli.qa.finding.late_interaction import index_layout
 from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
 from esa_cli.qa.presets.adapter_files import finder_folder
 from esa_cli.qa.presets.preset import AnswerSettings, Preset

@@ -1,6 +1,6 @@
 """Encodes tokens for finding: reduced keys of a document, reduced queries of a question.
 
-A token's key is a low-rank map (the key map of Eq. (6)) of its hidden state behind one of the
+A token's key is a low-rank map (the key map of Eq. (6)) of its hidden state after one of the
 model's middle layers; a question's tokens have a map of their own (the query map of Eq. (5)) and
 weights. A LoRA adapter on the layers below is trained with the maps by `esa train-finder`.
 """
@@ -24,7 +24,7 @@ from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.text_passes.layer_calls import grouped, hidden_states, of_size_one, padded
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
-from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
 from esa_cli.storage.library import Layout
 from esa_cli.system.files import replacing
 
@@ -35,7 +35,7 @@ WEIGHT_SCALE = 8.0
 
 
 class TokenEncoder:
-    """A model's first layers with an adapter, and the maps behind them.
+    """A model's first layers with an adapter, and the maps after them.
 
     Args:
         model, tokenizer: of transformers; nothing is attached while it encodes. adapter: of layers
@@ -177,14 +177,14 @@ class TokenEncoder:
 
     def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Reduced keys (B, T, R) of unit length of sequences of token ids, each on its own; zeros
-        behind the shorter ones. Gradients pass through."""
+        after the shorter ones. Gradients pass through."""
         states, _ = self._states(sequences)
         return self._reduced(states, "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
         """Reduced keys (last - first, R) of the tokens [first, last) of a document, float32, on the
-        processor.
+        CPU.
 
         The same for every way of dividing a document: each segment of `SEGMENT_TOKENS` sees the
         `CONTEXT_TOKENS` before it. `first` must be a segment's beginning.

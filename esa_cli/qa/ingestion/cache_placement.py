@@ -27,7 +27,7 @@ class CachePlacement:
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
-        places: makes the stores; None: on GPUs as chosen, elsewhere on the processor.
+        places: makes the stores; None: on GPUs as chosen, elsewhere on the CPU.
         free: bytes that a device has for rows.
 
     Raises:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from esa_cli.documents.document import Document
 from esa_cli.qa.books import Book, TokenisedDocument
-from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
-from esa_cli.qa.finding.sentence_words import SentenceWords, sentence_words
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.finder import Finder
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
+from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.qa.ingestion.archive import INDEX, provenance
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
 from esa_cli.storage.library import Entry
@@ -45,7 +45,7 @@ def index_identity(model: Mapping[str, Any], digest: str) -> str:
 class IndexIngest(Ingest):
     """Makes books with token indexes; `given`: the arguments of `Ingest`."""
 
-    def __init__(self, encoder: TokenEncoder, *given: Any) -> None:
+    def __init__(self, encoder: Finder, *given: Any) -> None:
         super().__init__(*given)
         self.encoder = encoder
 

@@ -87,7 +87,7 @@ class Ingest(ABC):
     Args:
         library: where documents are looked for; None: nowhere. keep: whether documents that are
             not there are stored there. events: the observer.
-        planner: what is read must fit its memory; None: nobody looks.
+        planner: what is read must fit its memory; None: without a check.
     """
 
     def __init__(

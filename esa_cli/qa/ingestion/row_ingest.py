@@ -192,7 +192,7 @@ def state_forms(session: Session) -> list[StateForm]:
 
     Only the model's own code knows them: configurations name the sizes otherwise in each family.
     """
-    from esa_cli.qa.ingestion.prefill import feed
+    from esa_cli.qa.answering.session import feed
 
     cache = session.attachment.new_cache()
     cache.begin(QueryState(Phase.PREFILL))

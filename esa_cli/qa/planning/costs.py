@@ -22,8 +22,8 @@ from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.finding.reduced_keys import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.model_shape import Shape
 from esa_cli.storage.growing_rows import RESERVE, with_reserve
 from esa_cli.storage.library import Layout

@@ -32,7 +32,7 @@ def esa(
     capsys: pytest.CaptureFixture[str],
 ) -> Esa:
     """`esa` in a folder of its own with a text."""
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     lines = [f"Gate {i} opens at {i % 24}, unless cat {i * i} sleeps.\n" for i in range(20)]
     (tmp_path / "note.md").write_text("".join(lines), "utf-8")
     return runner(capsys)

@@ -52,7 +52,7 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 128)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.reduced_keys import PIECE
+from esa_cli.qa.finding.late_interaction import PIECE
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats import checksummed_file

@@ -18,7 +18,7 @@ from recurring_spans import (
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.passage_prompt import PassagePrompt
+from esa_cli.qa.reading.reader import PassagePrompt
 
 
 class Words:

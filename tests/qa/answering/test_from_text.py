@@ -20,7 +20,7 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.presets import preset
-from esa_cli.qa.reading.passage_prompt import one_line
+from esa_cli.qa.reading.reader import one_line
 from esa_cli.storage.library import Library
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 20

@@ -52,7 +52,7 @@ def test_pieces_add_up_to_the_answer(session: Session) -> None:
 
 
 def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", 100)
+    monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 100)
     session.read(TEXT)
     want = session.ask(QUESTION).text
 
@@ -536,7 +536,7 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
     settings = preset.load("tiny-random", [*AGREED, "reading=select", "window.chunk=1"])
     rows = []
     for feed in (64, 50):
-        monkeypatch.setattr("esa_cli.qa.ingestion.prefill.FEED", feed)
+        monkeypatch.setattr("esa_cli.qa.answering.session.FEED", feed)
         with Session(loaded.model, loaded.tokenizer, settings) as session:
             ids = session.prompt.document(TEXT)[:65]
             session.begin(ids)

@@ -18,6 +18,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
+from esa_cli.documents.document import Document
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rope_scaling import ReRoPE
@@ -25,8 +26,16 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.evidence.attention_weights import AttentionWeights
-from esa_cli.qa.evidence.evidence import FOUND, heaviest, rests_on, strength
+from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.evidence.evidence import (
+    FOUND,
+    AttentionWeights,
+    heat_maps,
+    heaviest,
+    rests_on,
+    shaded_spans,
+    strength,
+)
 from esa_cli.qa.presets import preset
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.memory_store import MemoryStore
@@ -192,7 +201,7 @@ def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory
 def test_few_queries_at_a_time_are_the_same(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.qa.evidence.attention_weights.BLOCK_ELEMENTS", 6 * 3 * 15)
+    monkeypatch.setattr("esa_cli.qa.evidence.evidence.BLOCK_ELEMENTS", 6 * 3 * 15)
     test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
 
 
@@ -440,3 +449,26 @@ def test_found_is_the_strongest_sentence_of_the_question(books: list[Shelf]) -> 
 def test_no_weight_no_passage_and_not_found(books: list[Shelf]) -> None:
     nothing = torch.zeros(books[-1].rows.stop)
     assert rests_on(Told(nothing, nothing), books, 3) == ((), False)  # type: ignore[arg-type]
+
+
+def book(name: str, text: str) -> Book:
+    """A token for each character."""
+    at = torch.arange(len(text))
+    return Book(Document(name, text, name, "utf-8", 1), None, torch.stack([at, at + 1], 1))
+
+
+def test_shades_are_of_the_heaviest_token_of_all() -> None:
+    books = [book("a.txt", "abcd"), book("b.txt", "efgh"), book("c.txt", "")]
+    weights = torch.tensor([0.0, 0.25, 0.25, 0.001, 1.0, 0.0, 0.0, 1 / 64])
+    found = heat_maps(place_books(books), weights)
+    assert [one.document for one in found] == ["a.txt", "b.txt", "c.txt"]
+    assert found[0].spans == ((1, 3, 4),), "tokens of one shade are one span; cold ones none"
+    assert found[1].spans == ((0, 1, 8), (3, 4, 1))
+    assert found[2].spans == ()
+
+
+def test_tokens_that_share_a_character_do_not_overlap() -> None:
+    spans = torch.tensor([[0, 2], [1, 3], [1, 3]])
+    found = shaded_spans(spans, torch.tensor([1.0, 0.25, 1.0]), 1.0)
+    assert [tuple(one) for one in found] == [(0, 2, 8), (2, 3, 4)]
+    assert shaded_spans(spans, torch.zeros(3), 0.0) == []

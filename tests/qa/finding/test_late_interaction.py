@@ -8,10 +8,11 @@ from torch import Tensor
 
 from esa_cli.qa.finding import late_interaction
 from esa_cli.qa.finding.late_interaction import (
+    ReducedKeys,
+    index_layout,
     products_around,
     window_products,
 )
-from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
 
 
 def window_scores(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esa_cli.qa.finding.lexical_index import LexicalIndex
 from esa_cli.qa.finding.passage_finder import (
     VAGUE,
     PassageFinder,
@@ -13,7 +12,8 @@ from esa_cli.qa.finding.passage_finder import (
     standardised,
     token_bounds,
 )
-from esa_cli.qa.finding.passages_apart import FoundPassage
+from esa_cli.qa.finding.windows import FoundPassage
+from esa_cli.qa.finding.words import LexicalIndex
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 40
 GATE = "Captain Ahab opens the northern gate at nine. "

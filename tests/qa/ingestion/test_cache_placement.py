@@ -54,7 +54,7 @@ def on_host(loaded: Any, cache: str, room: dict[torch.device, int] | None = None
 def test_layers_in_host_memory_are_those_that_are_asked_for(loaded: Any) -> None:
     assert on_host(loaded, "device") == on_host(loaded, "disk") == set()
     assert on_host(loaded, "host") == {0, 1}
-    assert on_host(loaded, "host", {}) == {1}, "the processor's layer is there anyway"
+    assert on_host(loaded, "host", {}) == {1}, "the CPU's layer is there anyway"
 
 
 def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:

@@ -17,10 +17,10 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
 from esa_cli.qa.finding.load_encoder import index_sizes
-from esa_cli.qa.finding.reduced_keys import ReducedKeys, index_layout
-from esa_cli.qa.finding.sentence_words import SentenceWords
 from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.qa.ingestion import index_ingest
 from esa_cli.qa.ingestion.index_ingest import index_identity
 from esa_cli.qa.ingestion.ingest import IngestEvents
@@ -56,7 +56,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.finding.token_encoder.SEGMENT_TOKENS", 32)
     monkeypatch.setattr("esa_cli.qa.finding.token_encoder.CONTEXT_TOKENS", 8)
     monkeypatch.setattr(index_ingest, "PIECE", PIECE)
-    monkeypatch.setattr("esa_cli.qa.finding.reduced_keys.SEGMENT", SEGMENT)
+    monkeypatch.setattr("esa_cli.qa.finding.late_interaction.SEGMENT", SEGMENT)
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_the_words_are_stored_beside_the_index(
     assert library.verify(made.entry) == []
     opened()
     with monkeypatch.context() as patch:
-        patch.setattr("esa_cli.qa.finding.sentence_words._version", lambda: "later")
+        patch.setattr("esa_cli.qa.finding.words._version", lambda: "later")
         opened()
         assert path.read_bytes() != stored
     library.remove(made.entry)

@@ -6,8 +6,8 @@ import math
 from contextlib import nullcontext
 from typing import Any
 
-from esa_cli.qa.finding.passages_apart import FoundPassage, Span
-from esa_cli.qa.reading.read_passages import read_passages
+from esa_cli.qa.finding.windows import FoundPassage, Span
+from esa_cli.qa.reading.reader import read_passages
 
 TEXT = "He came.\nMr. Pip  slept. It rained."
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.collect.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting.collected_place import CollectedPlace, Coverage
-    from esa_cli.qa.collecting.collection import Collection
+    from esa_cli.qa.collecting.collection import CollectedPlace, Collection, Coverage
     from esa_cli.qa.presets.preset import Preset
 
 EDGE = 0.5
@@ -174,7 +173,7 @@ class CollectRun:
         from esa_cli.apps.collect.collected_file import CollectedFile, place_row
         from esa_cli.documents.sources import source_files
         from esa_cli.qa.books import distinct
-        from esa_cli.qa.collecting.collected_place import distinct_places
+        from esa_cli.qa.collecting.collection import distinct_places
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.storage.library import Library
 
@@ -255,7 +254,7 @@ class CollectRun:
 
     def _key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
-        from esa_cli.qa.collecting.passage_sieve import FIT, NEAR, SIEVE, WHOLE
+        from esa_cli.qa.collecting.told_spans import FIT, NEAR, SIEVE, WHOLE
         from esa_cli.qa.presets.cache_key import text_settings_hash
         from esa_cli.system.text import text_digest
 
@@ -327,7 +326,7 @@ class CollectRun:
     def _end(self) -> None:
         """Writes the table of the places so far."""
         from esa_cli.apps.cli.output.terminal import one_line, print_table
-        from esa_cli.qa.collecting.collected_place import distinct_places
+        from esa_cli.qa.collecting.collection import distinct_places
 
         shown = distinct_places(self.places) if self.ways.distinct else self.places
         if not shown or self.ways.count or self.ways.as_json or self.ways.form != "table":
@@ -341,7 +340,7 @@ class CollectRun:
 
     def _say(self, coverage: Coverage) -> None:
         """How much was read, and where that ends."""
-        from esa_cli.qa.collecting.passage_sieve import SIEVE
+        from esa_cli.qa.collecting.told_spans import SIEVE
 
         if not coverage.read:
             self.reporter.warn("esa: no passage has so high a score, so none was read; lower --min")

@@ -139,7 +139,7 @@ def _find(
     from esa_cli.apps.cli.passage_books import PassageBooks
     from esa_cli.documents.sources import source_files
     from esa_cli.qa.books import distinct, place_books
-    from esa_cli.qa.passage_search import passages_with_words
+    from esa_cli.qa.finding.passage_finder import passages_with_words
     from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
     from esa_cli.storage.library import Library
 

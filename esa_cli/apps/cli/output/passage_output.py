@@ -14,9 +14,9 @@ from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.terminal import NARROW, clean, make_console, one_line
 from esa_cli.documents.document import LeftOut
 from esa_cli.documents.text_builder import first_names
-from esa_cli.qa.answering.passage import Passage
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.finding.matched_words import matched_words
+from esa_cli.qa.finding.passage_finder import Passage
+from esa_cli.qa.finding.words import matched_words
 from esa_cli.qa.presets.preset import Preset
 
 MATCH = "bold red"

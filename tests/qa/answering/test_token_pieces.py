@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.answering.cached_text import CachedText, token_pieces
+from esa_cli.qa.answering.session import CachedText, token_pieces
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 

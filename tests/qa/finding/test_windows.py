@@ -1,4 +1,4 @@
-"""Windows of whole sentences: their order, size, overlap, and texts without sentences."""
+"""Windows of sentences, and passages of which none overlaps another by half, against loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from itertools import pairwise
 import pytest
 
 from esa_cli.documents.sentences import LONGEST
-from esa_cli.qa.finding.sentence_windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.qa.finding.windows import (
+    FoundPassage,
+    PassagesApart,
+    TextWindow,
+    sentence_spans,
+    sentence_windows,
+)
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 
@@ -83,3 +89,29 @@ def test_windows_cover_all_sentences_and_overlap_by_half(words: int) -> None:
 
 def test_one_sentence_is_one_window() -> None:
     assert sentence_windows([(3, 9)], [2], 60) == [TextWindow(3, 9, 0, 1)]
+
+
+def by_loop(passages: list[FoundPassage]) -> list[FoundPassage]:
+    out: list[FoundPassage] = []
+    for one in passages:
+        for other in out:
+            shared = min(one.end, other.end) - max(one.start, other.start)
+            shorter = min(one.end - one.start, other.end - other.start)
+            if one.document == other.document and 2 * shared >= shorter:
+                break
+        else:
+            out.append(one)
+    return out
+
+
+def test_as_a_plain_loop() -> None:
+    draw = random.Random(1)
+    for _ in range(50):
+        passages = []
+        for _ in range(60):
+            start = draw.randrange(300)
+            passages.append(FoundPassage(draw.randrange(2), start, start + draw.randint(1, 60), 0))
+        made = PassagesApart()
+        added = [made.add(one) for one in passages]
+        assert made.passages == by_loop(passages)
+        assert [one for one, new in zip(passages, added, strict=True) if new] == made.passages

@@ -1,17 +1,23 @@
-"""The most probable span against all spans of a passage, in all ways to write them as tokens."""
+"""The most probable span against every span, bytes of tokens, and whole words."""
 
 from __future__ import annotations
 
+import random
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from byte_level_model import byte_level
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.finding.passages_apart import Span
-from esa_cli.qa.reading import span_search
-from esa_cli.qa.reading.span_search import most_probable_span
+from esa_cli.qa.finding.windows import Span
+from esa_cli.qa.reading import spans as span_search
+from esa_cli.qa.reading.spans import WholeWords, byte_letters, most_probable_span, token_bytes
 
 END = 0
 PIECES = (
@@ -220,3 +226,152 @@ def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> N
     model = RandomModel(2)
     searched(" ".join(["the"] * 40), model)
     assert model.calls <= 3
+
+
+__all__ = ["byte_level"]
+
+TEXTS = ["the ship of 1950", "“Héllo”, café", "白鯨 the whale", "a  b", "🙂", "£5 don't."]
+
+
+def sentencepiece() -> Any:
+    """Spaces as U+2581, other characters as bytes, as Llama 2 and Mistral have them."""
+    names = ["▁", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"thesipof", "▁t", "he"]
+    vocabulary = {name: at for at, name in enumerate(names)}
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, [("▁", "t"), ("h", "e")], byte_fallback=True, unk_token="<unk>")
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def joined(tokenizer: Any, text: str) -> str:
+    piece = token_bytes(tokenizer)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return b"".join(piece(token) for token in ids).decode()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_byte_level(byte_level: Any, text: str) -> None:
+    assert joined(byte_level, text) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_sentencepiece(text: str) -> None:
+    assert joined(sentencepiece(), text) == f" {text}"
+
+
+def test_whole_words() -> None:
+    vocabulary = {"the": 0, "ship": 1, "?": 2, "a": 3, "b": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    assert joined(words, "the ship") == "theship"
+
+
+def test_ids_without_a_token_have_no_bytes(byte_level: Any) -> None:
+    assert token_bytes(byte_level)(len(byte_level) + 100) == b""
+
+
+def test_byte_letters_are_those_of_the_tokenizers() -> None:
+    letters = byte_letters()
+    assert set(letters) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(letters.values()) == list(range(256))
+    assert (letters["Ġ"], letters["Ċ"], letters["a"]) == (32, 10, 97)
+
+
+WHOLE = [
+    "-5", "−5", ".5", "-.5", "-$5", "¥500", "₹20", "€3.50", "+49", "±3", "~5", "≈7", "<5", "#5",
+    "1,306", "3.14", "12:30", "5%", "7‰", "5€", "20°C", "don't", "l’Italie", "foo_bar", "word",
+    "हिन्दी", "مُحَمَّد", "Müller", "cafe\u0301", "soft\u00adware", "--keep", "-v", "#include",
+    "@name", "~/notes", ".gitignore", "./run", "\\alpha", "カタカナ", "ที่",
+]  # fmt: skip
+"""Each is quoted whole or not at all."""
+FRAGMENTS = {"/etc/passwd": {5}, "C:\\x": {3}, "3-5": set(), "well-known": set()}
+"""Others, with the places within them where a span may start."""
+BETWEEN = [" ", ", ", " (", ") ", " “", "” ", "\n", "; "]
+
+
+def made_text(seed: int) -> tuple[str, list[tuple[int, int, set[int]]]]:
+    """A text, and the places of its pieces with those where a span may start within them."""
+    choice, text, places = random.Random(seed), "Of ", list[tuple[int, int, set[int]]]()
+    for _ in range(12):
+        piece = choice.choice([*WHOLE, *FRAGMENTS])
+        start = len(text)
+        within = {start + at for at in FRAGMENTS.get(piece, ())}
+        places.append((start, start + len(piece), within))
+        text += piece + choice.choice(BETWEEN)
+    return text + "end", places
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_span_divides_a_piece(seed: int) -> None:
+    text, places = made_text(seed)
+    words = WholeWords(text)
+    starts = [at for at in range(len(text)) if words.starts(at)]
+    ends = [at for at in range(len(text) + 1) if words.ends(at)]
+    for at in starts:
+        for end in ends:
+            if end <= at:
+                continue
+            first, last = words.whole(at, end)
+            assert first <= at
+            assert last >= end
+            for start, stop, within in places:
+                assert not start < first < stop or first in within, (text[start:stop], text[first:])
+                if stop - start > 1 and text[start:stop] in WHOLE:
+                    assert not start < last < stop, (text[start:stop], text[first:last])
+    for start, stop, _ in places:
+        assert any(words.whole(at, stop) == (start, stop) for at in starts if start <= at < stop)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end", "whole"),
+    [
+        ("Jane Roe (CEO) of", "Jane", "CEO", "Jane Roe (CEO)"),
+        ("call (555) 1234 now", "555", "1234", "(555) 1234"),
+        ("call +49 30 1234", "49", "1234", "+49 30 1234"),
+        ("born (1867) in", "1867", "1867", "1867"),
+        ("from 3-5 to", "3", "5", "3-5"),
+        ("1914 –1918", "1918", "1918", "1918"),
+        ("grew by 5% or", "5", "5", "5%"),
+    ],
+)
+def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> None:
+    first, last = WholeWords(text).whole(text.index(start), text.index(end) + len(end))
+    assert text[first:last] == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "一座废弃的啤酒厂。",
+        "東京タワーの高さは333メートル",
+        "สวัสดีครับ ที่นี่",
+        "ကျွန်တော် ကား",
+        "ちょっと待って",
+    ],
+)
+def test_scripts_without_spaces_end_within_a_run_only_where_it_is_wanted(text: str) -> None:
+    words = WholeWords(text)
+    assert words.spaceless
+    for at in range(1, len(text)):
+        before, after = text[at - 1], text[at]
+        if before.isalnum() and after.isalnum():
+            latin = before.isascii() or after.isascii()
+            assert latin or not words.ends(at, wanted=False)
+        if unicodedata.category(after)[0] == "M":
+            assert not words.ends(at)
+            assert not words.starts(at)
+        if "ァ" <= before <= "ヺ" and "ァ" <= after <= "ー":
+            assert not words.ends(at)
+            assert not words.starts(at)
+    assert words.ends(len(text))
+    assert words.starts(0)

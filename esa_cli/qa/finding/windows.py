@@ -1,0 +1,125 @@
+"""A text as overlapping windows of whole sentences, and the passages that are found among them.
+
+A window has about `words` words, at least one sentence, and begins about half a window after the
+one before. Windows cross paragraphs: dialogue has paragraphs of a few words."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from esa_cli.documents.sentences import bare, cuts
+
+BLANK_LINES = re.compile(r"\n\s*\n")
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """Characters [start, end) of a text, and its sentences [first, last) there."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Characters [start, end) of the sentences and lines of `text`, in order."""
+    out: list[tuple[int, int]] = []
+    for start, last in _paragraphs(text):
+        for end in cuts(text, start, last):
+            first, stop = bare(text, start, end)
+            if first < stop:
+                out.append((first, stop))
+            start = end
+    return out
+
+
+def _paragraphs(text: str) -> Iterator[tuple[int, int]]:
+    at = 0
+    for blank in BLANK_LINES.finditer(text):
+        yield bare(text, at, blank.start())
+        at = blank.end()
+    yield bare(text, at, len(text))
+
+
+def sentence_windows(
+    spans: list[tuple[int, int]], counts: list[int], words: int
+) -> list[TextWindow]:
+    """Windows of about `words` words over the sentences `spans` with `counts` words each."""
+    out: list[TextWindow] = []
+    first = 0
+    while first < len(spans):
+        last, total = first, 0
+        while last < len(spans) and total < words:
+            if total and total + counts[last] > 1.25 * words:
+                break
+            total += counts[last]
+            last += 1
+        out.append(TextWindow(spans[first][0], spans[last - 1][1], first, last))
+        if last >= len(spans):
+            break
+        half, following = 0, first
+        while following < last and half < total / 2:
+            half += counts[following]
+            following += 1
+        first = max(first + 1, following)
+    return out
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of a passage, and their log-probability as the answer."""
+
+    start: int
+    end: int
+    log_probability: float
+
+
+@dataclass(frozen=True)
+class FoundPassage:
+    """Characters [start, end) of document number `document`.
+
+    Args:
+        score: in standard deviations; after reading, these times the prior plus the log-odds.
+        log_odds: that it tells the answer, after reading. span: its most probable one, where one
+            was looked for and was better than those before.
+    """
+
+    document: int
+    start: int
+    end: int
+    score: float
+    log_odds: float = 0.0
+    span: Span | None = None
+
+
+class PassagesApart:
+    """Passages in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.passages: list[FoundPassage] = []
+        self._places = defaultdict[int, list[tuple[int, int]]](list)
+        """(start, end) of each document's passages, ascending."""
+        self._longest = 0
+
+    def add(self, passage: FoundPassage) -> bool:
+        """Adds a passage unless it overlaps one by half; whether it did."""
+        places = self._places[passage.document]
+        at = bisect_left(places, (passage.start - self._longest, 0))
+        while at < len(places) and places[at][0] < passage.end:
+            if _half(passage, *places[at]):
+                return False
+            at += 1
+        insort(places, (passage.start, passage.end))
+        self._longest = max(self._longest, passage.end - passage.start)
+        self.passages.append(passage)
+        return True
+
+
+def _half(one: FoundPassage, start: int, end: int) -> bool:
+    shared = min(one.end, end) - max(one.start, start)
+    return 2 * shared >= min(one.end - one.start, end - start)

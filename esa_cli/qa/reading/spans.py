@@ -1,0 +1,319 @@
+"""The most probable span of a passage as the answer: beam search over its words.
+
+A language model's free answer to a question is often no quotation at all; among the spans of the
+passage its probabilities are good (exact-extract, arXiv 2108.05857). Each hypothesis is the text of
+the passage from some word on, and ends with a line end where a word ends. Texts are compared as
+UTF-8: a token may end within a character. What belongs to the first or last word of a span is part
+of it: `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
+
+
+from __future__ import annotations"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from esa_cli.qa.finding.windows import Span
+from esa_cli.system.content_words import SPACELESS_CHARACTER
+
+BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE, BYTE_SPACE = "▁", "Ġ"
+"""How a space is written in the vocabularies of sentencepiece and of byte-level BPE."""
+
+
+def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
+    """A function from a token id to the token's bytes; none for ids without a token."""
+    example = tokenizer("a b", add_special_tokens=False)["input_ids"]
+    names = "".join(tokenizer.convert_ids_to_tokens(example))
+    letters = byte_letters()
+
+    @cache
+    def piece(token: int) -> bytes:
+        name = tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""
+        if BYTE_SPACE in names:
+            known = all(letter in letters for letter in name)
+            return bytes(letters[letter] for letter in name) if known else name.encode()
+        if SPACE in names:
+            found = BYTE_FALLBACK.fullmatch(name)
+            return bytes([int(found[1], 16)]) if found else name.replace(SPACE, " ").encode()
+        return str(tokenizer.decode([token])).encode()
+
+    return piece
+
+
+def byte_letters() -> dict[str, int]:
+    """The letter that byte-level BPE writes for each byte: Latin-1's own where it can be seen, the
+    others from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(seen)]
+    return {chr(byte): byte for byte in seen} | {
+        chr(0x100 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+MONEY = r"[$¢£¤¥֏؋৲৳૱௹฿៛\u20a0-\u20cf﷼＄￡￥￦]"
+_FREE = r"(?<![^\s(\[{<\"'“”‘’«»„;,=|—`*_])"
+"""Nothing, white space or an opening mark comes before a sign: `3-5` and `and/or` have none."""
+SIGN = re.compile(
+    rf"{_FREE}(?:"
+    # -5, −5, .5, ~5, -.5, -$5, ¥500, #5, +49; no dash of `1914 –1918`
+    rf"(?:[-−+±~≈<>≤≥#]|(?<!\d\s)–|{MONEY})*\.?(?=\d)"
+    # (555) 1, (030) 12
+    r"|\((?=\+?(?:\d{1,3}|0\d+)\)\s?\d)"
+    # --keep, -v, #include, @name, /etc, //server, \alpha, ./run, ../up, .gitignore, ~/notes
+    r"|(?:--?|#|@|//?|\\\\?|~/|\.{1,2}/|\.)(?=[^\W\d])"
+    r")"
+)
+"""What stands before a word and belongs to it; it may be empty."""
+UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
+"""What may follow a number without a space."""
+PAIRS = {"(": ")", "[": "]", "{": "}"}
+_SPACELESS = re.compile(SPACELESS_CHARACTER)
+_MONEY = re.compile(MONEY)
+_POSSESSIVE = re.compile(r"['’]s\b")
+_JOINERS = "\u200c\u200d\u00ad"
+_BEFORE_CONSONANTS = "เแโใไເແໂໃໄ"
+"""Vowels of Thai and Lao that are written before the consonant they belong to."""
+_AFTER_CONSONANTS = "ะาำๅๆະາຳໆ"
+_SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵヶー々ゝゞヽヾ"
+
+
+class WholeWords:
+    """The words of one text.
+
+    `spaceless`: whether a script without spaces between words is in it.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.spaceless = bool(_SPACELESS.search(text))
+        signs = [found.span() for found in SIGN.finditer(text) if found[0]]
+        self._signs = {start for start, _ in signs}
+        self._after_signs = {end: start for start, end in signs}
+        self._within = {at for start, end in signs for at in range(start + 1, end)}
+        """Places where a sign of several characters would be divided."""
+
+    def starts(self, at: int) -> bool:
+        """Whether a span may start at a character: at a word, or at the sign before it."""
+        here, before = self.text[at : at + 1], self.text[max(0, at - 1) : at]
+        if at in self._signs or at in self._after_signs:
+            return True
+        if not here or at in self._within or _is_attached(here):
+            return False
+        if _SPACELESS.match(here):
+            return not _are_one_word(before, here)
+        if _MONEY.match(here):
+            return not _is_letter(before)
+        if not _is_letter(here) or self._joins(at - 1, "'’°.,:-"):
+            return False
+        return not _is_letter(before) or bool(_SPACELESS.match(before))
+
+    def ends(self, at: int, wanted: bool = True) -> bool:
+        """Whether a span may end before character `at`: where a word ends.
+
+        Args:
+            wanted: whether it is wanted there rather than later, which decides within a script
+                without spaces.
+        """
+        before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
+        if not before or at in self._within or at in self._after_signs:
+            return False
+        if not after:
+            return True
+        if _is_attached(after) or self._joins(at - 1):
+            return False
+        if _SPACELESS.match(after):
+            inside = bool(_SPACELESS.match(before))
+            return not inside or (wanted and not _are_one_word(before, after))
+        if _SPACELESS.match(before) or not _is_letter(before) or _POSSESSIVE.match(self.text, at):
+            return True
+        return not (_is_letter(after) or self._joins(at))
+
+    def whole(self, start: int, end: int) -> tuple[int, int]:
+        """The characters [start, end) with the sign before the first word, the unit after the
+        number at the end, and the brackets that close those which they open."""
+        start = self._after_signs.get(start, start)
+        if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
+            end = unit.end()
+        missing: list[str] = []
+        for mark in self.text[start:end]:
+            if mark in PAIRS:
+                missing.append(PAIRS[mark])
+            elif missing and mark == missing[-1]:
+                missing.pop()
+        while missing and self.text[end : end + 1] == missing.pop():
+            end += 1
+        return start, end
+
+    def _joins(self, at: int, marks: str = "'’°.,:") -> bool:
+        """Whether character `at` is one of the marks and joins its neighbours to one word: letters
+        or, of `.,:`, digits."""
+        if at < 1 or self.text[at] not in marks:
+            return False
+        before, after = self.text[at - 1], self.text[at + 1 : at + 2]
+        if self.text[at] in ".,:":
+            return before.isdecimal() and after.isdecimal()
+        return _is_letter(before) and _is_letter(after)
+
+
+def _is_letter(character: str) -> bool:
+    """Whether a character is part of a word: a letter, a digit, a mark on one, or a joiner."""
+    return character.isalnum() or character == "_" or _is_attached(character)
+
+
+def _is_attached(character: str) -> bool:
+    """Whether a character belongs to the one before it: a mark on a letter, or a joiner."""
+    if not character or character.isascii():
+        return False
+    return unicodedata.category(character)[0] == "M" or character in _JOINERS + _AFTER_CONSONANTS
+
+
+def _are_one_word(before: str, after: str) -> bool:
+    """Whether two characters of scripts without spaces are never divided."""
+    if not before:
+        return False
+    katakana = all("\u30a1" <= one <= "\u30ff" and one != "・" for one in (before, after))
+    return katakana or before in _BEFORE_CONSONANTS or after in _SMALL_KANA
+
+
+BEAMS = 3
+LONGEST = 32
+"""Tokens of a span."""
+CANDIDATES = 256
+"""Most probable tokens of a step that are looked at."""
+PATIENCE = 3
+"""So many times `LONGEST` in passages with a script without spaces, whose characters take several
+tokens each."""
+
+
+class NextTokens(Protocol):
+    """Logits after continuations of one prompt; see `models.prompt_batch.Continuation`."""
+
+    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    """Bytes of the passage from each of `starts` on, as generated so far.
+
+    `spaced`: after the space between `Answer:` and the answer, which may be a token of its own.
+    """
+
+    log_probability: float
+    text: bytes
+    starts: tuple[int, ...]
+    spaced: bool = False
+
+
+class _EncodedPassage:
+    """A passage as UTF-8, with the places where a span may start and end."""
+
+    def __init__(self, text: str) -> None:
+        self.raw, self._words = text.encode(), WholeWords(text)
+        self._at = {0: 0}
+        """Place in `raw` -> place in `text`, of whole characters."""
+        place = 0
+        for number, character in enumerate(text, 1):
+            place += len(character.encode())
+            self._at[place] = number
+        self.starts = tuple(raw for raw, own in self._at.items() if self._words.starts(own))
+        self.longest = LONGEST * (PATIENCE if self._words.spaceless else 1)
+
+    def span(self, start: int, end: int, wanted: bool) -> tuple[int, int] | None:
+        """Characters of the bytes [start, end) with what belongs to their words; None where they
+        end within a word.
+
+        Args:
+            wanted: whether the model wants to end here more than to go on.
+        """
+        last = self._at.get(end)
+        if last is None or not self._words.ends(last, wanted):
+            return None
+        return self._words.whole(self._at[start], last)
+
+
+def most_probable_span(
+    passage: str,
+    first: Tensor,
+    continuation: NextTokens,
+    piece: Callable[[int], bytes],
+    line_end: int,
+    above: float = -math.inf,
+) -> Span | None:
+    """The span that the model answers with the highest probability, or None if none is likely.
+
+    Args:
+        passage: in one line, as the model read it. first: logits (vocabulary,) of the answer's
+            first token. piece: the bytes of a token. line_end: the token that ends an answer.
+        above: the least log-probability that is looked for. A hypothesis only gets less likely as
+            it grows, so the search ends where all are below.
+    """
+    text = _EncodedPassage(passage)
+    live = [_Hypothesis(0.0, b"", text.starts)]
+    logits, best = first[None], None
+    for _ in range(text.longest):
+        grown: list[tuple[float, int, int, _Hypothesis]] = []
+        for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
+            longer = _extensions(text.raw, hypothesis, line, piece, row)
+            goes_on = longer[0][0] - hypothesis.log_probability if longer else -math.inf
+            ended = _ended(text, hypothesis, float(line[line_end]), goes_on)
+            if ended and ended.log_probability > above:
+                best, above = ended, ended.log_probability
+            grown += longer
+        grown.sort(key=lambda entry: -entry[0])
+        grown = [entry for entry in grown[:BEAMS] if entry[0] > above]
+        if not grown:
+            break
+        live = [entry[3] for entry in grown]
+        logits = continuation.append([entry[1] for entry in grown], [entry[2] for entry in grown])
+    return best
+
+
+def _extensions(
+    passage: bytes, hypothesis: _Hypothesis, line: Tensor, piece: Callable[[int], bytes], row: int
+) -> list[tuple[float, int, int, _Hypothesis]]:
+    """(log-probability, row, token, hypothesis) of the likely tokens that go on in the passage."""
+    out = []
+    values, tokens = line.topk(min(CANDIDATES, line.shape[0]))
+    for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
+        more, spaced = piece(token), hypothesis.spaced
+        if not more:
+            continue
+        if not hypothesis.text and not spaced and more.startswith(b" "):
+            more, spaced = more[1:], True
+        text = hypothesis.text + more
+        if text not in passage:  # most are not, and one look costs less than one for each start
+            continue
+        starts = tuple([at for at in hypothesis.starts if passage.startswith(text, at)])
+        if starts:
+            total = hypothesis.log_probability + value
+            out.append((total, row, token, _Hypothesis(total, text, starts, spaced)))
+            if len(out) == BEAMS:
+                break
+    return out
+
+
+def _ended(
+    passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float, goes_on: float
+) -> Span | None:
+    """The span that ends with a hypothesis, if a word does.
+
+    Args:
+        line_end, goes_on: log-probabilities of the line end, and of the likeliest token that goes
+            on in the passage.
+    """
+    text = hypothesis.text.rstrip()
+    for start in hypothesis.starts if text else ():
+        if found := passage.span(start, start + len(text), line_end >= goes_on):
+            return Span(*found, hypothesis.log_probability + line_end)
+    return None

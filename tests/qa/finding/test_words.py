@@ -1,0 +1,289 @@
+"""Words, BM25 of windows, matched words, and names that no document mentions, against loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load, save
+
+from esa_cli.qa.finding.passage_finder import PassageFinder
+from esa_cli.qa.finding.windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.qa.finding.words import (
+    AROUND,
+    WINDOW_WORDS,
+    LexicalIndex,
+    SentenceWords,
+    capitals_mean_names,
+    matched_words,
+    sentence_words,
+    small_words,
+    unmentioned_share,
+)
+from esa_cli.system.content_words import content_words, word_count
+
+NAMES = ("Anna", "Boris", "Clara", "David", "Emma")
+PLACES = ("harbour", "market", "mill", "tower", "orchard", "bridge", "chapel")
+
+
+def story(sentences: int, seed: int = 0) -> str:
+    out = []
+    for n in range(sentences):
+        name, place = NAMES[(n * 7 + seed) % 5], PLACES[(n * n + seed) % 7]
+        out.append(f"{name} walked to the {place} on day {n % 13} with {n % 5} old friends.")
+        if n % 6 == 5:
+            out.append("\n\n")
+    return " ".join(out)
+
+
+def bm25(texts: Sequence[str], question: str) -> list[float]:
+    """idf * tf / (tf + k1 (1 - b + b |d| / mean |d|)), each word as often as it is asked."""
+    documents = [content_words(text) for text in texts]
+    mean = sum(map(len, documents)) / len(documents)
+    out = []
+    for words in documents:
+        total = 0.0
+        for asked in content_words(question):
+            having = sum(asked in other for other in documents)
+            idf = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            count = words.count(asked)
+            total += idf * count / (count + 1.5 * (0.25 + 0.75 * len(words) / mean))
+        out.append(total)
+    return out
+
+
+def windows_of(text: str, words: int) -> list[TextWindow]:
+    spans = sentence_spans(text)
+    return sentence_windows(spans, [word_count(text[a:b]) for a, b in spans], words)
+
+
+def expected(texts: Sequence[str], question: str) -> list[float]:
+    def cut(words: int) -> list[tuple[int, TextWindow]]:
+        return [(n, one) for n, text in enumerate(texts) for one in windows_of(text, words)]
+
+    own = cut(WINDOW_WORDS)
+    out = bm25([texts[n][one.start : one.end] for n, one in own], question)
+    for size, weight in AROUND:
+        wide = cut(size)
+        scores = bm25([texts[n][one.start : one.end] for n, one in wide], question)
+        for at, (number, window) in enumerate(own):
+            middle = window.start + window.end
+            near = min(
+                (i for i, (n, _) in enumerate(wide) if n == number),
+                key=lambda i: (abs(wide[i][1].start + wide[i][1].end - middle), -i),
+            )
+            out[at] += weight * scores[near]
+    return out
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["Who walked to the harbour?", "Anna Anna mill", "Which friends had Boris on day 11?"],
+)
+@pytest.mark.parametrize("texts", [[story(90)], [story(40), "", story(60, 3), "Emma slept."]])
+def test_scores_are_bm25_of_the_window_and_of_those_around_it(
+    texts: list[str], question: str
+) -> None:
+    index = LexicalIndex(texts)
+    want = torch.tensor(expected(texts, question))
+    torch.testing.assert_close(index.scores(question), want, atol=1e-4, rtol=1e-4)
+    assert len(index) == len(want) == len(index.documents) == len(index.windows)
+    assert index.documents == sorted(index.documents)
+
+
+@pytest.mark.parametrize("question", ["", "?!", "Who was it that had been there?", "Xyzzy?"])
+def test_a_question_without_words_of_the_text_scores_nothing(question: str) -> None:
+    index = LexicalIndex([story(20)])
+    assert torch.equal(index.scores(question), torch.zeros(len(index)))
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["", " \n\n "]])
+def test_texts_without_windows(texts: list[str]) -> None:
+    index = LexicalIndex(texts)
+    assert len(index) == 0
+    assert index.scores("Who walked?").shape == (0,)
+
+
+def test_texts_without_words() -> None:
+    index = LexicalIndex(["... --- ...", "!?"])
+    assert torch.equal(index.scores("Who walked?"), torch.zeros(2))
+
+
+def test_windows_of_a_script_without_spaces_are_short() -> None:
+    text = "門在九點開而市場在黃昏關閉因此人們早早回家。" * 200
+    index = LexicalIndex([text + "船長叫做亞哈。"])
+    assert max(one.end - one.start for one in index.windows) < 4 * WINDOW_WORDS
+    best = index.windows[int(index.scores("亞哈是誰?").argmax())]
+    assert best.end == len(text) + 7
+
+
+def test_a_table_of_long_lines_without_words_is_cut() -> None:
+    index = LexicalIndex([("A" * 590 + "\n") * 50])
+    assert max(one.end - one.start for one in index.windows) < 2000
+
+
+def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
+    texts = [
+        "The houses of the town were sold, and the captain walked home to his ship.",
+        "Die Häuser der Stadt wurden verkauft, und der Kapitän ging nicht auf sein Schiff.",
+        "Les chevaux de l’amiral étaient fatigués, et il ne savait pas qui les avait vus.",
+    ]
+    index = LexicalIndex(texts)
+    for question, document in (
+        ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
+    ):  # fmt: skip
+        assert index.documents[int(index.scores(question).argmax())] == document
+        assert all(index.knows(word) for word in question.split()[-1:])
+    for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
+        alone = LexicalIndex([text]).scores(question)
+        assert (alone > 0).all(), "as with others, so alone"
+    assert not index.knows("Starbuck")
+
+
+def test_known_words_change_nothing() -> None:
+    texts = [story(60), "", story(30, 2), "門在九點開而市場在黃昏關閉。"]
+    known = [sentence_words(text) if number != 2 else None for number, text in enumerate(texts)]
+    index, other = LexicalIndex(texts), LexicalIndex(texts, known)
+    assert (index.windows, index.documents) == (other.windows, other.documents)
+    for question in ("Who walked to the harbour?", "市場", ""):
+        assert torch.equal(index.scores(question), other.scores(question))
+
+
+TEXTS = [
+    "",
+    " \n\n ",
+    "... --- ...",
+    "The whales swam. A whale's Whale was swimming!\n\nIt was not the whale, Mr. Ahab.",
+    "ship鲸鱼boats 在海里。 İstanbul's \ud800 ends.\n\n" + "x" * 1500,
+]
+
+
+def of_each_sentence(words: SentenceWords) -> list[list[str]]:
+    ends = words.ends.tolist()
+    return [[words.vocabulary[one] for one in words.ids[a:b]] for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_words_of_each_sentence(text: str) -> None:
+    spans, found = sentence_spans(text), sentence_words(text)
+    assert list(map(tuple, found.spans.tolist())) == spans
+    assert found.counts.tolist() == [word_count(text[a:b]) for a, b in spans]
+    assert of_each_sentence(found) == [content_words(text[a:b]) for a, b in spans]
+    assert len(set(found.vocabulary)) == len(found.vocabulary)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_stored_and_read(text: str) -> None:
+    made = sentence_words(text)
+    found = SentenceWords.of_bytes(made.as_bytes())
+    assert found is not None
+    assert found.vocabulary == made.vocabulary
+    for name in ("spans", "counts", "ids", "ends"):
+        mine, yours = getattr(made, name), getattr(found, name)
+        assert (mine.dtype, mine.shape, mine.tolist()) == (yours.dtype, yours.shape, yours.tolist())
+
+
+def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sentence_words(TEXTS[3]).as_bytes()
+    assert SentenceWords.of_bytes(b"") is SentenceWords.of_bytes(b"x" * 99) is None
+    less = {name: one for name, one in load(data).items() if name != "ends"}
+    assert SentenceWords.of_bytes(save(less)) is None
+    monkeypatch.setattr("esa_cli.qa.finding.words._version", lambda: "another")
+    assert SentenceWords.of_bytes(data) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "words"),
+    [
+        ("He opened the gates; a gateway.", "When do the gates open?", ["opened", "gates"]),
+        ("What is the man's name?", "Who is the man?", ["man's"]),
+        ("Nothing of it.", "who is it", []),
+        ("Ahab AHAB ahab", "ahab", ["Ahab", "AHAB", "ahab"]),
+        ("図書館は醸造所に", "図書館", ["図書", "書館"]),
+        ("x図書 and abc図", "abc図書", ["図書", "abc"]),
+        ("李's gate, 李'图", "李's and 李'图", ["李", "s", "李", "图"]),
+        ("Ahab’s ship; AHAB‘S", "Ahab's", ["Ahab’s", "AHAB‘S"]),
+        ("Do\u0301lokhov and l’Italie", "Dolokhov in Italie", ["Do\u0301lokhov", "Italie"]),
+        ("Er sah die Häuser, aber nicht das Haus.", "Haus", ["Häuser", "Haus"]),
+        ("", "gate", []),
+    ],
+)
+def test_the_words_of_the_question_are_found(text: str, question: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in matched_words(text, question)] == words
+
+
+TEXT = (
+    "When it was dark, Captain Ahab stood on the deck of the Pequod and said nothing to Starbuck."
+)
+SMALL = {"isle", "man", "director", "old"}
+
+
+@pytest.mark.parametrize(
+    ("question", "share"),
+    [
+        ("Where did Captain Ahab stand?", 0),
+        ("What did Ahab's mate hear?", 0),
+        ("What did Ahab’s mate hear from Áhab?", 0),
+        ("Where did Captain Nemo stand?", 1),
+        ("What did Elizabeth Bennet say to Starbuck?", 1),
+        ("Where did Old Captain Ahab stand?", 0),
+        ("What did Ahab Bennet say?", 1 / 2),
+        ("Nemo, where is he?", 0),
+        ("what did nemo say?", 0),
+        ("WHAT DID NEMO SAY?", 0),
+        ("What is it? Nemo?", 0),
+        ("Who was the king of the Isle of Man?", 0),
+        ("Who was the Director of the USA, or its CEO?", 0),
+        ("What did Mr Ahab say to Dr. Starbuck?", 0),
+        ("", 0),
+    ],
+)
+def test_names_that_never_occur(question: str, share: float) -> None:
+    assert unmentioned_share(question, LexicalIndex([TEXT]).knows, small_word) == share
+    assert PassageFinder([TEXT], []).unmentioned(question, small_word) == share
+
+
+def small_word(word: str) -> bool:
+    return word.lower() in SMALL
+
+
+@pytest.mark.parametrize(
+    "german",
+    [
+        "Als der Abend kam, stand der alte Mann auf dem Deck und sah die Segel und das Meer.",
+        "Er war früh auf und ging mit der Schwester zu dem alten Haus. Es ist nicht weit, sagte "
+        "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus.",
+    ],
+)
+def test_where_nouns_are_capitalised_nothing_is_a_name(german: str) -> None:
+    assert capitals_mean_names([TEXT])
+    assert not capitals_mean_names([german])
+    assert PassageFinder([german], []).unmentioned("Wo stand der Kapitän?", small_word) == 0
+
+
+def test_no_text() -> None:
+    assert capitals_mean_names([])
+    assert capitals_mean_names(["", "12 34"])
+
+
+class Vocabulary:
+    """A tokenizer of whole words, the frequent ones first; others are letters."""
+
+    words = ("a", "holiday", "Will", "Holiday", "will", "bell")
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        ids: list[int] = []
+        for word in text.split():
+            known = word in self.words
+            ids += [self.words.index(word)] if known else [100 + ord(letter) for letter in word]
+        return {"input_ids": ids}
+
+
+def test_words_that_are_written_small_as_a_rule() -> None:
+    small = small_words(Vocabulary())
+    words = {"Holiday": True, "Will": False, "Bell": True, "Ahab": False}
+    assert {word: small(word) for word in words} == words
