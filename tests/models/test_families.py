@@ -465,11 +465,6 @@ def test_a_known_limit_is_said(kind: str) -> None:
     assert str(caught.value).endswith(f"models of type {kind!r}: {LIMITS[kind]}")
 
 
-def test_the_readme_has_their_number() -> None:
-    text = (family_table.DOC.parents[1] / "README.md").read_text("utf-8")
-    assert f"Methods run in {len(FAMILIES)} families of models" in text
-
-
 def test_the_document_has_the_tables() -> None:
     text = family_table.DOC.read_text("utf-8")
     assert family_table.with_tables(text) == text, "run tests/support/family_table.py"

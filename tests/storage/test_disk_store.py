@@ -339,16 +339,6 @@ def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_sizes_in_the_docs() -> None:
-    text = (Path(__file__).parents[2] / "docs/library.md").read_text("utf-8")
-    for kind in ("native", "int8"):
-        sizes = [
-            Layout(30, 3, 64, "float32", kind=kind, reduced=(rank,) * 30).nbytes(4096) / 4096
-            for rank in (0, 48)
-        ]
-        assert f"| {sizes[0]:,.0f} | {sizes[1]:,.0f} |" in text
-
-
 META = torch.device("meta")
 """Stands for the device of a later layer: what is there has a place and no numbers."""
 

@@ -4,7 +4,7 @@ Probabilities are computed again from each chunk's trace, exp(scale * q . k - ls
 of the encoding. A token's weight in a layer is the maximum over heads and over the tokens of the
 question, or of the answer, of probability times the norm of its value (Kobayashi et al., "Attention
 is Not Only a Weight", 2020), norms as multiples of their mean. Its weight is the mean over the
-middle half of the layers; docs/evidence.md has the measurements behind this rule.
+middle half of the layers; benchmarks/NOTES.md has the measurements behind this rule.
 """
 
 from __future__ import annotations

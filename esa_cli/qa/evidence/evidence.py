@@ -19,7 +19,7 @@ from esa_cli.qa.evidence.attention_weights import AttentionWeights
 
 FOUND = 1.3
 """Documents whose best sentence has less `strength` than this may not contain the answer. Chosen so
-that hardly any answer that is there is doubted: docs/evidence.md."""
+that hardly any answer that is there is doubted: benchmarks/NOTES.md."""
 JOIN = 0.5
 """An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 

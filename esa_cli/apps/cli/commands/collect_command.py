@@ -61,6 +61,6 @@ def collect(
     if ways.as_json:
         found.print_json()
     elif found.coverage.read:
-        Reporter(ways.quiet).note(f"esa: {found.caveat}: see docs/collect.md")
+        Reporter(ways.quiet).note(f"esa: {found.caveat}: see docs/answers.md")
     if not found.places:
         raise typer.Exit(NOT_FOUND)
