@@ -22,6 +22,8 @@ LINKED = [*PAGES, ROOT / "benchmarks/NOTES.md", ROOT / "benchmarks/training/READ
 ROOTS = [ROOT, ROOT / "esa_cli", *(path for path in ROOT.glob("esa_cli/*") if path.is_dir())]
 OTHERS = {"my_selector.py", "locks/", "settings/"}
 """What users write themselves, and folders of the library and the cache."""
+OTHER_OPTIONS = {"--help", "--out", "--windows"}
+"""Of every command, and of benchmarks."""
 
 
 def names(page: Path, pattern: str) -> set[str]:
@@ -35,6 +37,12 @@ def lines_with(word: str, page: Path) -> Iterator[str]:
         yield re.split(r"\s#|\|", line.strip())[0]
     for line in re.findall(rf"`({word} [^`]+)`", text):
         yield line
+
+
+def verbs(program: Any) -> Iterator[Any]:
+    yield program
+    for verb in getattr(program, "commands", {}).values():
+        yield from verbs(verb)
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
@@ -65,6 +73,12 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 def test_commands_and_options_that_pages_name_exist() -> None:
     """`esa VERB [VERB] ... --option`, with a backslash before `|` as tables have it."""
     program, checked = command(), 0
+    every = {
+        name
+        for verb in verbs(program)
+        for one in verb.params
+        for name in one.opts + one.secondary_opts
+    }
     for page in PRESENT:
         for line in lines_with("esa", page):
             words = line.replace("\\|", "|").split()[1:]
@@ -79,6 +93,8 @@ def test_commands_and_options_that_pages_name_exist() -> None:
             }
             assert options <= known | {"--help", "--version"}, f"{page.name}: {line}"
             checked += len(options)
+        alone = names(page, r"`(--[a-z][a-z-]*)[ =`]")
+        assert alone <= every | OTHER_OPTIONS, page.name
     assert checked > 30
 
 
