@@ -35,7 +35,7 @@ def rotary(family: Family) -> str:
     if family.partial:
         parts.append("rotates part of a head")
     if family.rotating in WINDOWED:
-        parts.append(f"rotates {family.rotating}")
+        parts.append(f"rotates only {family.rotating}")
     elif family.rotating:
         parts.append(f"rotates layers of `{family.rotating}`")
     return ", ".join(filter(None, parts))
