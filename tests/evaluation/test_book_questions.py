@@ -41,7 +41,6 @@ def test_the_sets() -> None:
 @pytest.mark.parametrize("number", range(len(FILES)))
 def test_answers_stand_in_their_passages(number: int) -> None:
     head, rows = questions()[number]
-    assert len(rows) >= 40
     for row in rows:
         start, stop = row["passage"]
         assert 0 <= start < stop <= head["characters"]
