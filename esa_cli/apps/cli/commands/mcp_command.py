@@ -130,7 +130,7 @@ def _serve_stdio(tools: DocumentTools, reporter: Reporter) -> None:
     from esa_cli.apps.mcp_server.mcp_run import run_stdio
 
     if sys.stdin.isatty():
-        reporter.note("esa: waiting for a client on standard input; docs/serve.md has how to set up")
+        reporter.note("esa: waiting for a client on standard input; docs/serve.md says how")
     run_stdio(tools)
 
 
