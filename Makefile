@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit soak check wheel wheel-test clean-install extras-check reference sizes format screenshots clean
+.PHONY: install demo test unit soak mutation check wheel wheel-test clean-install extras-check reference sizes format screenshots clean
 
 MINUTES ?= 30
+MUTANTS ?= 40
 SEED ?=
 
 install: $(STAMP)
@@ -32,6 +33,9 @@ unit: install            ## What needs no model, no other process, no training a
 
 soak: install            ## Attacks for MINUTES=30: documents, libraries, requests, settings; SEED=n repeats.
 	$(BIN)/python tests/soak/run_soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+mutation: install        ## Small changes of the code that the tests should notice: MUTANTS=40, SEED=1; half an hour. Not in CI.
+	$(BIN)/python tests/mutation.py --mutants $(MUTANTS) --seed $(or $(SEED),1)
 
 check: install           ## Format, lint, types.
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/results.md and its archive from the rows in benchmarks/results/.
+"""Prints the tables of docs/results.md and NOTES.md from the rows in benchmarks/results/.
 
 python benchmarks/tables.py
 """

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests/support")]
 
 from browser import headless_browser  # noqa: E402
 
-DOCUMENTS = ["examples/chronicle.md", "docs/evidence.md", "docs/library.md"]
+DOCUMENTS = ["examples/chronicle.md", "docs/answers.md", "docs/library.md"]
 QUESTION = "Where did Mistwick put its books when the storm was over?"
 SCHEMES = {"light": "page.png", "dark": "page-dark.png"}
 SIZE = {"width": 1280, "height": 760}

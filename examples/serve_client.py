@@ -4,7 +4,7 @@
     esa serve book.txt                      # prints the address to give as --url
     python examples/serve_client.py "Who is Ahab?"
 
-Only the base URL differs from OpenAI. docs/asking.md has the routes and the limits.
+Only the base URL differs from OpenAI. docs/serve.md has the routes and the limits.
 """
 
 from __future__ import annotations

@@ -1,29 +1,64 @@
-"""Files, tests and names that the documents mention exist."""
+"""What the documents name exists: links, files, tests, modules, commands and their options."""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from esa_cli.apps.cli.cli_app import command
+
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
+PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+LINKED = [*PAGES, ROOT / "benchmarks/NOTES.md", ROOT / "benchmarks/training/README.md"]
 ROOTS = [ROOT, ROOT / "esa_cli", *(path for path in ROOT.glob("esa_cli/*") if path.is_dir())]
 OTHERS = {"my_selector.py", "locks/", "settings/"}
-"""What readers write themselves, and folders of the library and the cache."""
+"""What users write themselves, and folders of the library and the cache."""
+OTHER_OPTIONS = {"--help", "--out", "--windows"}
+"""Of every command, and of benchmarks."""
 
 
 def names(page: Path, pattern: str) -> set[str]:
     return set(re.findall(pattern, page.read_text("utf-8")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_is_there(page: Path) -> None:
+def lines_with(word: str, page: Path) -> Iterator[str]:
+    """Command lines of `word` in a page: indented blocks, and code in a sentence."""
+    text = page.read_text("utf-8")
+    for line in re.findall(rf"^ {{4}}{word} .*$", text, re.MULTILINE):
+        yield re.split(r"\s#|\|", line.strip())[0]
+    for line in re.findall(rf"`({word} [^`]+)`", text):
+        yield line
+
+
+def verbs(program: Any) -> Iterator[Any]:
+    yield program
+    for verb in getattr(program, "commands", {}).values():
+        yield from verbs(verb)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text("utf-8"))
+    for target, section in links:
+        other = page.parent / target if target else page
+        assert other.exists(), target
+        if section:
+            heads = re.findall(r"^#+ (.*)$", other.read_text("utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+            assert section in anchors, f"{target}#{section}"
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
     paths = names(page, r"`([a-z0-9_/]+(?:/|\.py))`") - OTHERS
     anywhere = {path.name for path in ROOT.glob("*/**/*.py")}
     lacking = {
@@ -33,18 +68,41 @@ def test_what_a_page_names_is_there(page: Path) -> None:
         and path not in anywhere
     }
     assert not lacking
-    for target in names(page, r"\]\(([^)#:]+)(?:#[^)]*)?\)"):
-        assert (page.parent / target).exists(), target
 
 
-def test_tests_that_pages_name_exist() -> None:
+def test_commands_and_options_that_pages_name_exist() -> None:
+    """`esa VERB [VERB] ... --option`, with a backslash before `|` as tables have it."""
+    program, checked = command(), 0
+    every = {
+        name
+        for verb in verbs(program)
+        for one in verb.params
+        for name in one.opts + one.secondary_opts
+    }
+    for page in PRESENT:
+        for line in lines_with("esa", page):
+            words = line.replace("\\|", "|").split()[1:]
+            verb: Any = program
+            while words and words[0] in getattr(verb, "commands", {}):
+                verb = verb.commands[words.pop(0)]
+            if verb is program and re.fullmatch(r"[a-z]+", words[0] if words else ""):
+                pytest.fail(f"{page.name}: {line}")
+            known = {name for one in verb.params for name in one.opts + one.secondary_opts}
+            options = {
+                word.split("=")[0].strip("[],.)") for word in words if re.match("--[a-z]", word)
+            }
+            assert options <= known | {"--help", "--version"}, f"{page.name}: {line}"
+            checked += len(options)
+        alone = names(page, r"`(--[a-z][a-z-]*)[ =`]")
+        assert alone <= every | OTHER_OPTIONS, page.name
+    assert checked > 30
+
+
+def test_tests_and_modules_that_pages_name_exist() -> None:
     tests = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/test_*.py"))
-    told = {name for page in PAGES for name in names(page, r"`(test_[a-z0-9_]+)`")}
-    assert {name for name in told if f"def {name}(" not in tests} == set()
-
-
-def test_modules_that_pages_name_exist() -> None:
-    for page in PAGES:
+    for page in PRESENT:
+        for name in names(page, r"`(test_[a-z0-9_]+)`"):
+            assert f"def {name}(" in tests, name
         for dotted in names(page, r"`(esa_cli(?:\.\w+)+)"):
             module, _, name = dotted.rpartition(".")
             try:
@@ -53,23 +111,15 @@ def test_modules_that_pages_name_exist() -> None:
                 assert hasattr(import_module(module), name), dotted
 
 
-def test_links_to_sections_lead_somewhere() -> None:
-    for page in PAGES:
-        for target, section in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text("utf-8")):
-            text = (page.parent / target if target else page).read_text("utf-8")
-            heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-            assert section in anchors, f"{page.name} -> {target}#{section}"
-
-
 def test_pages_that_the_code_names_exist() -> None:
-    for path in [
-        *ROOT.glob("esa_cli/**/*.py"),
-        *ROOT.glob("presets/*.yaml"),
-        *ROOT.glob("*s/*.py"),
-    ]:
-        for page in names(path, r"\bdocs/[\w-]+\.md"):
-            assert (ROOT / page).is_file(), f"{path.name} names {page}"
+    named = {
+        page
+        for pattern in ("esa_cli/**/*.py", "presets/*.yaml", "*s/*.py", "plugins/**/*.md")
+        for path in ROOT.glob(pattern)
+        for page in names(path, r"\b(?:docs|benchmarks)/[\w/-]+\.md")
+    }
+    assert named
+    assert {page for page in named if not (ROOT / page).is_file()} == set()
 
 
 def test_names_that_benchmarks_import_exist() -> None:
@@ -85,14 +135,19 @@ def test_names_that_benchmarks_import_exist() -> None:
     assert not lacking
 
 
-@pytest.mark.parametrize("command", [["gpu", "kernels"], ["gpu", "texts"]])
+def test_the_readme_is_short() -> None:
+    before = (ROOT / "README.md").read_text("utf-8").partition("\n## More")[0]
+    assert len(before.split()) <= 500
+
+
+@pytest.mark.parametrize("name", [["gpu", "kernels"], ["gpu", "texts"]])
 def test_benchmarks_of_a_gpu_say_that_there_is_none(
-    command: list[str], monkeypatch: pytest.MonkeyPatch
+    name: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "argv", name)
     with pytest.raises(SystemExit, match="device cuda must be a CUDA GPU"):
-        import_module(command[0]).main()
+        import_module(name[0]).main()

@@ -50,6 +50,8 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("url", "fsspec", lambda: RemoteFolder("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""
+UNPINNED = {"bitsandbytes", "tiktoken", "torchao"}
+"""What `make install` does not install."""
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ def test_pins_are_within_the_bounds() -> None:
     known = {canonicalize_name(name): version for name, version in pins.items()}
     for extra, requirements in EXTRAS.items():
         for one in map(Requirement, requirements):
-            version = known.get(canonicalize_name(one.name))
-            assert version is None or version in one.specifier, (extra, one.name)
+            if one.name not in {*UNPINNED, "esa-cli"}:
+                assert known[canonicalize_name(one.name)] in one.specifier, (extra, one.name)
     for one in map(Requirement, PROJECT["dependencies"]):
         assert known.get(canonicalize_name(one.name), "") in one.specifier, one.name

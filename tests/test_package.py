@@ -117,19 +117,6 @@ def test_an_sdist_builds_the_wheel_of_the_repository(
     }  # fmt: skip
 
 
-@pytest.mark.process
-def test_the_metadata_is_complete(described: Message) -> None:
-    from trove_classifiers import classifiers
-
-    assert described["Name"] == "esa-cli"
-    assert described["Version"] == __version__
-    assert described["License-Expression"] == "Apache-2.0"
-    assert described["Requires-Python"] == ">=3.11"
-    assert described["Description-Content-Type"] == "text/markdown"
-    assert str(described.get_payload()).startswith("# esa\n")
-    assert set(described.get_all("Classifier", [])) <= set(classifiers)
-
-
 def imported() -> set[str]:
     """The top-level modules that the package imports, wherever in a file."""
     found = set()

@@ -35,35 +35,9 @@ def test_every_name_has_a_place_and_no_other_has() -> None:
     assert sorted([*esa_cli._PLACES, "__version__"]) == PUBLIC
 
 
-def test_names_are_those_of_their_modules() -> None:
-    from esa_cli.attention import method
-    from esa_cli.documents import document
-    from esa_cli.models.attachment import attach as seam
-    from esa_cli.qa import api, books
-    from esa_cli.qa.answering import reply, session
-    from esa_cli.qa.collecting import collection
-    from esa_cli.qa.collecting import collection as collected_place
-    from esa_cli.qa.finding import passage_finder
-    from esa_cli.qa.presets import preset
-    from esa_cli.storage import library
-
-    assert esa_cli.CollectedPlace is collected_place.CollectedPlace
-    assert esa_cli.Collection is collection.Collection
-    assert esa_cli.Esa is api.Esa
-    assert esa_cli.Book is books.Book
-    assert esa_cli.Library is library.Library
-    assert esa_cli.Document is document.Document
-    assert esa_cli.read_document is document.read_document
-    assert esa_cli.Reply is reply.Reply
-    assert esa_cli.Evidence is reply.Evidence
-    assert esa_cli.Passage is passage_finder.Passage
-    assert esa_cli.Turn is reply.Turn
-    assert esa_cli.Session is session.Session
-    assert esa_cli.Answer is session.Answer
-    assert esa_cli.Method is method.Method
-    assert esa_cli.Window is method.Window
-    assert esa_cli.attach is seam.attach
-    assert esa_cli.load_preset is preset.load
+@pytest.mark.parametrize("name", sorted({*PUBLIC} - {"__version__"}))
+def test_every_public_name_is_what_it_says(name: str) -> None:
+    assert getattr(esa_cli, name).__name__ == {"load_preset": "load"}.get(name, name)
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -22,7 +22,7 @@ ATTENDED = "2 F (I + K + L)"
 
 
 def far_away(base: Base) -> int:
-    """w: three quarters of the trained window; measured, docs/results-archive.md."""
+    """w: three quarters of the trained window; measured, benchmarks/NOTES.md."""
     return base.context * 3 // 4
 
 

@@ -63,7 +63,7 @@ class VoteScore(Score):
         rotate: score the logit of attention at the far distance.
         contrast: where the question span is known, subtract the scores of the prompt around it: a
             token that any prompt attends to (a sink, the document's title) answers no question.
-            Ours; measured in docs/results-archive.md. Needs rule softmax.
+            Ours; measured in benchmarks/NOTES.md. Needs rule softmax.
         heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
             keys. Only for selectors that sum the layers (`sums_layers`, as consensus does); with
             others all heads score. `esa heads` finds a model's retrieval heads.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +107,8 @@ def test_the_pairs_of_the_repository(file: Path) -> None:
         assert row["kind"] in ("plain", "reworded", "absent")
 
 
-def test_the_model_card_has_their_numbers() -> None:
-    lines = [
-        json.loads(line)
-        for file in (SHIPPED / "pairs").glob("*.jsonl")
-        for line in file.read_text("utf-8").splitlines()[1:]
-    ]
-    card = (SHIPPED.parents[1] / "docs" / "reader.md").read_text("utf-8")
-    for kind, count in Counter(line["kind"] for line in lines).items():
-        assert f"| `{kind}` | {count:,} |" in card
-    assert f"{len(lines):,} questions" in (SHIPPED.parents[1] / "CHANGELOG.md").read_text("utf-8")
-
-
 def test_the_texts_of_the_repositorys_pairs_can_be_made() -> None:
     source = (SHIPPED / "texts.py").read_text("utf-8")
-    for file in (SHIPPED / "pairs").glob("*.jsonl"):
-        assert f'"{file.stem}": (' in source
+    names = {file.stem for file in (SHIPPED / "pairs").glob("*.jsonl")}
+    assert len(names) >= 20
+    assert {name for name in names if f'"{name}": (' not in source} == set()

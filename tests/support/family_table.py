@@ -20,24 +20,24 @@ from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, GgufFamily
 
 OTHER_LAYERS = {
     "sliding_attention": "windows in some layers",
-    "conv'": "convolutions in place of it in some layers",
-    "linear_attention": "states in place of it in some layers",
+    "conv'": "convolutions in some layers",
+    "linear_attention": "recurrent states in some layers",
 }
 WINDOWED = (SLIDING_ROTATE, HYBRID_SLIDING_ROTATE, PREFIX_SLIDING_ROTATE)
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
-PAIRS = {"half": "halves", "interleaved": "neighbours", "reversed": "halves, backwards"}
+PAIRS = {"half": "", "interleaved": "rotates neighbouring pairs", "reversed": "rotates backwards"}
 
 
 def rotary(family: Family) -> str:
     """Which dimensions rotate together, how many of them, and in which layers."""
     parts = [PAIRS[family.pairs]]
     if family.partial:
-        parts.append("part of a head")
+        parts.append("rotates part of a head")
     if family.rotating in WINDOWED:
-        parts.append(family.rotating)
+        parts.append(f"rotates only {family.rotating}")
     elif family.rotating:
-        parts.append(f"layers of `{family.rotating}`")
-    return ", ".join(parts)
+        parts.append(f"rotates layers of `{family.rotating}`")
+    return ", ".join(filter(None, parts))
 
 
 def attention(kind: str) -> str:
@@ -45,13 +45,13 @@ def attention(kind: str) -> str:
     shape, family = KINDS[kind][1], FAMILIES[kind]
     parts = [words for word, words in OTHER_LAYERS.items() if word in str(shape)]
     if family.attention_cap:
-        parts.append(f"soft cap `{family.attention_cap}`")
+        parts.append(f"soft cap of attention `{family.attention_cap}`")
     if family.sinks:
         parts.append("sinks")
     if family.sharing:
-        parts.append("last layers read the rows of others")
+        parts.append("last layers share the KV cache of others")
     if family.wide:
-        parts.append("rows of two sizes")
+        parts.append("keys of two sizes")
     if family.latent:
         parts.append("latents")
     if "llama_4_scaling_beta" in str(shape):
@@ -62,18 +62,19 @@ def attention(kind: str) -> str:
 def logits(family: Family) -> str:
     """What is done with the output of the last matrix."""
     named = [
-        ("times", family.multiply),
-        ("divided by", family.divide),
-        ("soft cap", family.cap),
+        ("logits times", family.multiply),
+        ("logits divided by", family.divide),
+        ("soft cap of logits", family.cap),
     ]
     return ", ".join(f"{word} `{setting}`" for word, setting in named if setting)
 
 
 def tables() -> dict[str, str]:
     """Each table by the name of its markers."""
-    supported = ["| `model_type` | models | rotary pairs | attention | logits |", "|-|-|-|-|-|"]
+    supported = ["| `model_type` | models | differs from Llama in |", "|-|-|-|"]
     for kind, family in FAMILIES.items():
-        cells = [f"`{kind}`", family.models, rotary(family), attention(kind), logits(family)]
+        differs = filter(None, [rotary(family), attention(kind), logits(family)])
+        cells = [f"`{kind}`", family.models, ", ".join(differs)]
         supported.append(f"| {' | '.join(cells)} |")
     gguf = ["| architecture in GGUF | `model_type` |", "|-|-|"]
     gguf += [f"| `{name}` | {kinds(family)} |" for name, family in GGUF_FAMILIES.items()]

@@ -37,7 +37,7 @@ def copy(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Copy documents of the library to a folder, a URL or an archive file, or from there.
+    """Copy documents to or from a folder, URL or archive.
 
     The place then is a library, too. Every file is checked.
     """

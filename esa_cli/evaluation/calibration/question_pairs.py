@@ -89,7 +89,7 @@ def _read(file: Path, texts: Path) -> TrainingText:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DocumentError(
             f"{file} must have a header and pairs, got line {at + 1}: {error!r}",
-            "docs/reader.md says what a line has",
+            "benchmarks/training/README.md says what a line has",
         ) from error
     if not found:
         raise DocumentError(f"{file} must have pairs, got none", "delete it, or add some")

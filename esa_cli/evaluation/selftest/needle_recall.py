@@ -20,7 +20,7 @@ IN_VIEW = 0.5
 """Least share of a fact's tokens with which a layer has the fact in view."""
 LAYERS = 0.25
 """Least share of layers with a fact in view to call it selected. Ours: about a quarter of the
-default model's layers pass a found passage on (docs/results-archive.md)."""
+default model's layers pass a found passage on (benchmarks/NOTES.md)."""
 
 
 @dataclass

@@ -4,8 +4,8 @@ Probabilities are computed again from each chunk's trace, exp(scale * q . k - ls
 of the encoding. A token's weight in a layer is the maximum over heads and over the tokens of the
 question, or of the answer, of probability times the norm of its value (Kobayashi et al., "Attention
 is Not Only a Weight", 2020), norms as multiples of their mean. Its weight is the mean over the
-middle half of the layers; docs/evidence.md has the measurements behind this rule. A passage is one
-sentence or line, or a few adjacent ones of similar weight."""
+middle half of the layers; benchmarks/NOTES.md has the measurements. A passage is one sentence or
+line, or a few adjacent ones of similar weight."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 
 FOUND = 1.3
 """Documents whose best sentence has less `strength` than this may not contain the answer. Chosen so
-that hardly any answer that is there is doubted: docs/evidence.md."""
+that hardly any answer that is there is doubted: benchmarks/NOTES.md."""
 JOIN = 0.5
 """An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 

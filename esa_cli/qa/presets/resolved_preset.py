@@ -86,7 +86,7 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
             f"got {position.distance}",
-            "about three quarters of the window works best; see docs/results-archive.md",
+            "about three quarters of the window works best; see benchmarks/NOTES.md",
         )
     return Method(
         window=preset.window,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from esa_cli.attention.compression import Learned
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.evaluation.calibration.activations import Shards
+from esa_cli.evaluation.calibration.calibration_pipeline import target_preset
 from esa_cli.evaluation.calibration.train_maps import METHODS
 from esa_cli.models.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa.presets import preset, resolved_preset
@@ -257,3 +258,17 @@ def overrides_of(options: list[str]) -> list[str]:
     """`esa ask` options as texts for `preset.load`."""
     pairs = list(zip(options[::2], options[1::2], strict=True))
     return [value for _, value in pairs]
+
+
+def test_these_options_use_the_maps() -> None:
+    line = (
+        "--set answer.from=rows --set selector.name=topk --set score.name=sum"
+        " --set compressor.name=learned --set compressor.file=maps.safetensors"
+    )
+    made = preset.load("smollm2-135m", overrides_of(line.split()))
+    method = resolve(made).method
+    assert method.compressor == Learned("maps.safetensors")
+    assert isinstance(method.selector, TopK)
+    assert method.score.features
+    fitted = resolve(target_preset("esa", preset.load("smollm2-135m"))).method
+    assert query_rotation(method) == query_rotation(fitted) == {"rotate": "false"}

@@ -48,7 +48,7 @@ def test_the_table_says_how_much_was_read(run: Esa) -> None:
     said = done.err.splitlines()
     total = said[-2].split()[1]
     assert said[-2] == f"esa: {total} of {total} passages (100 %) were read again"
-    assert said[-1].endswith("misses places and adds wrong ones: see docs/collect.md")
+    assert said[-1].endswith("misses places and adds wrong ones: see docs/answers.md")
     quiet = run("collect", "story.txt", QUESTION, *ALL, "-q")
     assert (quiet.out, quiet.err) == (done.out, "")
     scores = sorted(

@@ -345,5 +345,5 @@ def test_a_text_without_answers(run: FinderRun) -> None:
     absent = tuple(pair for pair in run.texts[0].pairs if pair.answer is None)
     text = FinderText(replace(run.texts[0], pairs=absent), run.loaded.tokenizer)
     trainer = run._trainer(run._prepare(Events())[0])
-    for scores in score_finder(text, trainer.encoder):
-        assert (scores.passages, scores.all, scores.reworded) == (6, None, None)
+    scores = [*score_finder(text, trainer.encoder)]
+    assert [(one.passages, one.all, one.reworded) for one in scores] == [(6, None, None)] * 2

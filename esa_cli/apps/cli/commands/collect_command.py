@@ -225,7 +225,7 @@ class CollectRun:
         elif coverage.read and ways.count:
             print(f"{places_text(len(self.places))}, {len(different):,} distinct ({caveat})")
         elif coverage.read:
-            self.reporter.note(f"esa: {caveat}: see docs/collect.md")
+            self.reporter.note(f"esa: {caveat}: see docs/answers.md")
 
     def _load_preset(self) -> Preset:
         """The preset with answers from text, which are its own or those that `from` leaves open.

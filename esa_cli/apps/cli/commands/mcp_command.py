@@ -126,7 +126,7 @@ def _serve_stdio(tools: DocumentTools, reporter: Reporter) -> None:
     from esa_cli.apps.mcp_server.mcp_app import run_stdio
 
     if sys.stdin.isatty():
-        reporter.note("esa: waiting for a client on standard input; docs/mcp.md has how to set up")
+        reporter.note("esa: waiting for a client on standard input; docs/serve.md says how")
     run_stdio(tools)
 
 
