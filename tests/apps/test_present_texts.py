@@ -155,7 +155,8 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     Path("town/meeting.txt").unlink()
     update()
     check(run, "")
-    pruned = run("library", "prune") if form == "ingested" else run("sync", "town", "--prune")
+    words = form in ("words", "both")
+    pruned = run("sync", "town", "--prune") if words else run("library", "prune")
     assert pruned.code == 0
     assert Library().divided_entries().former == []
     check(run, "")

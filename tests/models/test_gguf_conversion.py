@@ -95,7 +95,7 @@ def test_an_unknown_way_to_cut_is_said(
     folder = models.pull(str(path))
     assert "way to cut text, 'a-new-way'" in cutting_note(folder)
     assert models.pull(str(path)) == folder
-    chosen = load_preset(overrides=[f"model={path}"])
+    chosen = load_preset(overrides=[f"model={path}", "answer.from=rows"])
     inspect_model(chosen, ModelPlace("cpu", torch.float32), Reporter(quiet=True), attaches=False)
     assert capsys.readouterr().err.count("a-new-way") == 1
 

@@ -222,7 +222,7 @@ def sync_folder(
     if prune and removed and not found.files and not if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
-            "check that its disk is there; if all were really removed: esa sync --prune-all",
+            "check that its disk is there; if all were really removed: esa ingest --prune --yes",
         )
     catalogue.keep_synced(folder)
     return FolderState(changes, removed, found.rest(folder))
