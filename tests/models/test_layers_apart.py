@@ -79,7 +79,7 @@ def test_answers_from_text(
     loaded: Any, finder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of a GPU's layers there are no fused weights; the simulated device is a processor to torch.
-    for place in ("reading.passage_reader", "finding.token_encoder"):
+    for place in ("reading.reader", "finding.token_encoder"):
         monkeypatch.setattr(f"esa_cli.qa.{place}.can_be_fused", lambda model: False)
     settings = ["answer.from=text"]
     if finder:
