@@ -6,6 +6,7 @@ A kill counts where it left something unfinished: until there were so many, it g
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import child, ended, killed, taken
+from forked import child, dying, ended, killed, taken
 from test_library import (
     LAYOUT,
     WITH,
@@ -42,7 +43,6 @@ from esa_cli.storage.library.formats import checksummed_file
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
 KILLS = 30
-PRUNES = 20
 TRIES = 15
 """For each kill that counts so many at most: where they all come too early or too late, that is a
 mistake of the test."""
@@ -89,8 +89,7 @@ def test_an_ingest_killed_at_random_moments_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.process
-def test_pruning_killed_at_random_moments_harms_nothing(tmp_path: Path) -> None:
-    draw = random.Random(2)
+def test_pruning_killed_at_each_step_harms_nothing(tmp_path: Path) -> None:
     made = Library(tmp_path / "made")
     for start in (0, 1000, 2000):
         entry = ingest(made, [*range(start, start + 40)])
@@ -106,24 +105,22 @@ def test_pruning_killed_at_random_moments_harms_nothing(tmp_path: Path) -> None:
 
     most = grown.nbytes + 10_000
     library = Library(copy)
-    needs = min(taken(partial(reingest_hint().prune, most)) for _ in range(3))
-    left, tries, cut = contents(library), 0, 0
+    reingest_hint().prune(most)
+    left = contents(library)
     assert [entry.key for entry in library.entries()] == [grown.key]
-    while cut < PRUNES:
-        tries += 1
-        assert tries < TRIES * PRUNES, "the kills came too early or too late to mean anything"
+    states = []
+    for number in itertools.count(1):
         library = reingest_hint()
-        whole = contents(library)
-        killed(partial(library.prune, most), draw.uniform(0, needs))
-        now = contents(library)
-        cut += now not in (whole, left)
-        # Files are removed in a small part of the time: towards it.
-        needs *= 1.1 if now == whole else 0.9 if now == left else 1.0
+        died = ended(child(dying(partial(library.prune, most), number), wait=True)) != 0
+        states.append(contents(library))
         for entry in library.entries():
             assert not entry.damage
             assert library.verify(entry) == []
         library.prune(most)
         assert contents(library) == left
+        if not died:
+            break
+    assert len({tuple(sorted(state)) for state in states}) > 3, "some were half done"
 
 
 def test_two_processes_that_ingest_the_same_end_with_one_copy(tmp_path: Path) -> None:

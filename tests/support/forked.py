@@ -55,3 +55,27 @@ def killed(work: Callable[[], object], after: float) -> bool:
     time.sleep(after)
     os.kill(number, signal.SIGKILL)
     return ended(number) != 0
+
+
+def dying(work: Callable[[], object], number: int) -> Callable[[], object]:
+    """Work for a child that is killed right before it removes or renames its file `number`, from
+    1."""
+
+    def run() -> object:
+        count = 0
+
+        def counted(call: Callable[..., object]) -> Callable[..., object]:
+            def counting(*arguments: object, **named: object) -> object:
+                nonlocal count
+                count += 1
+                if count == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **named)
+
+            return counting
+
+        for name in ("unlink", "remove", "replace", "rename"):
+            setattr(os, name, counted(getattr(os, name)))
+        return work()
+
+    return run
