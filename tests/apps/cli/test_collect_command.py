@@ -116,7 +116,6 @@ def test_distinct_and_count(run: Esa) -> None:
     assert done.out == f"{count} ({every['caveat']})\n"
     data = run("collect", "--count", "story.txt", QUESTION, *ALL, "--json", "-q").data
     assert data["count"] == every["count"]
-    assert "places" not in data
 
 
 def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:

@@ -208,7 +208,7 @@ class CollectRun:
                     "count": len(self.places) if coverage.read else None,
                     "distinct": len(different) if coverage.read else None,
                     "caveat": caveat,
-                    **({} if ways.count else {"places": [place_row(one) for one in shown]}),
+                    "places": [place_row(one) for one in shown],
                     "coverage": {
                         "passages": coverage.passages,
                         "chosen": coverage.chosen,
