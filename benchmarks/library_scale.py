@@ -2,9 +2,9 @@
 
 Documents are generated: words of a made-up vocabulary by Zipf's law, and in each document one
 sentence in the middle that names a person and a thing. No model is needed. They are synchronised
-as `esa sync` does, and again unchanged; manifests of as many stored documents are listed; questions
-for the sentences are searched over all documents. Found: the share of questions whose document is
-among the 8 that `esa ask` would open. A token counts as three quarters of a word.
+as `esa ingest --words` does, and again unchanged; manifests of as many stored documents are listed;
+questions for the sentences are searched over all documents. Found: the share of questions whose
+document is among the 8 that `esa ask` would open. A token counts as three quarters of a word.
 
 With --pairs the documents are real texts, cut into parts of 40,000 characters, and the questions
 those of `training/pairs`: the share whose part is among the best 1, 4, 8 and 16, by kind.

@@ -174,7 +174,7 @@ def ablations() -> str:
 
 
 def calibrate() -> str:
-    """Recall at each k, the mean over layers, of every file of `esa calibrate --recall-out`.
+    """Recall at each k, the mean over layers, of every file of `esa calibrate --report FILE.json`.
 
     The committed files also have means of keys in 8 bits, which the command measured once.
     """

@@ -1,10 +1,11 @@
-"""Block top-k: whole blocks of middle tokens, by the mean logit of their keys.
+r"""Block top-k: whole blocks of middle tokens, by the mean logit of their keys.
 
 A block's mean logit is the logit of its mean key, so this is the block gating of Lu et al.,
 "MoBA: Mixture of Block Attention", arXiv 2502.13189, without training and with one choice for all
 heads. `quest` and `infllm`, which are built in, describe a block by other keys.
 
-    esa ask book.txt "Who is Ahab?" --plugin plugins/block_top_k.py --selector block-topk
+    esa ask book.txt "Who is Ahab?" --plugin plugins/block_top_k.py \
+        --set answer.from=rows --set selector.name=block-topk
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Random control: middle tokens drawn at random, for comparisons.
+r"""Random control: middle tokens drawn at random, for comparisons.
 
 A method that looks at the question must do better than this one at the same budget; what it does
 not do better comes from the initial and local tokens, or from the model's memory.
 
-    esa selftest needle --plugin plugins/random_control.py --selector random-control
+    esa selftest needle --plugin plugins/random_control.py \
+        --set answer.from=rows --set selector.name=random-control
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ LONGEST = 32
 _SOURCE = '''"""The `@name@` selector: the middle tokens with the largest mean logit.
 
 Check it:  esa plugins check @file@
-Use it:    esa ask book.txt "..." --plugin FILE --selector @name@
+Use it:    esa ask book.txt "..." --plugin FILE
+           --set answer.from=rows --set selector.name=@name@
 
 A score or a position encoding is registered the same way, in this file or another:
 - @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats, of keys or of

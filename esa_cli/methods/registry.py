@@ -2,7 +2,7 @@
 
 A part is a frozen dataclass; its fields are the keys a preset may set. A recipe is a whole method:
 the parts and windows of a published one, at the preset's token budget I + K + L, so that methods
-can be compared; `qa.presets.method_presets` merges it into a preset. Built-in methods and those of
+can be compared; `qa.presets.resolved_preset` merges it into a preset. Built-in methods and those of
 plugins are registered by the same decorators. This file does without torch,
 so that presets are checked quickly.
 """

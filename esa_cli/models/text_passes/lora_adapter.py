@@ -97,7 +97,7 @@ class LoraAdapter:
         if 2 * len(matrices) != len(tensors):
             raise ModelError(
                 f"the adapter {folder} changes more than linear layers",
-                "train one with `esa train-reader`",
+                "benchmarks/training of the repository trains one",
             )
         return cls(model, matrices, scale)
 

@@ -2,7 +2,8 @@
 
 A token's key is a low-rank map (the key map of Eq. (6)) of its hidden state after one of the
 model's middle layers; a question's tokens have a map of their own (the query map of Eq. (5)) and
-weights. A LoRA adapter on the layers below is trained with the maps by `esa train-finder`.
+weights. A LoRA adapter on the layers below is trained with the maps by
+`benchmarks/training/train_finder.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The texts that a library can be asked about, and the records of the files that they came from.
 
 Every command and server takes the texts from here: those of present documents, of the files that
-documents were read from, and of folders of `esa sync`. Files that have changed are read again
-first, so a former text neither answers nor is listed, and an unchanged file is read once."""
+documents were read from, and of folders of `esa ingest --words`. Files that have changed are read
+again first, so a former text neither answers nor is listed, and an unchanged file is read once."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class FileIndexing:
     """Brings a catalogue up to date with files.
 
     Args:
-        folder: that of `esa sync`; empty: records keep theirs. read: `read_document`, or one that
-            remembers.
+        folder: that of `esa ingest --words`; empty: records keep theirs.
+        read: `read_document`, or one that remembers.
     """
 
     def __init__(
@@ -253,8 +253,8 @@ def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileR
 
 
 def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
-    """Records that files of a folder which were read one by one, without `esa sync`, do not exist
-    any more, so that what was read of them is former.
+    """Records that files of a folder which were read one by one, without `esa ingest --words`, do
+    not exist any more, so that what was read of them is former.
 
     Args:
         folder: absolute. found: its files now. synced: the folder, where it is synchronised.

@@ -104,7 +104,7 @@ class Library:
 
     @property
     def synced_files(self) -> int:
-        """How many files `esa sync` has put into it, to be found by their words."""
+        """How many files `esa ingest --words` has put into it, to be found by their words."""
         return with_catalogue(self._paths, lambda catalogue: len(catalogue.files.synced()))
 
     @property

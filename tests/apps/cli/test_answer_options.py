@@ -36,22 +36,19 @@ def chosen(answer: AnswerOptions, *settings: str, **more: Any) -> Any:
 
 
 def test_options_are_settings_of_the_preset() -> None:
-    given = AnswerOptions(answer="span", no_adapter=True)
-    with_adapter = ["answer.from=text"]
-    assert chosen(AnswerOptions(), *with_adapter, "answer.adapter=x").adapter == "x"
-    found = chosen(given, *with_adapter)
-    assert (found.form, found.adapter) == ("span", None)
-    assert chosen(given, *with_adapter, "answer.form=text").form == "text", "--set comes last"
+    given = AnswerOptions(answer="span")
+    assert chosen(given, "answer.from=text").form == "span"
+    assert chosen(given, "answer.from=text", "answer.form=text").form == "text", "--set comes last"
 
 
-@pytest.mark.parametrize("given", [{"answer": "text"}, {"no_adapter": True}])
-def test_without_passages_they_are_refused(given: dict[str, Any]) -> None:
+def test_without_passages_they_are_refused() -> None:
+    given = AnswerOptions(answer="text")
     with pytest.raises(UsageError, match="needs answers from passages"):
-        chosen(AnswerOptions(**given))
+        chosen(given)
     with pytest.raises(UsageError, match="needs answers from passages"):
-        chosen(AnswerOptions(**given), "answer.from=text", method="infllm")
+        chosen(given, "answer.from=text", method="infllm")
     with pytest.raises(UsageError, match="and --method infllm: a method answers from the rows"):
-        AnswerOptions(**given).check_no_method("infllm", {})
+        given.check_no_method("infllm", {})
 
 
 def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:

@@ -65,7 +65,7 @@ def list_(every: All = False, as_json: options.Json = False) -> None:
     if not as_json and former:
         print(f"{len(former):,} former: their files have another text now, or were removed")
     if not as_json and (files := library.synced_files):
-        print(f"{files:,} files of `esa sync`, found by their words")
+        print(f"{files:,} files of `esa ingest --words`, found by their words")
 
 
 @app.command("show")

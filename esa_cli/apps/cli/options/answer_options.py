@@ -24,10 +24,6 @@ Form = Annotated[
         help="span: a quotation; text: in free words; auto: as the question asks for.",
     ),
 ]
-NoAdapter = Annotated[
-    bool,
-    typer.Option("--no-adapter", help="Read passages with the bare model, without its adapter."),
-]
 ReaderName = Annotated[
     str | None,
     typer.Option(
@@ -58,7 +54,6 @@ class AnswerOptions:
     """The form of answers, what reads the passages, and what words the answer."""
 
     answer: Form = None
-    no_adapter: NoAdapter = False
     reader: ReaderName = None
     reader_model: ReaderModel = None
     reader_timeout: ReaderTimeout = None
@@ -68,7 +63,6 @@ class AnswerOptions:
         """The options of the command line that need passages, as `--answer span`."""
         named = {
             f"--answer {self.answer}": self.answer,
-            "--no-adapter": self.no_adapter,
             f"--reader {self.reader}": self.reader,
         }
         return [option for option, value in named.items() if value]
@@ -101,7 +95,7 @@ class AnswerOptions:
         form = [] if self.answer is None else [f"answer.form={json.dumps(self.answer)}"]
         reader = [] if self.reader is None else [f"answer.reader={json.dumps(self.reader)}"]
         passages = [*reader, "answer.from=text"] if reader else []
-        return passages + form + ["answer.adapter=null"] * self.no_adapter
+        return passages + form
 
     def load_preset(
         self,

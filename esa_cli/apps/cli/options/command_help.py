@@ -13,7 +13,7 @@ PANELS = {
     "seed count distinct retry-failed limit questions",
     "Model": "preset model reader reader-model reader-timeout device dtype",
     "Output": "out format json quiet png markdown plot journal recall-out long",
-    "Expert": "set plugin cache rows engine workers no-adapter",
+    "Expert": "set plugin cache rows engine workers",
 }
 """Heading -> names of options; others stand first, as `Options`."""
 

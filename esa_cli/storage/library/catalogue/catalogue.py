@@ -135,8 +135,8 @@ class Catalogue:
         return len(unused)
 
     def tidy(self) -> None:
-        """Forgets files that do not exist any more, but those of `esa sync`, and words that nothing
-        needs; then rewrites the file without them."""
+        """Forgets files that do not exist any more, but those of `esa ingest --words`, and words
+        that nothing needs; then rewrites the file without them."""
         gone = self.files.gone()
         with self.transaction():
             self.files.remove(gone)

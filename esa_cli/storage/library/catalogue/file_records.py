@@ -1,8 +1,8 @@
-"""Files that were read, those of `esa sync`, and which stored documents are present.
+"""Files that were read, those of `esa ingest --words`, and which stored documents are present.
 
 A record has a file's size and time, the digest of its text, or why it cannot be read, and is used
-while the file has the same size and time. The records of a folder of `esa sync` are in a small file
-of their own, too, for a catalogue that is made again.
+while the file has the same size and time. The records of a folder of `esa ingest --words` are in a
+small file of their own, too, for a catalogue that is made again.
 
 A document is former where its file has another text now or was removed, and no other file has its
 text. It stays on disk until it is pruned. What files say is what their records say, so whoever
@@ -37,7 +37,7 @@ class FileRecord(NamedTuple):
     """A file as it was read.
 
     `path` is absolute. `digest` is that of its text; empty where it cannot be read: `why` and
-    `hint` then say so. `folder`: that of `esa sync`; empty: it was asked only.
+    `hint` then say so. `folder`: that of `esa ingest --words`; empty: it was asked only.
     """
 
     path: str
@@ -88,7 +88,7 @@ class FileRecords:
         return [one for one in self.all() if one.path.startswith(start)]
 
     def synced(self) -> list[FileRecord]:
-        """Readable files that `esa sync` has put into the library, by path."""
+        """Readable files that `esa ingest --words` has put into the library, by path."""
         return [one for one in self.all_synced() if one.digest]
 
     def all_synced(self) -> list[FileRecord]:
@@ -96,12 +96,12 @@ class FileRecords:
         return [one for one in self.all() if one.folder]
 
     def gone(self) -> list[str]:
-        """Paths of files that do not exist any more, but those of `esa sync`."""
+        """Paths of files that do not exist any more, but those of `esa ingest --words`."""
         return [one.path for one in self.all() if not one.folder and not os.path.exists(one.path)]
 
     def kept_digests(self, removed: Container[str]) -> set[str]:
         """Digests of the texts of files, but those removed and those that were asked only and do
-        not exist any more. A file of `esa sync` may be on a disk that is away."""
+        not exist any more. A file of `esa ingest --words` may be on a disk that is away."""
         kept = [one for one in self.all() if one.path not in removed]
         return {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
 
@@ -132,8 +132,8 @@ def write_synced(paths: LibraryPaths, folder: str, records: Sequence[Mapping[str
 
 
 def synced_records(paths: LibraryPaths) -> list[dict[str, Any]]:
-    """The records of all folders. One whose file is damaged has none: its next `esa sync` writes
-    the file again. Raises LibraryError: the folder may not be read."""
+    """The records of all folders. One whose file is damaged has none: its next `esa ingest --words`
+    writes the file again. Raises LibraryError: the folder may not be read."""
     with read_errors(paths.root):
         payloads = [_folder_payload(path) for path in paths.whole("folders")]
     return [record for one in payloads if one for record in json.loads(one)["files"]]
@@ -190,8 +190,8 @@ class KnownFiles:
                 self._of_text.setdefault(record.digest, record)
 
     def is_removed(self, record: FileRecord) -> bool:
-        """Whether a file was removed: one of `esa sync` does not exist, though its folder does; of
-        another its folder must have been read since."""
+        """Whether a file was removed: one of `esa ingest --words` does not exist, though its folder
+        does; of another its folder must have been read since."""
         if not record.folder:
             return not record.digest and not os.path.lexists(record.path)
         return not os.path.lexists(record.path) and not self._is_away(record.folder)

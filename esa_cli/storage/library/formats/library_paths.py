@@ -8,7 +8,7 @@
                           KEY.words, which is made again where it is missing
     segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
     fits/FIT.fit          the projections that the reduced keys of these segments were made with
-    folders/NAME.folder   the records of a folder that `esa sync` keeps in the library
+    folders/NAME.folder   the records of a folder that `esa ingest --words` keeps in the library
     claims/KEY.claim      a reservation: the segments that an unfinished ingest needs
     locks/                one for ingesting each document, and `library.lock` for short changes
 
