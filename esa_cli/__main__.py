@@ -17,12 +17,7 @@ from types import FrameType
 from typing import TextIO
 
 from esa_cli.apps.cli.output.wrapping import wrapped
-from esa_cli.errors import (
-    BUG,
-    INTERRUPTED,
-    PIPE_CLOSED,
-    USAGE,
-)
+from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE
 from esa_cli.system.files import as_esa_error
 
 

@@ -229,18 +229,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan_v1_dense": ("HunYuanDenseV1", {**GROUPED, "head_dim": 8}),
-    "hunyuan_v1_moe": (
-        "HunYuanMoEV1",
-        {**GROUPED, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
-    ),
+    "hunyuan_v1_moe": ("HunYuanMoEV1", {**GROUPED, "head_dim": 8, "num_experts": 4, "moe_topk": 2}),
     "exaone4": (
         "Exaone4",
-        {
-            **GROUPED,
-            "head_dim": 8,
-            "sliding_window": None,
-            "layer_types": ["full_attention"] * 2,
-        },
+        {**GROUPED, "head_dim": 8, "sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
     "gemma2": (
         "Gemma2",
@@ -346,14 +338,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 12,
         },
     ),
-    "qwen3_next": (
-        "Qwen3Next",
-        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
-    ),
-    "qwen3_5_text": (
-        "Qwen3_5Text",
-        DELTA,
-    ),
+    "qwen3_next": ("Qwen3Next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_5_text": ("Qwen3_5Text", DELTA),
     "qwen3_5_moe_text": (
         "Qwen3_5MoeText",
         {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},

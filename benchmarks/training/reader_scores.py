@@ -57,9 +57,7 @@ class _Tally:
 
 @torch.no_grad()
 def score_text(
-    text: ExampleText,
-    reader: PassageReader,
-    progress: Callable[[int, int], None] | None = None,
+    text: ExampleText, reader: PassageReader, progress: Callable[[int, int], None] | None = None
 ) -> ReaderScores:
     """Scores the reader's model as it is, with an adapter if one is active.
 

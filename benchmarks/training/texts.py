@@ -173,11 +173,7 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "1e4955634d0369f17e5bbc0ebbf8f62e2a3dfe4b",
         pages(r"^pages/.*\.md$"),
     ),
-    "time_zone_database": (
-        "eggert/tz",
-        "b9bc7a87bb7f21576b43541dea9f298462c23bd5",
-        time_zones,
-    ),
+    "time_zone_database": ("eggert/tz", "b9bc7a87bb7f21576b43541dea9f298462c23bd5", time_zones),
     "news_from_nowhere": (
         "GITenberg/News-from-Nowhere--Or-An-Epoch-of-Rest"
         "--13-Being-Some-Chapters-from-a-Utopian-Romance_3261",
@@ -210,11 +206,7 @@ TEXTS: dict[str, tuple[str, str, Build]] = {
         "cda5284ad5c11e1928cd4c133c0726c1592bea08",
         book("14263-8.txt"),
     ),
-    "python_proposals": (
-        "python/peps",
-        "ba4deeb7969588d937da609008d05bb83a47b1ab",
-        proposals,
-    ),
+    "python_proposals": ("python/peps", "ba4deeb7969588d937da609008d05bb83a47b1ab", proposals),
 }
 """Name -> repository, commit, and how the text is made from it."""
 

@@ -115,9 +115,7 @@ def load_checkpoint(
 
 
 def _restore(
-    tensors: Mapping[str, Tensor],
-    trained: Mapping[str, Tensor],
-    optimiser: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor], trained: Mapping[str, Tensor], optimiser: torch.optim.Optimizer
 ) -> None:
     for name, one in trained.items():
         with torch.no_grad():

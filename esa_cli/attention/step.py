@@ -287,11 +287,7 @@ class Step:
         return sorted({head // each for head in heads})
 
     def _logits(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        heads: Sequence[int] | None,
-        groups: list[int] | None = None,
+        self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
         """(H, C, D) queries, unscaled, and keys (G, n, D), or those of `groups` -> (H, C, n)."""
         count, chunk, dim = q.shape

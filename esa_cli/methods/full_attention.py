@@ -56,12 +56,7 @@ ROOM = 256
 
 def everything(position: dict[str, Any]) -> dict[str, Any]:
     """Settings of full attention with this position encoding."""
-    return {
-        "selector": {"name": "full"},
-        **OWN_SCORE,
-        "position": position,
-        "reading": "select",
-    }
+    return {"selector": {"name": "full"}, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 def whole_stretch(base: Base) -> float:

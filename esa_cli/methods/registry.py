@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from esa_cli.attention.method import Method
 
 KINDS = ("selector", "score", "compressor", "position")
-RESERVED = {
-    "preset": "the preset as it is",
-    "text": "answers from text",
-}
+RESERVED = {"preset": "the preset as it is", "text": "answers from text"}
 """Names that stand for these where methods are compared, so that no method may have them."""
 T = TypeVar("T", bound=type)
 
@@ -280,10 +277,7 @@ def find_recipe(name: str) -> Recipe:
             "the preset's settings with this selector",
             origin("selector", name),
             "",
-            lambda base: {
-                "selector": {"name": name},
-                "window": {"ending": base.window.ending},
-            },
+            lambda base: {"selector": {"name": name}, "window": {"ending": base.window.ending}},
             False,
             origin("selector", name),
         )

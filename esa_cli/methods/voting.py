@@ -21,19 +21,11 @@ from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
 from esa_cli.methods.registry import Base, recipe, register
 
-PLAIN: dict[str, Any] = {
-    "shortlist": 0,
-    "contrast": False,
-    "normalise": "head",
-    "heads": [],
-}
+PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
 def vote(
-    logits: Tensor,
-    normaliser: Tensor,
-    rule: str,
-    sides: tuple[Tensor, Tensor] | None = None,
+    logits: Tensor, normaliser: Tensor, rule: str, sides: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
 

@@ -50,8 +50,7 @@ def test_strided_queries_keys_and_values(kernel: str, causal: bool) -> None:
     assert not q.is_contiguous()
     assert not k.is_contiguous()
     close(
-        attend(q, k, v, causal=causal, scale=0.35, kernel=kernel),
-        in_loops(q, k, v, causal, 0.35),
+        attend(q, k, v, causal=causal, scale=0.35, kernel=kernel), in_loops(q, k, v, causal, 0.35)
     )
 
 

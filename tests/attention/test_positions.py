@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from esa_cli.attention.parts import PositionEncoding
-from esa_cli.attention.positions import (
-    Contiguous,
-    FixedDistance,
-    TruePositions,
-    consecutive,
-)
+from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.step import Positions
 from esa_cli.methods.infllm import InfLLMPositions
@@ -43,11 +38,7 @@ def true_apart(local: int, chunk: int, start: int) -> torch.Tensor:
 @pytest.mark.parametrize(("local", "chunk", "start"), CASES)
 @pytest.mark.parametrize("far", [0, 3, 8])
 def test_near_tokens_are_as_far_as_they_are(
-    encoding: PositionEncoding,
-    local: int,
-    chunk: int,
-    start: int,
-    far: int,
+    encoding: PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> None:
     near = encoding.near(local, chunk, start, far)
     assert near.query.shape == (chunk,)

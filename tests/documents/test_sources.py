@@ -12,13 +12,7 @@ import pytest
 import sample_files as make
 
 from esa_cli.documents import sources
-from esa_cli.documents.document import (
-    Document,
-    gather,
-    read_document,
-    read_documents,
-    source_files,
-)
+from esa_cli.documents.document import Document, gather, read_document, read_documents, source_files
 from esa_cli.errors import DocumentError
 
 

@@ -237,11 +237,7 @@ class Bent(FixedDistance):
         (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries are not finite: 8"),
         (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
         (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (
-            lambda p: Positions(p.query + torch.rand(1), p.key),
-            PLACED,
-            "the second time: 8",
-        ),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), PLACED, "the second time: 8"),
     ],
 )
 def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:

@@ -15,8 +15,7 @@ from esa_cli.qa.presets import preset
 
 pytestmark = pytest.mark.usefixtures("short_answers")
 SHORT = preset.load(
-    "tiny-random",
-    ["window.ending=0", "window.selected=400", "window.local=16", "window.chunk=32"],
+    "tiny-random", ["window.ending=0", "window.selected=400", "window.local=16", "window.chunk=32"]
 )
 
 

@@ -509,7 +509,7 @@ def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) 
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[0].split() == [
-        *("layer", "head", "found", "of", "4", "of", "4", "held", "out", "margin", "chosen"),
+        *("layer", "head", "found", "of", "4", "of", "4", "held", "out", "margin", "chosen")
     ]
     assert lines[1].split() == ["1", "2", "4", "4", "1.00", "yes"]
     assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-2]

@@ -14,11 +14,7 @@ import pytest
 from task_requests import CHRONICLE, PACKAGE, prompt, samples, words
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks import (
-    TASKS,
-    Haystack,
-    TaskQuestion,
-)
+from esa_cli.evaluation.tasks import TASKS, Haystack, TaskQuestion
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.key_value_task import places

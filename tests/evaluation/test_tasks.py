@@ -13,11 +13,7 @@ import pytest
 from task_requests import FORMS, pieces, samples, words
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks import (
-    TASKS,
-    Haystack,
-    find_task,
-)
+from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import StableRandom, even
 
 

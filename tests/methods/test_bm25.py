@@ -168,8 +168,7 @@ def test_a_session_without_such_a_score_decodes_nothing(
     loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esa_cli.qa.answering.session.token_pieces",
-        lambda *_: pytest.fail("pieces were asked for"),
+        "esa_cli.qa.answering.session.token_pieces", lambda *_: pytest.fail("pieces were asked for")
     )
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
         session.read(TEXT)

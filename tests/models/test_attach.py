@@ -9,12 +9,7 @@ import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
 from stock_attention import LENGTH, close, everything, in_pieces, tokens
-from transformers import (
-    DynamicCache,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-)
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions

@@ -243,10 +243,7 @@ def stored(
             layer.append(*store.span(0, len(ids)))
         writer.flush(None)
         entry = writer.finish(
-            text="text",
-            offsets=[(0, 1)] * len(ids),
-            projections=[None] * len(kept),
-            states=states,
+            text="text", offsets=[(0, 1)] * len(ids), projections=[None] * len(kept), states=states
         )
     opened = library.open(entry)
     stores = opened.layers()

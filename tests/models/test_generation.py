@@ -53,10 +53,7 @@ def read(attached: Attachment, ids: torch.Tensor) -> EsaCache:
 def stock(attached: Attachment, ids: torch.Tensor, cache: EsaCache, **options: Any) -> list[int]:
     """The new tokens of stock `generate`."""
     out = attached.model.generate(
-        ids,
-        past_key_values=cache,
-        max_new_tokens=ANSWER,
-        **{"do_sample": False, **options},
+        ids, past_key_values=cache, max_new_tokens=ANSWER, **{"do_sample": False, **options}
     )
     assert torch.equal(out[:, : ids.shape[1]], ids)
     return out[0, ids.shape[1] :].tolist()

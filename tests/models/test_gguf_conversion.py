@@ -65,10 +65,7 @@ def test_gguf_converts_and_loads(tiny_gguf: Path, home: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "pieces"),
-    [
-        ("refact", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."),
-        ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ."),
-    ],
+    [("refact", "It 's Ġ 1 9 8 4 he ĠÃ©te Ìģ."), ("glm4", "It 's Ġ 198 4 he ĠÃ©te Ìģ.")],
 )
 def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

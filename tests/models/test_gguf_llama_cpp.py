@@ -21,7 +21,7 @@ xllamacpp: Any = pytest.importorskip("xllamacpp")
 
 SIZES: dict[str, dict[str, Any]] = {
     # those that llama.cpp refuses otherwise
-    "cohere2": {"head_dim": 16},
+    "cohere2": {"head_dim": 16}
 }
 
 
@@ -79,8 +79,7 @@ TEXTS = (
 
 
 @pytest.mark.parametrize(
-    "pre",
-    ["smollm", "starcoder", "refact", "command-r", "chatglm-bpe", "glm4", "qwen2", "olmo"],
+    "pre", ["smollm", "starcoder", "refact", "command-r", "chatglm-bpe", "glm4", "qwen2", "olmo"]
 )
 def test_text_is_cut_into_as_many_tokens(
     pre: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -144,11 +144,7 @@ def test_reading_goes_on_in_another_process(
 
 
 def test_what_was_read_to_its_end_is_not_read_again(
-    loaded: Any,
-    path: Path,
-    tmp_path: Path,
-    short_segments: None,
-    monkeypatch: pytest.MonkeyPatch,
+    loaded: Any, path: Path, tmp_path: Path, short_segments: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped before its manifest was written."""
     library, progress = Library(tmp_path / "library"), list[int]()

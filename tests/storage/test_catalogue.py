@@ -295,8 +295,7 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    ["UPDATE files SET path = x'ff'", "DELETE FROM passages_data WHERE id = 10"],
+    "damage", ["UPDATE files SET path = x'ff'", "DELETE FROM passages_data WHERE id = 10"]
 )
 def test_damage_that_only_the_work_meets_is_made_good(library: Library, damage: str) -> None:
     record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")

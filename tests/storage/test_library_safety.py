@@ -171,10 +171,7 @@ def test_while_a_manifest_cannot_be_read_nothing_is_swept(
 
 @pytest.mark.parametrize("rotten", [False, True])
 def test_removing_another_spares_what_an_unreadable_one_may_need(
-    library: Library,
-    hide: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    rotten: bool,
+    library: Library, hide: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, rotten: bool
 ) -> None:
     entry, longer = ingest(library, IDS), ingest(library, [*range(60)])
     if rotten:

@@ -84,10 +84,7 @@ def tables() -> dict[str, str]:
 
 def kinds(family: GgufFamily) -> str:
     """What files of an architecture become."""
-    others = {
-        "with experts": family.experts,
-        "with windows": family.windowed,
-    }
+    others = {"with experts": family.experts, "with windows": family.windowed}
     more = [f"`{kind}` {when}" for when, kind in others.items() if kind]
     return ", ".join([f"`{family.kind}`", *more])
 

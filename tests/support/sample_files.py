@@ -14,10 +14,7 @@ _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 
 def pdf(
-    pages: Sequence[str | None],
-    bookmarks: Sequence[tuple[str, int]] = (),
-    *,
-    locked: bool = False,
+    pages: Sequence[str | None], bookmarks: Sequence[tuple[str, int]] = (), *, locked: bool = False
 ) -> bytes:
     """Each page a text, "" an empty page, None a picture; bookmarks with their page from 0."""
     objects: list[bytes] = [b""] * 4

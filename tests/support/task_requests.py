@@ -6,12 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from esa_cli.evaluation.tasks import (
-    TASKS,
-    Haystack,
-    TaskRequest,
-    TaskSample,
-)
+from esa_cli.evaluation.tasks import TASKS, Haystack, TaskRequest, TaskSample
 
 PACKAGE = Path(__file__).parents[2] / "esa_cli" / "evaluation" / "tasks"
 CHRONICLE = Haystack.chronicle(3)

@@ -92,10 +92,7 @@ def run_batch(
 
 
 def answer_groups(
-    asker: Asker,
-    groups: Sequence[Group],
-    options: Mapping[str, Any],
-    say: Callable[[str], None],
+    asker: Asker, groups: Sequence[Group], options: Mapping[str, Any], say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each question's index and row, in the order of the groups; see `run_batch`."""
     open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in groups])

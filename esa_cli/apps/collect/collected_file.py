@@ -14,14 +14,7 @@ from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.collecting.collection import CollectedPlace, Coverage, EarlierRun
-from esa_cli.system.jsonl import (
-    ANOTHER,
-    JsonLines,
-    append_row,
-    begins_with,
-    foreign,
-    read_lines,
-)
+from esa_cli.system.jsonl import ANOTHER, JsonLines, append_row, begins_with, foreign, read_lines
 
 FIRST = "collect"
 """The first field of the file."""

@@ -252,10 +252,7 @@ def ray_engine(reporter: Reporter, workers: int | None, device: str) -> Iterator
             # Ray itself would try for minutes where nobody listens.
             socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
         ray.init(
-            address,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            include_dashboard=False,
+            address, log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(

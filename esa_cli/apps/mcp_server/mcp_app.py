@@ -335,9 +335,7 @@ class ProgressSum:
 
 
 async def follow_job(
-    worker: Worker,
-    work: Callable[[Job], ToolResult],
-    report: Callable[[int, int], Awaitable[None]],
+    worker: Worker, work: Callable[[Job], ToolResult], report: Callable[[int, int], Awaitable[None]]
 ) -> ToolResult:
     """What the work returns. The job is cancelled when this ends, however it ends.
 

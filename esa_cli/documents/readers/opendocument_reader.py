@@ -12,12 +12,7 @@ from typing import Any, ClassVar
 from esa_cli.documents.readers.html_reader import formula_text
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts
-from esa_cli.documents.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    label,
-    optional_import,
-)
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
 _STYLES, _MANIFEST = "styles.xml", "META-INF/manifest.xml"

@@ -11,11 +11,7 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    optional_import,
-)  # fmt: skip
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import  # fmt: skip
 
 _MAIN = "ppt/presentation.xml"
 

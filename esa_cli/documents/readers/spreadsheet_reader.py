@@ -17,11 +17,7 @@ from typing import Any, ClassVar
 
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import (
-    ZipParts,
-    has_part,
-    parse_xml,
-)
+from esa_cli.documents.readers.zip_parts import ZipParts, has_part, parse_xml
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 

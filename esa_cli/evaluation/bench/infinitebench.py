@@ -22,7 +22,7 @@ from esa_cli.evaluation.tasks.passkey_task import NOISE, NUMBER, PASSKEY
 SOURCE = "TASK.jsonl of the dataset xinrongzhang2022/InfiniteBench on the Hugging Face hub"
 NOTES: dict[str, str] = {
     "code_debug": "Code.Debug: where no option is named, InfLLM's rule guesses one, so an empty "
-    "answer is right once in four.",
+    "answer is right once in four."
 }
 LENGTH = 200_000
 

@@ -158,7 +158,7 @@ SOURCE = (
 )
 NOTES: dict[str, str] = {
     "": "Where all essays together are shorter than a task's length, so are its texts, as in "
-    "OpenCompass.",
+    "OpenCompass."
 }
 LENGTH = 200_000
 

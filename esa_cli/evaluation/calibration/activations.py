@@ -185,8 +185,7 @@ class Shards:
         name = f"{self.tokens:08}-{stop:08}"
         # The part is written last: if it exists, so do its values.
         save(
-            {f"values.{i}": x.contiguous() for i, x in enumerate(values)},
-            self._path(_VALUES, name),
+            {f"values.{i}": x.contiguous() for i, x in enumerate(values)}, self._path(_VALUES, name)
         )
         part = {f"queries.{i}": x.contiguous() for i, x in enumerate(queries)}
         part |= {f"keys.{i}": x.contiguous() for i, x in enumerate(keys)}

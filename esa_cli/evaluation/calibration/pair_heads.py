@@ -162,9 +162,7 @@ def _answering(windows: Sequence[TextWindow], pair: AnswerPair) -> int | None:
     start, end = pair.answer
     there = [at for at, one in enumerate(windows) if one.start <= start and end <= one.end]
     return min(
-        there,
-        key=lambda at: abs(windows[at].start + windows[at].end - start - end),
-        default=None,
+        there, key=lambda at: abs(windows[at].start + windows[at].end - start - end), default=None
     )
 
 

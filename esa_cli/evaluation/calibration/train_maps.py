@@ -85,12 +85,7 @@ def _random_maps(width: int, rank: int, seed: int, device: torch.device) -> Line
     return Linear(*maps.to(device))
 
 
-def train(
-    queries: Tensor,
-    keys: Tensor,
-    rank: int,
-    settings: TrainingSettings,
-) -> Linear:
+def train(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) -> Linear:
     """Maps of rank R trained on folded queries and keys (n, F) of one layer."""
     cut = max(1, queries.shape[0] - max(1, round(VALIDATION * queries.shape[0])))
     apart = spaced_rows(queries[cut:], COMPARED), spaced_rows(keys[cut:], COMPARED)

@@ -199,10 +199,7 @@ def _map(
     name = look.printable(name)
     width = max(side + cell * len(labels), min(cell_len(name), most))
     head = "".join(f"{label:>{cell - 1}} " for label in labels)
-    lines = [
-        Text(set_cell_size(name, width), style="bold"),
-        Text(" " * side + head, style="dim"),
-    ]
+    lines = [Text(set_cell_size(name, width), style="bold"), Text(" " * side + head, style="dim")]
     for depth in range(BINS):
         line = Text(f"{look.depth_label(depth, BINS):>{side - 1}} ", style="dim")
         for column in columns:

@@ -138,7 +138,4 @@ def evidence_recall_fields(
         for some in (passages[:SHOWN], passages)
     )
     missed = "selected, not used" if read >= IN_VIEW else "not selected"
-    return {
-        "recall": {"mean": shown, "read": read},
-        "why": "answered" if score >= 1 else missed,
-    }
+    return {"recall": {"mean": shown, "read": read}, "why": "answered" if score >= 1 else missed}

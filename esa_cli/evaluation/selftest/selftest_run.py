@@ -318,11 +318,7 @@ def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
     selector = ObservedSelector(base.selector, others) if others else base.selector
     fitting = next((m for m in methods if m.score.features), base)
     return replace(
-        base,
-        selector=selector,
-        score=fitting.score,
-        compressor=fitting.compressor,
-        reading="local",
+        base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
     )
 
 
@@ -430,7 +426,4 @@ def _memory(session: Session, kept: int) -> dict[str, int]:
 
 
 def _times(answer: Answer | Reply) -> dict[str, float]:
-    return {
-        "ask_s": round(answer.total_s, 3),
-        "first_token_s": round(answer.first_token_s, 3),
-    }
+    return {"ask_s": round(answer.total_s, 3), "first_token_s": round(answer.first_token_s, 3)}

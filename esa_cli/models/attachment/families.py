@@ -185,10 +185,7 @@ FAMILIES: dict[str, Family] = {
     "olmo_hybrid": Family("OLMo Hybrid"),
     "afmoe": Family("Trinity", rotating=SLIDING_ROTATE),
     "cohere2_moe": Family(
-        "Command A+",
-        pairs="interleaved",
-        rotating=PREFIX_SLIDING_ROTATE,
-        multiply="logit_scale",
+        "Command A+", pairs="interleaved", rotating=PREFIX_SLIDING_ROTATE, multiply="logit_scale"
     ),
     "exaone_moe": Family("K-EXAONE", rotating=HYBRID_SLIDING_ROTATE),
     "laguna": Family("Laguna", partial=True),

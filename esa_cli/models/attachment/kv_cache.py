@@ -16,12 +16,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.forward_pass import ForwardPass
-from esa_cli.models.attachment.layer_state import (
-    INTERRUPTED,
-    State,
-    StateHistory,
-    StateLayer,
-)
+from esa_cli.models.attachment.layer_state import INTERRUPTED, State, StateHistory, StateLayer
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 

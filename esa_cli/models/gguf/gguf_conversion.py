@@ -15,12 +15,7 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_settings import (
-    GGUF_FAMILIES,
-    SAFETENSORS,
-    check_counts,
-    model_config,
-)
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, SAFETENSORS, check_counts, model_config
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
@@ -125,12 +120,7 @@ _THREE_DIGITS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _UP_TO_THREE_DIGITS = [
-    {
-        "type": "Split",
-        "pattern": {"Regex": _THREE_DIGITS},
-        "behavior": "Isolated",
-        "invert": False,
-    },
+    {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated", "invert": False},
     _bytes(use_regex=False),
 ]
 _WAYS: dict[str, list[dict[str, Any]]] = {

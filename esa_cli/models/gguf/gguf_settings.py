@@ -236,10 +236,7 @@ def _windows(
         return {"layer_types": kinds}
     rope = values["rope_parameters"]
     theta = family.local_theta or rope["rope_theta"]
-    local = {
-        "rope_type": "default",
-        "rope_theta": float(file.setting("rope.freq_base_swa", theta)),
-    }
+    local = {"rope_type": "default", "rope_theta": float(file.setting("rope.freq_base_swa", theta))}
     return {
         "layer_types": kinds,
         "rope_parameters": {"full_attention": rope, "sliding_attention": local},

@@ -410,10 +410,7 @@ class DeferredModel:
         config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         return model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=dict(self.text_model.named_parameters()),
-            **options,
+            None, config=config, state_dict=dict(self.text_model.named_parameters()), **options
         )
 
 

@@ -96,11 +96,7 @@ class CachedText:
 
 
 def feed(
-    model: Any,
-    ids: Sequence[int],
-    cache: EsaCache,
-    start: int = 0,
-    done: Progress | None = None,
+    model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0, done: Progress | None = None
 ) -> None:
     """Runs ids[start:] through the model's layers, FEED tokens at a time. Layers that keep no rows
     and read those of others compute the last token of each piece alone, where the model can do so.

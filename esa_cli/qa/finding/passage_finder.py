@@ -129,12 +129,7 @@ class PassageFinder:
         return unmentioned_share(question, self.index.knows, small) if self._names else 0.0
 
     def find(
-        self,
-        question: str,
-        count: int,
-        *,
-        earlier: str = "",
-        reduced: ReducedQueries | None = None,
+        self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> list[FoundPassage]:
         """The best `count` windows, best first, none overlapping a better one by half of it.
 

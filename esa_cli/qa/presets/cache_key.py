@@ -49,11 +49,7 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def cache_key(
-    model: Mapping[str, Any],
-    head: Sequence[int],
-    preset: Preset,
-    method: Method,
-    layout: Layout,
+    model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
 ) -> str:
     """The cache key of a prefill.
 
@@ -76,10 +72,7 @@ def cache_key(
         "reading": preset.reading,
     }
     if method.score.features:
-        aim = {
-            "rotate": method.score.rotates,
-            "distance": method.position.distance,
-        }
+        aim = {"rotate": method.score.rotates, "distance": method.position.distance}
         facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
     if preset.window.dense is None:  # then it follows from k how far attention is plain
         facts["window"] = window = {**window, "dense": method.window.dense_below}
@@ -138,10 +131,7 @@ def text_settings_hash(preset: Preset) -> str:
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    facts = {
-        **preset.model_dump(mode="json", exclude={"name", "description"}),
-        "files": hashes,
-    }
+    facts = {**preset.model_dump(mode="json", exclude={"name", "description"}), "files": hashes}
     return text_digest(json.dumps(facts, sort_keys=True))[:16]
 
 

@@ -294,8 +294,7 @@ def check_fits_model(method: Method, model: Any) -> None:
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
         raise PresetError(
-            f"score.heads must name layers below the model's {layers}, got {last}",
-            HEADS_HINT,
+            f"score.heads must name layers below the model's {layers}, got {last}", HEADS_HINT
         )
     if isinstance(method.score, VoteScore) and model.config.model_type in FAMILIES:
         running = method_layers(model.config)

@@ -58,11 +58,7 @@ class PassagePrompt:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        template: str,
-        unanswered: str,
-        examples: Sequence[WorkedExample] = (),
+        self, tokenizer: Any, template: str, unanswered: str, examples: Sequence[WorkedExample] = ()
     ) -> None:
         for field in FIELDS:
             if field not in template:

@@ -111,9 +111,7 @@ def test_an_answer_is_shown_where_its_report_finds_no_room(
     assert json.loads(result.out)["evidence"]
 
 
-def test_nothing_that_is_noted_can_steer_the_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_that_is_noted_can_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
     text = "a\x1b[2J\x9b31m\nesa: b\r[bold]c\x07"

@@ -134,11 +134,7 @@ def test_ctrl_c_keeps_what_was_read(
         (["note.md", "--report", "."], 2, "--report must be a file, got the folder ."),
         (["note.md", "--for", "qest"], 2, "did you mean 'quest'?"),
         (["note.md", "--out", "note.md"], 2, "--out must not be one of the documents"),
-        (
-            ["note.md", "--work", "note.md"],
-            2,
-            "--work must not be one of the documents",
-        ),
+        (["note.md", "--work", "note.md"], 2, "--work must not be one of the documents"),
         (["note.md", "--report", "./note.md"], 2, "must not be one of the documents"),
         ([".", "--report", "note.md"], 2, "--report must not be one of the documents"),
         (["note.md", "--out", "other.md"], 2, "--out must be new or a file of"),

@@ -16,9 +16,7 @@ from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, TINY, Esa, fail
 
 __all__ = ["cache", "esa", "note", "surroundings"]
-pytestmark = [
-    pytest.mark.usefixtures("surroundings", "short_answers"),
-]
+pytestmark = [pytest.mark.usefixtures("surroundings", "short_answers")]
 
 MEASURED = {"time", "memory", "timing", "seconds"}
 COUNT = 3

@@ -59,12 +59,7 @@ def test_a_pipe_gets_whole_lines(
 
 
 ANSWER = f" Ahab commands the Pequod, and {PATH} tells it.\n\nHe hunts a white whale.\n"
-SHOWN = [
-    "Ahab commands the Pequod, and",
-    f"{PATH} tells it.",
-    "",
-    "He hunts a white whale.",
-]
+SHOWN = ["Ahab commands the Pequod, and", f"{PATH} tells it.", "", "He hunts a white whale."]
 """The path takes one line and a part of the next."""
 
 

@@ -114,11 +114,7 @@ def test_a_cancelled_call_stops_the_reading(
 
 @pytest.mark.parametrize(
     "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "http://127.0.0.1:1"},
-        {"host": "evil.example"},
-    ],
+    [{"origin": "http://evil.example"}, {"origin": "http://127.0.0.1:1"}, {"host": "evil.example"}],
 )
 def test_pages_of_other_origins_are_refused(
     running: McpHttpServer, headers: dict[str, str]

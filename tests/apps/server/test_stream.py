@@ -120,10 +120,7 @@ LATE = (
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reading_that_takes_too_long(
-    start: Start,
-    slow: FakeAsker,
-    stream: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
     live = start(timeout_s=0.3)
@@ -157,10 +154,7 @@ def test_an_answer_that_is_late_blames_no_reading(start: Start, asker: FakeAsker
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_that_ends_ends_the_reading_and_says_so(
-    start: Start,
-    slow: FakeAsker,
-    stream: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
     monkeypatch.setattr(server_run, "END_WITHIN_S", 1)

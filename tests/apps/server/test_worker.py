@@ -43,11 +43,7 @@ UNUSABLE = "cannot be used; its log has more"
         (KeyboardInterrupt(), 500, "a bug in esa; its log has more"),
         (MemoryError(), 503, "the server's memory ran out; its log has more"),
         (LibraryError("/srv/lib/a.doc", "rm it"), 500, f"the server's library {UNUSABLE}"),
-        (
-            ForeignVersionError("/srv/lib/a.doc", "update"),
-            500,
-            f"the server's library {UNUSABLE}",
-        ),
+        (ForeignVersionError("/srv/lib/a.doc", "update"), 500, f"the server's library {UNUSABLE}"),
     ],
 )
 def test_errors_of_an_answer(

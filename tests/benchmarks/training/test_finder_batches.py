@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finder_batches import (
-    FinderBatch,
-    FinderBatches,
-    neighbours,
-)
+from finder_batches import FinderBatch, FinderBatches, neighbours
 from finder_texts import CONTEXT, CROP_TOKENS, FinderText
 from reader_pairs import write_text
 from transformers import AutoTokenizer

@@ -13,13 +13,7 @@ import torch
 import training_run
 from finder_batches import FinderBatch
 from finder_run import FinderRun, StartFinder, check_sizes
-from finder_scores import (
-    FinderScores,
-    PassageRanks,
-    lexical_scores,
-    ranks,
-    score_finder,
-)
+from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, score_finder
 from finder_texts import FinderText, PassageCrop
 from finder_trainer import FinderTrainer, FinderTrainingSettings
 from passage_scores import crop_keys, late_interaction

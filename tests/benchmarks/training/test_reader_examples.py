@@ -9,11 +9,7 @@ import pytest
 from example_batches import ExampleBatches, TokenExample
 from reader_examples import WORDS, ExampleText
 from reader_pairs import write_text
-from recurring_spans import (
-    BLANK,
-    cloze_examples,
-    recurring_spans,
-)
+from recurring_spans import BLANK, cloze_examples, recurring_spans
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.question_pairs import read_training_texts

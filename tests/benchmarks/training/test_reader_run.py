@@ -22,11 +22,7 @@ from example_batches import TokenExample
 from reader_examples import ExampleText
 from reader_pairs import ANIMALS, write_text
 from reader_run import ReaderRun, StartAdapter
-from reader_scores import (
-    ReaderScores,
-    area_under_curve,
-    score_text,
-)
+from reader_scores import ReaderScores, area_under_curve, score_text
 from reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from safetensors.torch import load_file, save_file
 from training_checkpoint import FILE, TrainingState

@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from swapped_questions import (
-    KINDS,
-    frequent_names,
-    swapped_question,
-)
+from swapped_questions import KINDS, frequent_names, swapped_question
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 

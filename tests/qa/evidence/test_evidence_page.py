@@ -77,9 +77,7 @@ class Page(HTMLParser):
 def shelf(text: str, first: int = 0, name: str = "a.txt", size: int = 1) -> Shelf:
     spans = [(at, min(len(text), at + size)) for at in range(0, len(text), size)]
     return Shelf(
-        Doc(name, text),
-        torch.tensor(spans).reshape(-1, 2),
-        range(first, first + len(spans)),
+        Doc(name, text), torch.tensor(spans).reshape(-1, 2), range(first, first + len(spans))
     )
 
 

@@ -212,10 +212,7 @@ def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -
 def test_an_interrupted_one_goes_on(
     loaded: Any, library: Library, finder: Path, tmp_path: Path, stop: int
 ) -> None:
-    with (
-        esa(loaded, library, finder, events=Seen(stop)) as one,
-        pytest.raises(KeyboardInterrupt),
-    ):
+    with esa(loaded, library, finder, events=Seen(stop)) as one, pytest.raises(KeyboardInterrupt):
         one.ingest(note())
     assert library.entries() == []
     seen = Seen()

@@ -253,7 +253,4 @@ def test_each_layers_rows_are_where_the_layer_is(
         assert given == [[CPU, META]]
         for found in (made, one.find(note())):
             assert found is not None
-            assert [store.span(0, 2)[0].device for store in found.prefilled.stores] == [
-                CPU,
-                META,
-            ]
+            assert [store.span(0, 2)[0].device for store in found.prefilled.stores] == [CPU, META]

@@ -283,10 +283,7 @@ def calibrate(
 
 
 def _steps(
-    texts: Sequence[str],
-    model: ModelOptions,
-    wanted: CalibrationOptions,
-    reporter: Reporter,
+    texts: Sequence[str], model: ModelOptions, wanted: CalibrationOptions, reporter: Reporter
 ) -> CalibrationOutcome:
     """Prefills, fits, measures and writes."""
     from esa_cli.apps.cli import inputs

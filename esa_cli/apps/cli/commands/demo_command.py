@@ -31,11 +31,7 @@ Kept = Annotated[bool, option("--keep", "Keep the chronicle in the library, to a
 
 @options.command
 def demo(
-    count: Count = MOST,
-    keep: Kept = False,
-    *,
-    model: ModelOptions,
-    quiet: options.Quiet = False,
+    count: Count = MOST, keep: Kept = False, *, model: ModelOptions, quiet: options.Quiet = False
 ) -> None:
     """Ask a generated document questions, and check the answers.
 

@@ -94,10 +94,7 @@ def path(ref: DefaultRef = None) -> None:
 
 
 @app.command("rm")
-def rm(
-    ref: Ref,
-    yes: options.Yes = False,
-) -> None:
+def rm(ref: Ref, yes: options.Yes = False) -> None:
     """Remove a model from this machine."""
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text

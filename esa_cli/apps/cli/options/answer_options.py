@@ -61,10 +61,7 @@ class AnswerOptions:
     @property
     def given(self) -> list[str]:
         """The options of the command line that need passages, as `--answer span`."""
-        named = {
-            f"--answer {self.answer}": self.answer,
-            f"--reader {self.reader}": self.reader,
-        }
+        named = {f"--answer {self.answer}": self.answer, f"--reader {self.reader}": self.reader}
         return [option for option, value in named.items() if value]
 
     @property

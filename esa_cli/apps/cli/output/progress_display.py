@@ -22,10 +22,7 @@ Place = tuple[str, str, int]
 
 
 def token_progress(
-    reporter: Reporter,
-    label: str,
-    show: Callable[[str], None] | None = None,
-    unit: str = "tokens",
+    reporter: Reporter, label: str, show: Callable[[str], None] | None = None, unit: str = "tokens"
 ) -> Progress:
     """A spinner, or a line now and then, with the rate and the time left.
 
