@@ -338,9 +338,7 @@ class DocumentTools:
         make: Callable[[str | Document], Book],
     ) -> list[Book]:
         """The books of these documents; for None the library's best for the question."""
-        from esa_cli.apps.cli.best_books import BestBooks
-        from esa_cli.apps.cli.document_search import document_search
-        from esa_cli.apps.cli.inputs import library_books
+        from esa_cli.apps.cli.document_search import BestBooks, document_search, library_books
         from esa_cli.qa.books import distinct
 
         if documents is not None:
@@ -351,7 +349,7 @@ class DocumentTools:
         ) as search:  # fmt: skip
             if search is None:
                 return distinct(library_books(stored, self.library, self._reporter, make))
-            best = BestBooks(search, stored, self.library, make, self._reporter)
+            best = BestBooks(search, stored, make, self._reporter)
             return distinct(best.books(question))
 
     def _placed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
@@ -16,10 +15,6 @@ from pathlib import Path
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, ROOT, TINY, Esa, fail, listen
-from rich.console import Console
-
-from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-from esa_cli.apps.cli.output.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -211,36 +206,6 @@ def test_every_method_has_its_line_where_there_is_no_terminal(esa: Esa) -> None:
     err = esa("selftest", "needle", "--len", "900", "--methods", "preset,quest", *words).err
     assert re.search(r"esa: needle at 900: preset [012] of 2\n", err)
     assert re.search(r"esa: needle at 900: quest [012] of 2\n", err)
-
-
-def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
-    reporter = Reporter()
-    screen = io.StringIO()
-    reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    reporter.live = True
-    earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
-    listener = SelftestDisplay(reporter, [earlier])
-    listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
-    assert "600 of 1,300 tokens" in listener._line
-    now = {
-        "test": "needle",
-        "method": "preset",
-        "length": 1200,
-        "question": "q",
-        "answer": "\x1b[2J a",
-    }
-    for score in (1.0, 0.0):
-        listener.row({**now, "score": score})
-    with reporter.console.capture() as capture:
-        reporter.console.print(listener._table())
-    lines = [line.split() for line in capture.get().splitlines()]
-    assert lines[0] == ["needle", "900", "1,200"]
-    assert lines[1] == ["quest", "1", "of", "1"]
-    assert lines[2] == ["preset", "1", "of", "2"]
-    assert lines[3] == ["preset,", "q:", "wrong:", "[2J", "a"]
-    listener.finish()
-    assert "1 of 2" in screen.getvalue()
-    assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
 
 
 def test_the_time_limit_names_what_goes_on(esa: Esa) -> None:

@@ -10,7 +10,6 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.documents import document
@@ -18,8 +17,6 @@ from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue as catalogue_file
 from esa_cli.storage.library.catalogue import catalogue_tables
 from esa_cli.system import files
-
-__all__ = ["cache", "esa", "surroundings"]
 
 THINGS = (
     "harp",
@@ -103,21 +100,6 @@ def test_words_are_not_kept_with_no_keep(run: Esa) -> None:
     assert not Library().exists
 
 
-def test_answers_from_rows_are_of_all_documents(run: Esa) -> None:
-    asked = run("ask", "town", "How old is the kiln?", "--json", "--set", "answer.from=rows")
-    assert len(names(asked)) == 10
-
-
-def test_each_line_has_documents_of_its_own(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
-    monkeypatch.setattr("sys.stdin", lines)
-    asked = run("ask", "town", "-")
-    assert asked.code == 0, asked.err
-    assert asked.err.count("searched 10 documents") == 2
-    assert "3.txt" in asked.err
-    assert "9.txt" in asked.err
-
-
 def test_each_line_says_what_was_searched(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
     monkeypatch.setattr("sys.stdin", lines)
@@ -149,13 +131,6 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     gone = run(*other)
     assert gone.code == 2
     assert "no document can be asked with this preset" in gone.err
-
-
-def test_files_that_cannot_be_read_are_named(run: Esa) -> None:
-    Path("town/x.pdf").write_bytes(b"%PDF-1.4 broken")
-    asked = run("ask", "town", "How old is the kiln?", "--json")
-    assert names(asked)[0] == "3.txt"
-    assert "left out: 1 file that cannot be read (town/x.pdf)" in asked.err
 
 
 def test_without_full_text_search_all_are_opened(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,8 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.output_paths import writing
+from esa_cli.apps.cli.options.output_paths import goes_on, run_facts, writing
 from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, room
-from esa_cli.apps.cli.run_facts import goes_on, run_facts
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:

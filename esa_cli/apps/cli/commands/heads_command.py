@@ -23,7 +23,7 @@ from esa_cli.apps.cli.commands.calibrate_command import UncachedOptions
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.run_facts import run_facts
+from esa_cli.apps.cli.options.output_paths import run_facts
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:

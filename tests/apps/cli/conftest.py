@@ -1,0 +1,5 @@
+"""Fixtures of the tests of commands."""
+
+from cli_fixtures import cache, esa, finder, note, surroundings
+
+__all__ = ["cache", "esa", "finder", "note", "surroundings"]
