@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import sample_files
+from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.apps.chat.conversation import Exchange, transcript
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Reply, says_not_told
+
+__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli.__main__ import _Interrupts, main
 from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
+
+__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

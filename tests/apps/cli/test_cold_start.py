@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
 from esa_cli import models
 from esa_cli.errors import UsageError
 from esa_cli.qa import api
+
+__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.documents import document
@@ -17,6 +18,8 @@ from esa_cli.storage.library import Library
 from esa_cli.storage.library.catalogue import catalogue as catalogue_file
 from esa_cli.storage.library.catalogue import catalogue_tables
 from esa_cli.system import files
+
+__all__ = ["cache", "esa", "surroundings"]
 
 THINGS = (
     "harp",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, Esa, fail
 from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
@@ -20,6 +21,8 @@ from reader_models import WINDOW, wide_model
 from esa_cli import Esa as Interface
 from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Turn
+
+__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 SUPPORT = Path(__file__).parents[2] / "support"

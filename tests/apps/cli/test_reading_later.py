@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cli_fixtures import cache, esa, finder, surroundings
 from command import TINY, Result
 from fake_asker import FakeAsker
 
@@ -32,6 +33,8 @@ from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats import checksummed_file
 from esa_cli.storage.library.formats.row_layout import SEGMENT
+
+__all__ = ["cache", "esa", "finder", "surroundings"]
 
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
 BOAT = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

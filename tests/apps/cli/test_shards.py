@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 from bench_rows import longbench_row, write
+from cli_fixtures import cache, esa, surroundings
 from command import QUICK, TINY, Esa, fail
+
+__all__ = ["cache", "esa", "surroundings"]
 
 pytestmark = [pytest.mark.usefixtures("surroundings", "short_answers")]
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
 from esa_cli import models
@@ -18,6 +19,8 @@ from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered
 from esa_cli.models.files import wheel
 from esa_cli.models.loading.quantization import FORMATS
 from esa_cli.qa.api import Esa as Asking
+
+__all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -158,7 +161,7 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     assert done.out.count(f"\n{ASKED}\n") == 1
     verdict = r"^[012] of 2 right, in .* \(loading .*, reading .*, answering .*\)\.$"
     assert re.search(verdict, done.out, re.M)
-    assert "\nNothing of it is kept in the library; with --keep the chronicle is.\n" in done.out
+    assert "\nThe chronicle is not kept." in done.out
     assert "\nesa: chronicle.md: 1,3" in done.err
     assert os.listdir() == []
 

@@ -87,7 +87,8 @@ def demo(
             shares = ", ".join(f"{what} {time_text(seconds)}" for what, seconds in spent.items())
             total = f"{right} of {count} right, in {time_text(now - started)} ({shares})."
             show(screen, total, "bold")
-            show(screen, farewell(keep))
+            where = f"in the library; esa library rm {NAME} removes it" if keep else "not kept"
+            show(screen, f'The chronicle is {where}. Your own documents: esa ask FILE "QUESTION"')
     except KeyboardInterrupt:
         reporter.settle()
         kept = "what was read of it is in the library" if keep else "nothing of it is kept"
@@ -133,11 +134,3 @@ def ask(esa: Esa, book: Book, question: Reworded, screen: Any, reporter: Reporte
 
 def show(screen: Any, text: str, style: str | None = None) -> None:
     screen.print(text, style=style, markup=False, soft_wrap=not screen.is_terminal)
-
-
-def farewell(keep: bool) -> str:
-    own = 'Your own documents: esa ask FILE "QUESTION"'
-    if keep:
-        more = f'esa ask --library "QUESTION" asks it more, esa library rm {NAME} removes it'
-        return f"The chronicle is in the library: {more}.\n{own}"
-    return f"Nothing of it is kept in the library; with --keep the chronicle is.\n{own}"

@@ -36,8 +36,10 @@ def doctor(as_json: options.Json = False) -> None:
         return
     rows = list[tuple[str, str]]()
     for key, value in facts.items():
-        if isinstance(value, dict):
-            rows += [(name, _text(name, part)) for name, part in value.items()]
+        if key == "packages":
+            rows += [(name, version or "not installed") for name, version in value.items()]
+        elif isinstance(value, dict):
+            rows += [(f"{key} {name}", _text(name, part)) for name, part in value.items()]
         elif key == "devices":
             rows += [
                 (gpu["device"], f"{gpu['name']}, {_text('free', gpu.get('free', 0))} free")

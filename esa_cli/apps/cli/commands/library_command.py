@@ -190,7 +190,11 @@ def prune(
 
 @app.command("copy")
 def copy(
-    source: Source, target: Target, names: AnyIds = None, as_json: options.Json = False
+    source: Source,
+    target: Target,
+    names: AnyIds = None,
+    as_json: options.Json = False,
+    quiet: Annotated[bool, option("--quiet -q", "", hidden=True)] = False,
 ) -> None:
     """Copy documents to or from a folder, URL or archive.
 
@@ -207,7 +211,7 @@ def copy(
         )
     if is_archive(target):
         output_paths.check("DST", Path(target))
-    library, reporter = Library(), Reporter(as_json)
+    library, reporter = Library(), Reporter(quiet or as_json)
     waiting = WaitNotice(lambda: reporter.note("esa: waiting for another esa"), None, 0)
     progress = token_progress(reporter, f"documents of {source}", unit="documents")
     try:
