@@ -17,10 +17,10 @@ from finder_batches import FinderBatches
 from finder_scores import FinderScores, score_finder
 from finder_texts import FinderText
 from finder_trainer import FinderTrainer, FinderTrainingSettings
+from question_pairs import TrainingText
 from training_run import TrainingEvents, TrainingRun
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.evaluation.calibration.question_pairs import TrainingText
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import MAPS, PROMPT, TokenEncoder

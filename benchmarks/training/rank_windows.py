@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from question_pairs import TrainingText, read_training_texts
 
-from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
 from esa_cli.models import load
 from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 from example_batches import ExampleBatches, TokenExample
+from question_pairs import read_training_texts
 from reader_examples import WORDS, ExampleText
 from reader_pairs import write_text
 from recurring_spans import BLANK, cloze_examples, recurring_spans
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.reading.reader import PassagePrompt
 
