@@ -262,7 +262,7 @@ def target_preset(name: str, preset: Preset) -> Preset:
 
 
 def open_job(
-    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
+    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
 ) -> CalibrationJob:
     """Takes the text's first `tokens` tokens, and opens the work folder.
 
@@ -294,7 +294,7 @@ def open_job(
         "dtype": str(loaded.dtype),
         **{part: chosen[part] for part in parts},
     }
-    shards = open_folder(folder, settings, resume, len(ids))
+    shards = open_folder(folder, settings, len(ids))
     method = whole_key_method(resolve(preset).method)
     return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 

@@ -12,7 +12,7 @@ from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError, UsageError
 
-SHIPPED = Path(__file__).parents[2] / "benchmarks" / "training"
+SHIPPED = Path(__file__).parents[3] / "benchmarks" / "training"
 
 
 def texts(root: Path) -> list[TrainingText]:
