@@ -17,11 +17,9 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
-    for name in ("load", "load_for_text"):
-        monkeypatch.setattr(
-            f"esa_cli.apps.cli.model_choice.known_model.KnownModel.{name}",
-            lambda *given: pytest.fail("the model was loaded"),
-        )
+    monkeypatch.setattr(
+        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("the model was loaded")
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from recurring_spans import BLANK, cloze_examples, recurring_spans
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
 
 
 class Words:

@@ -12,22 +12,24 @@ from finder_asker import asker as asker
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
+from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.collecting.collection import (
+from esa_cli.qa.collecting import (
+    ChosenPassages,
     CollectedPlace,
     Collection,
     Coverage,
     EarlierRun,
     MergedPlaces,
+    ToldSpan,
     WeighedPlace,
+    chosen_passages,
     distinct_places,
 )
-from esa_cli.qa.collecting.told_spans import ChosenPassages, ToldSpan, chosen_passages
 from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.presets import preset
-from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
+from esa_cli.qa.reading.reader import Sampling
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]
@@ -40,9 +42,9 @@ class KeyDecision:
 
     def __init__(self, batch: int = 2) -> None:
         self.batch = batch
-        self.passages: list[Evidence] = []
+        self.passages: list[Passage] = []
 
-    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
         assert len(passages) == len(fits)
         self.passages += passages
         return [
@@ -196,16 +198,16 @@ class KeyReader:
     name, nbytes = "keys", 0
 
     def __init__(self) -> None:
-        self.shown: list[Evidence] = []
+        self.shown: list[Passage] = []
 
-    def write(
-        self, question: str, passages: Sequence[Evidence], history: object, sampling: Sampling,
+    def answer(
+        self, question: str, passages: Sequence[Passage], history: object, sampling: Sampling,
         on_text: object = None,
-    ) -> WrittenAnswer:  # fmt: skip
+    ) -> Reply:  # fmt: skip
         (one,) = passages
         self.shown.append(one)
         found = re.search(r"key \d+", one.text)
-        return WrittenAnswer(f"It is {found[0]}." if found else NOT_TOLD, 4, False)
+        return Reply(f"It is {found[0]}." if found else NOT_TOLD)
 
     def close(self) -> None: ...
 
@@ -244,7 +246,17 @@ SENTENCE = 10
 
 def place(start: int, end: int, document: str = "a.txt") -> CollectedPlace:
     return CollectedPlace(
-        document, document, None, 1, None, start, end, "w" * (end - start), 1.0, "s", (0, 100)
+        document,
+        document,
+        None,
+        1,
+        None,
+        start,
+        end,
+        "w" * (end - start),
+        1.0,
+        sentence="s",
+        passage=(0, 100),
     )
 
 

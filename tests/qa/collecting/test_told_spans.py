@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
-from esa_cli.qa.collecting.told_spans import LogOddsDecision, WrittenDecision, quoted_place
-from esa_cli.qa.second_model.answer_reader import WrittenAnswer
+from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply
+from esa_cli.qa.collecting import LogOddsDecision, WrittenDecision, quoted_place
 
 TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
 
@@ -38,8 +37,8 @@ def test_the_place_of_words(answer: str, words: str) -> None:
 
 def test_another_model_decides_by_its_words() -> None:
     said = iter([f"{NOT_TOLD}", "At  nine.", " ", "Twelve, I think."])
-    decision = WrittenDecision(lambda passage: WrittenAnswer(next(said), 1, False))
-    passage = Evidence("a.txt", None, 1, None, 0, len(TEXT), TEXT, 0.0)
+    decision = WrittenDecision(lambda passage: Reply(next(said)))
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
     spans = decision.spans([passage] * 4, [0.0] * 4)
     assert [len(one) for one in spans] == [0, 1, 0, 1]
     [first], [second] = spans[1], spans[3]
@@ -68,7 +67,7 @@ class AgeReader:
 def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     said = [f"Keeper {'abcdefg'[at]} is {30 + at} years old, not {at}." for at in range(count)]
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
-    passage = Evidence("a.txt", None, 1, None, 0, len(text), text, 0.0)
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
     spans, _ = LogOddsDecision(reader, "How old?", 2.5, several=True).spans(
         [passage] * 2, [0.0, -9.0]

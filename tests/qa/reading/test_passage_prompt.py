@@ -9,7 +9,7 @@ from byte_level_model import byte_level
 
 from esa_cli.errors import PresetError
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
-from esa_cli.qa.reading.reader import PassagePrompt, clipped, one_line
+from esa_cli.qa.reading.span import PassagePrompt, clipped, one_line
 
 __all__ = ["byte_level"]
 

@@ -12,7 +12,7 @@ from byte_level_model import byte_level, byte_model
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.reader import PassagePrompt, PassageReader, one_line
+from esa_cli.qa.reading.span import PassagePrompt, PassageReader, one_line
 
 __all__ = ["byte_level", "byte_model"]
 

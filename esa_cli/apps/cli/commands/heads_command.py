@@ -307,12 +307,12 @@ def _steps(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.calibration.retrieval_heads import voting
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import inspect_model
 
     voting(chosen)
-    place = ModelPlace.of(model)
+    place = model.place
     known = inspect_model(chosen, place, reporter)
     known.check([chosen], by.tokens or chosen.context)
     by.check(known.tokenizer, chosen)

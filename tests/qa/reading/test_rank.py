@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
-from esa_cli.qa.finding.windows import FoundPassage, Span
-from esa_cli.qa.reading.reader import read_passages
+from esa_cli.qa.answering.reply import Passage
+from esa_cli.qa.reading.span import SpanReader
+from esa_cli.qa.reading.spans import Span
 
 TEXT = "He came.\nMr. Pip  slept. It rained."
 
@@ -32,20 +34,27 @@ class FixedReader:
 
 
 def test_a_span_is_looked_for_where_it_could_be_the_best() -> None:
-    found = [FoundPassage(0, at, at + 5, 1.0) for at in range(4)]
+    found = [
+        Passage("a", "a", None, 1, None, at, at + 5, TEXT[at : at + 5], 1.0) for at in range(4)
+    ]
 
     def first(odds: list[float], spans: list[float | None]) -> tuple[Any, list[float]]:
         reader: Any = FixedReader(odds, spans)
-        read = read_passages(reader, "", found, [TEXT] * 4, prior=2.0, spans=3)
+        ranked: Any = SpanReader.__new__(SpanReader)
+        ranked.passages, ranked._settings = reader, SimpleNamespace(prior=2.0)
+        read = ranked.rank("", found, unmentioned=0.5)
+        by_place = {one.start: one for one in read}
+        assert [by_place[at].log_odds for at in range(4)] == [one - 2.25 for one in odds]
+        assert [by_place[at].score for at in range(4)] == [one + 2.0 for one in odds]
         assert [one.score for one in read[1:]] == sorted([one.score for one in read[1:]])[::-1]
         return read[0], reader.bounds
 
     best, bounds = first([1.0, 4.0, 3.0, 2.0], [None, -0.5, -0.25, -0.1])
-    assert (best.start, best.span) == (1, Span(0, 2, -0.5))
+    assert (best.start, best.quote) == (1, (1, 3))
     assert bounds == [-math.inf, 0.5, 1.5]
     best, bounds = first([1.0, 4.0, 3.0, 2.0], [0.0, -3.0, None, -0.5])
-    assert (best.start, best.span) == (3, Span(0, 2, -0.5))
+    assert (best.start, best.quote) == (3, (3, 5))
     assert bounds == [-math.inf, -2.0, -1.0]
     best, bounds = first([1.0, 4.0, 3.0, 2.0], [0.0, None, None, None])
-    assert (best.start, best.span) == (1, None)
+    assert (best.start, best.quote) == (1, None)
     assert bounds == [-math.inf] * 3
