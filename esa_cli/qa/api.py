@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
 from esa_cli.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting import Collection, HowToCollect
+    from esa_cli.qa.collecting import Collection, EarlierRun
     from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
     from esa_cli.qa.planning.plan import Planner
@@ -391,41 +391,52 @@ class Esa:
             return self.search.passages(question, placed, count, minimum)
 
     def collect(
-        self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]
+        self,
+        question: str,
+        books: Sequence[Book],
+        *,
+        minimum: float | None = None,
+        every: bool = False,
+        least: float | None = None,
+        progress: Progress | None = None,
+        after: EarlierRun | None = None,
     ) -> Collection:
-        """An iterator of every place of some books that fits a question; see `HowToCollect`.
-        Raises UsageError: there is no book, the question is empty or too long, or the preset
-        answers from rows."""
-        from esa_cli.qa.collecting import (
-            LEAST,
-            WHOLE,
-            Collection,
-            Decision,
-            LogOddsDecision,
-            WrittenDecision,
-            chosen_passages,
-        )
+        """An iterator of every place of some books that fits a question.
+
+        Args:
+            minimum: least score in finding of a passage that is read again; see `chosen_passages`.
+            every: all passages are. least: log-odds, with how well it fits, from which a passage
+                tells a place; None: `collecting.LEAST`. It does not count where another model
+                decides.
+            progress: called with (passages read, passages chosen); what it raises passes through.
+            after: an earlier run, which this one continues.
+
+        Raises:
+            UsageError: there is no book, the question is empty or too long, or the preset answers
+                from rows.
+        """
+        from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import Sampling
 
         if self.spans is None:
             raise UsageError("places are collected from text", "use the setting answer.from=text")
         self.spans.check(question, 1)
         placed, reader = self.placed(_distinct(books, "collect from")), self.reader
-        minimum, every = how.get("minimum"), how.get("every", False)
         with self.suspended():
-            chosen = chosen_passages(self.search, question, placed, minimum, every)
-        decision: Decision
+            chosen = collecting.chosen_passages(self.search, question, placed, minimum, every)
+        decision: collecting.Decision
         if reader is None:
-            least, few = how.get("least", LEAST), chosen.total <= WHOLE
-            decision = LogOddsDecision(self.spans.passages, question, least, few)
+            several = chosen.total <= collecting.WHOLE
+            decision = collecting.LogOddsDecision(self.spans.passages, question, least, several)
         else:
             settings = self.preset.generation
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decision = WrittenDecision(lambda one: reader.answer(question, [one], (), sampling))
-        return Collection(
-            chosen, placed, decision,
-            alone=self.suspended, progress=how.get("progress"), after=how.get("after"),
-        )  # fmt: skip
+            decision = collecting.WrittenDecision(
+                lambda passage: reader.answer(question, [passage], (), sampling)
+            )
+        return collecting.Collection(
+            chosen, placed, decision, alone=self.suspended, progress=progress, after=after
+        )
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""

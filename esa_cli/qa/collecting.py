@@ -7,15 +7,13 @@ reader decides by the log-odds of an answer which passages tell one, another mod
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypedDict
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
-from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Passage, Reply, says_not_told
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.passage_finder import PassageSearch, standardised
@@ -63,12 +61,7 @@ def chosen_passages(
             there are at most `WHOLE`; of more those with `SIEVE`, those with `NEAR` of the best
             late interaction, and all of documents without reduced keys, as many that fit share no
             word with the question. every: all passages.
-
-    Raises:
-        UsageError: there is no book.
     """
-    if not books:
-        raise UsageError("no document to collect from", "name one")
     finder, reduced = search.finder(books), search.reduced(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
     scores = standardised(found.total)
@@ -131,18 +124,22 @@ class LogOddsDecision:
     """The preset's reader: the most probable span of a passage that seems to tell an answer.
 
     Args:
-        least: log-odds, with how well it fits, from which a passage tells an answer. several: what
-            is left of a passage without that span's sentences is read, too, as long as it tells an
-            answer. Each line of a list is told so; in novels and chronicles it adds wrong places.
+        least: log-odds, with how well it fits, from which a passage tells an answer; None: `LEAST`.
+        several: what is left of a passage without that span's sentences is read, too, as long as it
+            tells an answer. Each line of a list is found so; in novels it adds wrong places.
     """
 
     batch = 16
 
     def __init__(
-        self, reader: PassageReader, question: str, least: float, several: bool = False
+        self,
+        reader: PassageReader,
+        question: str,
+        least: float | None = None,
+        several: bool = False,
     ) -> None:
-        self._reader, self._question, self._least = reader, question, least
-        self._several = several
+        self._reader, self._question, self._several = reader, question, several
+        self._least = LEAST if least is None else least
 
     def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
         """See `Decision.spans`."""
@@ -301,40 +298,31 @@ class MergedPlaces:
     """
 
     def __init__(self, given: Iterable[CollectedPlace] = ()) -> None:
+        self.waiting: list[WeighedPlace] = []
         self._given = {(one.source, one.document): one.end for one in given}
         """End of the last place of each document."""
-        self._waiting: list[WeighedPlace] = []
 
     def add(self, one: WeighedPlace) -> None:
         """Takes a place, unless a better one shares a sentence with it."""
-        place = one.place
-        if one.first < self._given.get((place.source, place.document), 0):
+        if one.first < self._given.get((one.place.source, one.place.document), 0):
             return
         same = [
             other
-            for other in self._waiting
+            for other in self.waiting
             if other.document == one.document and other.first < one.last and one.first < other.last
         ]
         if all(one.weight > other.weight for other in same):
-            self._waiting = [other for other in self._waiting if other not in same] + [one]
+            self.waiting = [other for other in self.waiting if other not in same] + [one]
 
-    def settled(self, document: int, start: int) -> list[WeighedPlace]:
-        """The places that no passage from character `start` of a document on can share."""
-        ready = [
-            one
-            for one in self._waiting
-            if one.document < document or (one.document == document and one.last <= start)
-        ]
-        self._waiting = [one for one in self._waiting if one not in ready]
-        ready.sort(key=lambda one: (one.document, one.place.start))
-        for one in ready:
-            self._given[one.place.source, one.place.document] = one.last
-        return ready
-
-    @property
-    def first_waiting(self) -> int | None:
-        """The first passage whose place has not been given back; None: there is none."""
-        return min((one.passage for one in self._waiting), default=None)
+    def settled(self, document: int, start: int) -> Iterator[CollectedPlace]:
+        """Gives the places back that no passage from character `start` of a document on can share.
+        One that is being looked at is still among `waiting`."""
+        end = document, start
+        for one in sorted(self.waiting, key=lambda one: (one.document, one.place.start)):
+            if (one.document, one.last) <= end:
+                self._given[one.place.source, one.place.document] = one.last
+                yield one.place
+                self.waiting.remove(one)
 
 
 class EarlierRun(NamedTuple):
@@ -343,22 +331,6 @@ class EarlierRun(NamedTuple):
 
     read: int
     places: Sequence[CollectedPlace]
-
-
-class HowToCollect(TypedDict, total=False):
-    """Keyword arguments of `api.Esa.collect`.
-
-    minimum: least score in finding of a passage that is read again; see `chosen_passages`. every:
-    all passages are. least: log-odds, with how well it fits, from which a passage tells a place;
-    it does not count where another model decides. progress: called with (passages read,
-    passages chosen); what it raises passes through. after: an earlier run, which this continues.
-    """
-
-    minimum: float | None
-    every: bool
-    least: float
-    progress: Progress | None
-    after: EarlierRun | None
 
 
 class Collection:
@@ -385,8 +357,6 @@ class Collection:
         self._alone, self._progress = alone, progress
         self._read = min(after.read, len(chosen.passages)) if after else 0
         self._merged = MergedPlaces(after.places if after else ())
-        self._due = deque[WeighedPlace]()
-        """Places without doubles that have not been given, or are being looked at."""
         self._places = self._run()
 
     def __iter__(self) -> Self:
@@ -403,10 +373,7 @@ class Collection:
     @property
     def settled(self) -> int:
         """Chosen passages whose places have all been given: where a later run continues."""
-        waiting = [one.passage for one in self._due]
-        if (first := self._merged.first_waiting) is not None:
-            waiting.append(first)
-        return min(waiting, default=self._read)
+        return min((one.passage for one in self._merged.waiting), default=self._read)
 
     def _run(self) -> Iterator[CollectedPlace]:
         passages, size = self._chosen.passages, self._decision.batch
@@ -420,17 +387,10 @@ class Collection:
             self._read = min(batch.stop, len(passages))
             if self._progress is not None:
                 self._progress(self._read, len(passages))
-            self._due.extend(self._merged.settled(*self._next_start()))
-            while self._due:
-                yield self._due[0].place
-                self._due.popleft()
-
-    def _next_start(self) -> tuple[int, int]:
-        """Document and first character of the next passage."""
-        passages = self._chosen.passages
-        if self._read == len(passages):
-            return len(self._books), 0
-        return passages[self._read].document, passages[self._read].start
+            if self._read < len(passages):
+                following = passages[self._read]
+                yield from self._merged.settled(following.document, following.start)
+        yield from self._merged.settled(len(self._books), 0)
 
     @torch.inference_mode()
     def _told(self, batch: slice) -> list[list[ToldSpan]]:

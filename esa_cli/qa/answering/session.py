@@ -348,7 +348,9 @@ class Session:
         streamer = Streamer(self.tokenizer, on_text)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
-        self._begin(query)
+        # Here, too: a second Ctrl-C may have come while the turn before was taken back.
+        self.cache.truncate(length)
+        self.cache.begin(query, self.method)
         try:
             self._process(asked.before)
             query.question = asked.span
@@ -407,12 +409,6 @@ class Session:
                 "call resume() to read on, or read(text) with the part you want",
             )
         check_same_fit(self._read_by, self.method)
-
-    def _begin(self, query: QueryState) -> None:
-        """Begins a turn after the document, also where a second Ctrl-C came while the rows of the
-        turn before were taken back."""
-        self.cache.truncate(len(self._ids))
-        self.cache.begin(query, self.method)
 
     def _process(self, ids: list[int]) -> None:
         """Runs tokens through the model. Earlier turns have a forward call of their own, so that

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esa_cli.errors import LengthError, PresetError
+from esa_cli.errors import LengthError
 from esa_cli.models import DeferredModel, LoadedModel, parse_reference
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
@@ -30,7 +30,7 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import completed, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Quotation, Reply, Turn
 from esa_cli.qa.presets.adapter_files import adapter_folder
-from esa_cli.qa.presets.preset import FIELDS, Preset, WorkedExample
+from esa_cli.qa.presets.preset import Preset, WorkedExample
 from esa_cli.qa.reading.reader import Sampling, unheard
 from esa_cli.qa.reading.spans import LONGEST, PATIENCE, Span, most_probable_span, token_bytes
 
@@ -59,19 +59,11 @@ class PassagePrompt:
         tokenizer: of transformers. template: text with {passage} and {question}, up to where the
             answer begins. unanswered: what the model answers when the passage does not say.
         examples: worked ones, which come first in the same form.
-
-    Raises:
-        PresetError: the template lacks a field.
     """
 
     def __init__(
         self, tokenizer: Any, template: str, unanswered: str, examples: Sequence[WorkedExample] = ()
     ) -> None:
-        for field in FIELDS:
-            if field not in template:
-                raise PresetError(
-                    f"answer.prompt must have {field}, got {template!r}", "see `esa presets show`"
-                )
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.answer_ids(unanswered)
         self.line_end = self._encode("\n")[-1]
@@ -99,14 +91,6 @@ class PassagePrompt:
         """An answer as the model gives it: after a space, ended by a line end."""
         return self._encode(f" {one_line(answer)}\n")
 
-    def clipped(self, question: str, passage: str, most: int) -> str:
-        """The beginning of the passage with which the prompt has at most `most` tokens."""
-        return clipped(passage, most, lambda text: len(self.ids(question, text)))
-
-    def texts(self, ids: Sequence[int]) -> str:
-        """The text of some token ids."""
-        return str(self.tokenizer.decode(list(ids)))
-
     def _encode(self, text: str) -> list[int]:
         out = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
@@ -121,17 +105,19 @@ class PassageReading:
     """
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
-        prompt, most = reader.prompt, reader.longest
-        if most is not None:
-            passages = [prompt.clipped(question, passage, most) for passage in passages]
+        prompt, longest = reader.prompt, reader.longest
+        if longest is not None:
+            passages = [
+                clipped(passage, longest, lambda text: len(prompt.ids(question, text)))
+                for passage in passages
+            ]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
         self._batch = PromptBatch(reader.forward, ids, prompt.shared(ids))
-        if not passages:
-            self.log_odds: list[float] = []
-            return
-        none = torch.stack([self._unanswered(number) for number in range(len(passages))])
-        self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
+        self.log_odds: list[float] = []
+        if passages:
+            none = torch.stack([self._unanswered(number) for number in range(len(passages))])
+            self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def _unanswered(self, number: int) -> Tensor:
         """Log-probability () that a passage is answered by `unanswered`: of its first token, and of
