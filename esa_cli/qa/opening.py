@@ -129,39 +129,35 @@ class KnownModel:
             index=index, by_words=by_words, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
-    def check(self, presets: Iterable[Preset], tokens: int) -> None:
-        """Raises ResourceError when so many tokens do not fit with one of the presets, UsageError
-        where their rows are to be on disk, or a kernel cannot run here."""
-        from esa_cli.qa.presets.resolved_preset import resolve
+    def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
+        """Checks that documents of so many tokens fit with each method, and that kernels run here;
+        for the method `text`, what is read for finding alone.
+
+        Raises:
+            ResourceError. PresetError, ModelError: adapter or finder is missing. UsageError: rows
+                are to be on disk, or a kernel cannot run here.
+        """
+        from esa_cli.qa.finding.load_encoder import index_sizes
+        from esa_cli.qa.presets.adapter_files import check_adapter
+        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
         check_in_memory(self.place.cache)
-        for chosen in presets:
-            resolved = resolve(chosen)
-            self.check_kernels(resolved)
-            self.planner(resolved).check(tokens)
+        for name, chosen in methods.items():
+            resolved, index = resolve(chosen), None
+            if name == FROM_TEXT:
+                check_adapter(chosen.answer)
+                index = index_sizes(chosen)
+                if index is None and not chosen.answer.needs_rows:
+                    continue
+            else:
+                self.check_kernels(resolved)
+            self.planner(resolved, index).check(tokens)
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
         """Raises UsageError where a kernel that the method names cannot run here."""
         from esa_cli.qa.presets.resolved_preset import check_runs_on
 
         check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
-
-    def check_methods(self, methods: Mapping[str, Preset], tokens: int) -> None:
-        """As `check` for methods by name; for `text`, with what is read for finding alone.
-
-        Raises:
-            ResourceError. PresetError, ModelError: adapter or finder is missing.
-        """
-        from esa_cli.qa.finding.load_encoder import index_sizes
-        from esa_cli.qa.presets.adapter_files import check_adapter
-        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
-
-        self.check([one for name, one in methods.items() if name != FROM_TEXT], tokens)
-        if chosen := methods.get(FROM_TEXT):
-            check_adapter(chosen.answer)
-            index = index_sizes(chosen)
-            if index is not None or chosen.answer.needs_rows:
-                self.planner(resolve(chosen), index).check(tokens)
 
     def load(
         self, notices: Notices = SILENT, *, for_text: bool = False
@@ -248,10 +244,7 @@ def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True)
     answers come from; else with answers from passages found by their words.
 
     Args:
-        loads: see `runs_methods`.
-
-    Raises:
-        ModelError, ResourceError: the model is missing or cannot be fetched.
+        loads: as `runs_methods`, whose errors it raises.
     """
     if chosen.answer.says_source or runs_methods(chosen, notices, loads=loads):
         return chosen
@@ -270,7 +263,7 @@ def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = Tru
     Args:
         loads: transformers will be imported for the model; see `load.runs_methods`.
 
-    Raises: as `answerable`.
+    Raises ModelError, ResourceError: the model is missing or cannot be fetched.
     """
     return load.runs_methods(small_files(models.parse_reference(chosen.model), notices), loads)
 
@@ -350,6 +343,7 @@ def prepare(
     """
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.load_encoder import index_sizes
+    from esa_cli.qa.ingestion.archive import hindrance
     from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
 
@@ -367,15 +361,9 @@ def prepare(
     model = model or inspect_model(resolved.preset, place, notices, attaches)
     if runs:
         model.check_kernels(resolved)
-    if index is None and (keep or (place.cache == "disk" and not answer.by_words)):
-        _check_storable(resolved)
-    planner = model.planner(resolved, index, by_words=index is None and not runs)
-    return Preflight(resolved, model, planner, index, texts)
-
-
-def _check_storable(resolved: ResolvedPreset) -> None:
-    from esa_cli.qa.ingestion.archive import hindrance
-
-    if why := hindrance(resolved.method):
+    stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
+    if stores_rows and (why := hindrance(resolved.method)):
         refused = f"what is read cannot be kept in the library: {why}"
         raise UsageError(refused, "ask without keeping, or with another method")
+    planner = model.planner(resolved, index, by_words=index is None and not runs)
+    return Preflight(resolved, model, planner, index, texts)

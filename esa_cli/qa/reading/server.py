@@ -38,7 +38,6 @@ CHANGEABLE = {"temperature": None, "top_p": None, "seed": None,
               "max_tokens": "max_completion_tokens"}  # fmt: skip
 """Parameters that some models refuse -> the one to send in its place."""
 _END = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
-_KEY_HINT = f"set the environment variable {KEY} to the server's key"
 _SLOW = "choose a smaller model by --reader-model, or give a longer --reader-timeout"
 
 
@@ -90,6 +89,8 @@ class ServerReader:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=retry))
         self._renamed: dict[str, str | None] = {}
+        self._known: list[str] = []
+        self.name = model or ""
         self._known = self._models(model)
         self.name = model or self._known[0]
 
@@ -120,17 +121,12 @@ class ServerReader:
         except requests.RequestException as error:
             raise self._no_connection(error) from error
         except BrokenAnswerError as error:
-            raise self._bad_answer("", error) from error
+            raise self._bad_answer(error) from error
         if not reply.text:
-            why = ", which may have gone into its thoughts" if reply.cut else ""
-            room, other = (
-                "give it more room: --max-new-tokens 1000",
-                "choose another --reader-model",
-            )
-            raise ReaderError(
-                f"the model {self.name} at {self.address.url} answered no words{why}",
-                room if reply.cut else other,
-            )
+            what = f"answered no words by its model {self.name}"
+            if reply.cut:
+                what += ", which may have gone into its thoughts"
+            raise self._error(what, "give it more room, as --max-new-tokens 1000, or another model")
         return reply
 
     def close(self) -> None:
@@ -182,14 +178,12 @@ class ServerReader:
         size = 65_536 if getattr(response.raw, "chunked", False) else 1
         for line in response.iter_lines(chunk_size=size):
             if time.monotonic() > until:
-                took = f"took longer than {self._whole_s:g} s"
-                raise ReaderError(f"the reader at {self.address.url} {took}", _SLOW)
+                raise self._error(f"took longer than {self._whole_s:g} s", _SLOW)
             yield line
 
     def _models(self, model: str | None) -> list[str]:
         """Names of the server's models; none where it lists none and `model` is given. Raises
         ReaderError."""
-        self._known: list[str] = []
         try:
             response = self._send("GET", MODELS)
             if response.status_code == 404 and model is not None:
@@ -200,15 +194,12 @@ class ServerReader:
         except requests.RequestException as error:
             raise self._no_connection(error) from error
         except BrokenAnswerError as error:
-            raise self._bad_answer(MODELS, error) from error
+            raise self._bad_answer(error) from error
         data = listed.get("data") if isinstance(listed, dict) else None
         ids = [one.get("id") for one in data or () if isinstance(one, dict)]
         names = [name for name in ids if isinstance(name, str) and name]
         if not names and model is None:
-            raise ReaderError(
-                f"the reader at {self.address.url} lists no models",
-                "name one by --reader-model NAME",
-            )
+            raise self._error("lists no models", "name one by --reader-model NAME")
         return names
 
     def _no_connection(self, error: requests.RequestException) -> ReaderError:
@@ -223,14 +214,16 @@ class ServerReader:
             hint = "is it http:// in place of https://?"
         elif isinstance(error, requests.exceptions.ChunkedEncodingError):
             what, hint = "broke off its answer", "ask again"
-        return ReaderError(f"the reader at {self.address.url} {what}", hint)
+        return self._error(what, hint)
 
-    def _bad_answer(self, path: str, error: BrokenAnswerError) -> ReaderError:
-        return ReaderError(
-            f"the answer of the reader at {self.address.url}{path} cannot be used: "
-            f"{_short(str(error))}",
+    def _bad_answer(self, error: BrokenAnswerError) -> ReaderError:
+        return self._error(
+            f"gave an answer that cannot be used: {_short(str(error))}",
             "ask again; is it a server of OpenAI's chat completions?",
         )
+
+    def _error(self, what: str, hint: str) -> ReaderError:
+        return ReaderError(f"the reader at {self.address.url} {what}", hint)
 
     def _refusal(self, response: requests.Response) -> ReaderError:
         """A status other than 200."""
@@ -241,7 +234,7 @@ class ServerReader:
             message = _short(response.headers.get("location", "another address"))
             what, hint = "has moved", "give that address"
         elif status in (401, 403):
-            what, hint = "refuses the key", _KEY_HINT
+            what, hint = "refuses the key", f"set the environment variable {KEY} to it"
         elif status == 404 and (self._known or "model" in message.lower()):
             names = ", ".join(self._known[:8])
             what = f"has no model {self.name}"
@@ -252,7 +245,7 @@ class ServerReader:
             what, hint = "takes no more questions now", "ask again later"
         elif status >= 500:
             what, hint = f"failed with status {status}", "see the server's log"
-        return ReaderError(f"the reader at {self.address.url} {what}: {message}", hint)
+        return self._error(f"{what}: {message}", hint)
 
 
 def _completion(lines: Iterator[bytes], on_text: Callable[[str], None]) -> Reply:

@@ -175,7 +175,7 @@ def test_what_may_pass_is_tried_again(start: Start, mode: str) -> None:
         ("page", "cannot be used: it is no JSON", "OpenAI"),
         ("missing", "has no model large: model 'large' not found", "it has large, small"),
         ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
-        ("thoughts", "answered no words, which may have gone", "--max-new-tokens"),
+        ("thoughts", "answered no words by its model large, which may", "--max-new-tokens"),
         ("silent", "was silent for 0.4 s", "smaller"),
         ("trickle", "took longer than 0.4 s", "smaller"),
     ],
@@ -209,7 +209,7 @@ def test_a_time_limit_is_for_silence_and_for_the_whole(start: Start) -> None:
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "--reader-model"),
-        ("page", "/models cannot be used: it is no JSON", "OpenAI"),
+        ("page", "cannot be used: it is no JSON", "OpenAI"),
         ("moved", "has moved: https://elsewhere.example/v1", "that address"),
     ],
 )

@@ -357,7 +357,7 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
     journal = _journal(request, order, made, header(request, survey.length, place), reporter)
     known = inspect_model(request.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
-    known.check_methods(made, known.count_tokens(max(texts, key=len, default="")))
+    known.check(made, known.count_tokens(max(texts, key=len, default="")))
     left_out: list[NoRoom] = []
     print_scores = partial(
         show, order, journal, request.preset, left_out,

@@ -92,7 +92,7 @@ def _results(
     if rows:
         ready.model.planner(ready.resolved).check(tokens)
     if len(rows) < len(names):
-        ready.model.check_methods({FROM_TEXT: chosen}, tokens)
+        ready.model.check({FROM_TEXT: chosen}, tokens)
     if note := all_in_view(tokens, rows):
         reporter.note(f"esa: {note}", dim=False)
 

@@ -314,7 +314,7 @@ def _steps(
     voting(chosen)
     place = model.place
     known = inspect_model(chosen, place, reporter)
-    known.check([chosen], by.tokens or chosen.context)
+    known.check({"preset": chosen}, by.tokens or chosen.context)
     by.check(known.tokenizer, chosen)
     journal = open_journal(wanted, chosen, by.facts, place.dtype_name)
     with quiet_transformers(), journal:

@@ -245,7 +245,7 @@ class Selftest:
         presets = {
             name: resolved_preset.compared(name, self.chosen, longest) for name in settings.methods
         }
-        model.check_methods(presets, longest)
+        model.check(presets, longest)
         return model
 
     def _ask(
