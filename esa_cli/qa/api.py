@@ -97,9 +97,9 @@ class Esa:
             self.spans = SpanReader(loaded, self.preset, self.prompt, self.window)
         self._is_small = small_words(self.tokenizer)
         host = self, library, keep, events, planner
-        self.documents: Ingest = RowIngest(rows, *host)
-        if encoder is not None:
-            self.documents = IndexIngest(encoder, *host)
+        self.documents: Ingest = (
+            RowIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
+        )
         self._cached: list[Book] = []
         """Books whose rows are in the session's cache."""
         self._last: tuple[Sequence[Book], Tensor] | None = None
@@ -337,12 +337,11 @@ class Esa:
             asked, text = self.spans.check(question, most), TimedText(on_text)
             passages = self._read_passages(question, placed, history)
             reader: Reader = self.spans
+            sampling = Sampling(most, heat, nucleus, seed)
             if self.reader is not None and passages:
-                reader, most = self.reader, max_new_tokens
+                reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
             with self.suspended():
-                reply = reader.answer(
-                    question, passages, history, Sampling(most, heat, nucleus, seed), text
-                )
+                reply = reader.answer(question, passages, history, sampling, text)
             passages, weights = weighed_passages(passages, placed)
             reply = replace(
                 reply, evidence=tuple(passages[:evidence]), question_tokens=asked,

@@ -95,7 +95,7 @@ MOST_WORDS = 24
 """Words of another model's answer that are looked for in the passage."""
 
 
-class ToldSpan(NamedTuple):
+class AnswerSpan(NamedTuple):
     """Characters [start, end) of a passage that tell an answer. weight: what ranks spans that mean
     the same place, higher first. log_odds, answer: as those of `CollectedPlace`."""
 
@@ -111,7 +111,7 @@ class Decision(Protocol):
 
     batch: int
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         """The spans of each passage, none where it tells no answer.
 
         Args:
@@ -141,9 +141,9 @@ class LogOddsDecision:
         self._reader, self._question, self._several = reader, question, several
         self._least = LEAST if least is None else least
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         """See `Decision.spans`."""
-        out: list[list[ToldSpan]] = [[] for _ in passages]
+        out: list[list[AnswerSpan]] = [[] for _ in passages]
         left = {number: one.text for number, one in enumerate(passages)}
         with self._reader.reading():
             while left:
@@ -154,7 +154,7 @@ class LogOddsDecision:
                 left = {n: text for n, text in rest.items() if self._several and text.strip()}
         return out
 
-    def _told(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, ToldSpan]:
+    def _told(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, AnswerSpan]:
         """The most probable span of each text that tells an answer."""
         reading = self._reader.read(self._question, list(texts.values()))
         out = {}
@@ -163,11 +163,11 @@ class LogOddsDecision:
             span = reading.span(at) if told_at_all else None
             if span is not None:
                 weight = odds + span.log_probability
-                out[number] = ToldSpan(span.start, span.end, weight, log_odds=odds)
+                out[number] = AnswerSpan(span.start, span.end, weight, log_odds=odds)
         return out
 
 
-def _without(left: str, passage: str, span: ToldSpan) -> str:
+def _without(left: str, passage: str, span: AnswerSpan) -> str:
     """What is left of a passage, with spaces in place of the sentences of the span."""
     for start, end in sentence_spans(passage):
         if start < span.end and span.start < end:
@@ -187,17 +187,17 @@ class WrittenDecision:
     def __init__(self, write: Callable[[Passage], Reply]) -> None:
         self._write = write
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         """See `Decision.spans`. Where the model's words are not the passage's, the span is all of
         the passage. Raises ReaderError, LengthError: the model gives no answer."""
         return [[span] if (span := self._span(one)) else [] for one in passages]
 
-    def _span(self, passage: Passage) -> ToldSpan | None:
+    def _span(self, passage: Passage) -> AnswerSpan | None:
         answer = one_line(self._write(passage).text)
         if not answer or says_not_told(answer):
             return None
         start, end = quoted_place(answer, passage.text)
-        return ToldSpan(start, end, float(start - end), answer=answer)
+        return AnswerSpan(start, end, float(start - end), answer=answer)
 
 
 def quoted_place(answer: str, text: str) -> tuple[int, int]:
@@ -381,9 +381,9 @@ class Collection:
             self._progress(self._read, len(passages))
         while self._read < len(passages):
             batch = slice(self._read, self._read + size)
-            for number, spans in enumerate(self._told(batch), self._read):
-                for told in spans:
-                    self._merged.add(self._placed(passages[number], told, number))
+            for number, spans in enumerate(self._spans(batch), self._read):
+                for span in spans:
+                    self._merged.add(self._placed(passages[number], span, number))
             self._read = min(batch.stop, len(passages))
             if self._progress is not None:
                 self._progress(self._read, len(passages))
@@ -393,7 +393,7 @@ class Collection:
         yield from self._merged.settled(len(self._books), 0)
 
     @torch.inference_mode()
-    def _told(self, batch: slice) -> list[list[ToldSpan]]:
+    def _spans(self, batch: slice) -> list[list[AnswerSpan]]:
         books = self._books
         shown = [
             Passage.of(books[one.document].document, one.start, one.end)
@@ -402,15 +402,15 @@ class Collection:
         with self._alone():
             return self._decision.spans(shown, self._chosen.fits[batch])
 
-    def _placed(self, found: FoundPassage, told: ToldSpan, number: int) -> WeighedPlace:
+    def _placed(self, found: FoundPassage, span: AnswerSpan, number: int) -> WeighedPlace:
         known = self._books[found.document].document
-        start, end = found.start + told.start, found.start + told.end
+        start, end = found.start + span.start, found.start + span.end
         first, last = _sentences(known.text, found, start, end)
         place = CollectedPlace.of(
             known, start, end, score=found.score, sentence=known.text[first:last],
-            passage=(found.start, found.end), log_odds=told.log_odds, answer=told.answer,
+            passage=(found.start, found.end), log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
-        return WeighedPlace(place, found.document, number, first, last, told.weight)
+        return WeighedPlace(place, found.document, number, first, last, span.weight)
 
 
 def _sentences(text: str, found: FoundPassage, start: int, end: int) -> tuple[int, int]:

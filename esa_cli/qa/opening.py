@@ -37,20 +37,25 @@ if TYPE_CHECKING:  # they import torch or the methods
 
 
 class Notices(Protocol):
-    """Hears what opening does, as the command line's reporter. A subclass need not define all."""
+    """Hears what opening does, as the command line's reporter: the stages of preparing the model
+    (see `StageProgress`), things to know, and things to know even where progress is not shown."""
+
+    def stage(self, stage: str, done: int, total: int | None, /) -> None: ...
+    def note(self, text: str, dim: bool = True) -> None: ...
+    def warn(self, text: str) -> None: ...
+
+
+class Silent:
+    """`Notices` that show nothing."""
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """A stage of preparing the model; see `StageProgress`."""
+        pass
 
     def note(self, text: str, dim: bool = True) -> None:
-        """Something to know, less important where `dim`."""
+        pass
 
     def warn(self, text: str) -> None:
-        """Something that a person should know even where progress is not shown."""
-
-
-class Silent(Notices):
-    """Shows nothing."""
+        pass
 
 
 SILENT = Silent()
@@ -159,26 +164,8 @@ class KnownModel:
 
         check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
 
-    def load(
-        self, notices: Notices = SILENT, *, for_text: bool = False
-    ) -> models.LoadedModel | models.DeferredModel:
-        """The model; its config.json is checked first.
-
-        Args:
-            for_text: it finds and reads passages: deferred, where that can be.
-
-        Raises ModelError, ResourceError.
-        """
-        place, tokenizer = self.place, self.__dict__.get("tokenizer")
-        if models.path_of(self.ref) is None:  # another program may have fetched a part of its files
-            tokenizer = None
-        how: dict[str, Any] = {
-            "device": place.device, "dtype": place.dtype_name, "progress": notices.stage,
-            "tokenizer": tokenizer, "cache": place.cache,
-        }  # fmt: skip
-        if for_text and (deferred := models.load_deferred(self.ref, **how)) is not None:
-            collect_again()
-            return deferred
+    def load(self, notices: Notices = SILENT) -> models.LoadedModel:
+        """The model; its config.json is checked first. Raises ModelError, ResourceError."""
         try:
             check_loadable(self.folder)
         except ModelError as error:
@@ -186,12 +173,29 @@ class KnownModel:
                 raise
             found = "answers come from passages found by their words"
             notices.note(f"esa: {found}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **how)
+        loaded = models.load(self.ref, **self._how(notices))
         collect_again()
         if files := self.stored_as:
             size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
             notices.note(f"esa: the model is {files}; its weights take {size}")
         return loaded
+
+    def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
+        """As `load`, to find and read passages with: deferred, where that can be."""
+        loaded = models.load_deferred(self.ref, **self._how(notices))
+        if loaded is None:
+            return self.load(notices)
+        collect_again()
+        return loaded
+
+    def _how(self, notices: Notices) -> dict[str, Any]:
+        place, tokenizer = self.place, self.__dict__.get("tokenizer")
+        if models.path_of(self.ref) is None:  # another program may have fetched a part of its files
+            tokenizer = None
+        return {
+            "device": place.device, "dtype": place.dtype_name, "progress": notices.stage,
+            "tokenizer": tokenizer, "cache": place.cache,
+        }  # fmt: skip
 
 
 def inspect_model(
@@ -307,7 +311,8 @@ class Preflight:
             where = f"{reader.name} at {choice.address.url}"
             note = f"esa: questions and the passages found are sent to {where}"
             notices.note(note, dim=False)
-        loaded = self.model.load(notices, for_text=self.index is not None)
+        load = self.model.load if self.index is None else self.model.load_for_text
+        loaded = load(notices)
         if choice is not None and choice.ref is not None:
             reader = choice.open(place.device, place.dtype_name, notices.stage)
             folder = models.path_of(choice.ref)

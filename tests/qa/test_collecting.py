@@ -18,6 +18,7 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.collecting import (
+    AnswerSpan,
     ChosenPassages,
     CollectedPlace,
     Collection,
@@ -25,7 +26,6 @@ from esa_cli.qa.collecting import (
     EarlierRun,
     LogOddsDecision,
     MergedPlaces,
-    ToldSpan,
     WeighedPlace,
     WrittenDecision,
     chosen_passages,
@@ -49,11 +49,11 @@ class KeyDecision:
         self.batch = batch
         self.passages: list[Passage] = []
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         assert len(passages) == len(fits)
         self.passages += passages
         return [
-            [ToldSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
+            [AnswerSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
             for one in passages
         ]
 

@@ -17,9 +17,10 @@ pytestmark = pytest.mark.usefixtures("surroundings")
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
-    monkeypatch.setattr(
-        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("the model was loaded")
-    )
+    for name in ("load", "load_for_text"):
+        monkeypatch.setattr(
+            f"esa_cli.qa.opening.KnownModel.{name}", lambda *_: pytest.fail("the model was loaded")
+        )
 
 
 @pytest.mark.parametrize(
