@@ -84,14 +84,12 @@ def test_places_come_once_in_order_with_their_places() -> None:
     assert [one.start for one in distinct_places(places)] == [places[0].start, places[1].start]
 
 
-def test_places_of_several_documents() -> None:
-    found = list(run(KeyDecision(), book(STORY), book(f"{FILLER}{KEYS[1]}", "other.txt")))
-    assert [one.document for one in found] == ["story.txt"] * 3 + ["other.txt"]
-
-
 @pytest.mark.parametrize("batch", [1, 2, 5, 100])
 def test_a_batch_changes_nothing(batch: int) -> None:
     assert list(run(KeyDecision(batch))) == list(run(KeyDecision()))
+    books = book(STORY), book(f"{FILLER}{KEYS[1]}", "other.txt")
+    names = [one.document for one in run(KeyDecision(batch), *books)]
+    assert names == ["story.txt"] * 3 + ["other.txt"]
 
 
 def test_progress_and_coverage() -> None:
@@ -226,7 +224,7 @@ def test_another_model_decides(loaded: Any) -> None:
     assert len(reader.shown) == places.coverage.passages, "each passage alone"
 
 
-def test_esa_refuses(asker: Esa) -> None:
+def test_esa_refuses(asker: Esa, loaded: Any) -> None:
     one = book(STORY)
     with pytest.raises(UsageError, match="no document"):
         asker.collect(QUESTION, [])
@@ -234,14 +232,9 @@ def test_esa_refuses(asker: Esa) -> None:
         asker.collect(" ", [one])
     with pytest.raises(LengthError):
         asker.collect("why " * 5000, [one])
-
-
-def test_a_preset_that_answers_from_rows_is_refused(loaded: Any) -> None:
-    with (
-        Esa(loaded, preset.load("tiny-random")) as esa,
-        pytest.raises(UsageError, match="collected from text"),
-    ):
-        esa.collect(QUESTION, [book(STORY)])
+    asker.close()
+    with Esa(loaded, preset.load("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
+        rows.collect(QUESTION, [one])
 
 
 SENTENCE = 10
