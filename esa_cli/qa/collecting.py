@@ -144,35 +144,33 @@ class LogOddsDecision:
     def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         """See `Decision.spans`."""
         out: list[list[AnswerSpan]] = [[] for _ in passages]
-        left = {number: one.text for number, one in enumerate(passages)}
+        texts = {number: passage.text for number, passage in enumerate(passages)}
         with self._reader.reading():
-            while left:
-                told = self._told(left, fits)
-                for number, one in told.items():
-                    out[number].append(one)
-                rest = {n: _without(left[n], passages[n].text, one) for n, one in told.items()}
-                left = {n: text for n, text in rest.items() if self._several and text.strip()}
+            while texts:
+                spans = self._best_spans(texts, fits)
+                for number, span in spans.items():
+                    out[number].append(span)
+                rest = {n: _without(texts[n], passages[n].text, span) for n, span in spans.items()}
+                texts = {n: text for n, text in rest.items() if self._several and text.strip()}
         return out
 
-    def _told(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, AnswerSpan]:
+    def _best_spans(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, AnswerSpan]:
         """The most probable span of each text that tells an answer."""
         reading = self._reader.read(self._question, list(texts.values()))
         out = {}
         for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-            told_at_all = odds + PRIOR * fits[number] >= self._least
-            span = reading.span(at) if told_at_all else None
-            if span is not None:
+            if odds + PRIOR * fits[number] >= self._least and (span := reading.span(at)):
                 weight = odds + span.log_probability
                 out[number] = AnswerSpan(span.start, span.end, weight, log_odds=odds)
         return out
 
 
-def _without(left: str, passage: str, span: AnswerSpan) -> str:
-    """What is left of a passage, with spaces in place of the sentences of the span."""
-    for start, end in sentence_spans(passage):
-        if start < span.end and span.start < end:
-            left = left[:start] + " " * (end - start) + left[end:]
-    return left[: span.start] + " " * (span.end - span.start) + left[span.end :]
+def _without(text: str, passage: str, span: AnswerSpan) -> str:
+    """The text of a passage, with spaces in place of the sentences of the span."""
+    places = [at for at in sentence_spans(passage) if at[0] < span.end and span.start < at[1]]
+    for start, end in (*places, (span.start, span.end)):
+        text = text[:start] + " " * (end - start) + text[end:]
+    return text
 
 
 class WrittenDecision:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import HistoryError
 from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
-from esa_cli.qa.api import Esa
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
 
 MAX_PASSAGES = 10
 """Passages of each answer that are recorded, for /evidence."""
