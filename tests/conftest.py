@@ -191,11 +191,12 @@ def repeatable() -> Iterator[None]:
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tokens: a random model goes on to the last one that it is allowed, of hundreds."""
-    from esa_cli.qa.answering.session import Answer, Session
+    from esa_cli.qa.answering.reply import Reply
+    from esa_cli.qa.answering.session import Session
 
     ask = Session.ask
 
-    def short(self: Session, *given: Any, max_new_tokens: int = 8, **options: Any) -> Answer:
+    def short(self: Session, *given: Any, max_new_tokens: int = 8, **options: Any) -> Reply:
         return ask(self, *given, max_new_tokens=min(max_new_tokens, 8), **options)
 
     monkeypatch.setattr(Session, "ask", short)

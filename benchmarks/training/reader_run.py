@@ -24,7 +24,7 @@ from training_run import TrainingEvents, TrainingRun
 
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.qa.reading.reader import PassagePrompt, PassageReader
+from esa_cli.qa.reading.span import PassagePrompt, PassageReader
 
 RESULTS = ("adapter", CONFIG, WEIGHTS)
 """What a training makes, and its files."""

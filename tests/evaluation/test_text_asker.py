@@ -21,7 +21,7 @@ from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_re
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.answering.reply import Evidence
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset, resolved_preset
@@ -75,8 +75,8 @@ def words(folder: Path, finder: bool = True) -> list[str]:
     return [word for one in given for word in ("--set", one)]
 
 
-def evidence(start: int, end: int) -> Evidence:
-    return Evidence("", None, 1, None, start, end, "", 0.5)
+def evidence(start: int, end: int) -> Passage:
+    return Passage("", "", None, 1, None, start, end, "", weight=0.5)
 
 
 # The name

@@ -366,11 +366,6 @@ def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: P
         other.stored(library.entries()[0])
 
 
-def test_no_book_is_refused(loaded: Any) -> None:
-    with esa(loaded, None) as one, pytest.raises(UsageError, match="no document"):
-        one.ask(QUESTION, [])
-
-
 def test_rows_of_either_kind_are_found(loaded: Any, library: Library, tmp_path: Path) -> None:
     path = files(tmp_path)[0]
     with esa(loaded, library, rows="native") as one:

@@ -64,7 +64,7 @@ class FolderReading:
 
     def _loaded(self) -> Esa:
         if self._esa is None:
-            from esa_cli.apps.cli.model_choice.open_esa import opened
+            from esa_cli.apps.cli.open_esa import opened
 
             self._esa = self._stack.enter_context(
                 opened(

@@ -7,11 +7,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Asker
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
+    from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.ingestion.library_texts import LibraryText
     from esa_cli.storage.library import Entry, Library
@@ -72,12 +72,12 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     return found
 
 
-def ingest(asker: Asker, documents: Sequence[Document]) -> list[Any]:
+def ingest(asker: Esa, documents: Sequence[Document]) -> list[Any]:
     """A book for each document. Raises DocumentError, ResourceError."""
     return [asker.ingest(document) for document in documents]
 
 
-def ingest_or_open(asker: Asker, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
+def ingest_or_open(asker: Esa, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
     """As `ingest`, but Ctrl-C ends the reading: the rest is asked by its words alone, where answers
     can do without."""
     books: list[Any] = []

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from esa_cli.apps.cli.model_choice.known_model import ModelPlace
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book, distinct, place_books
-from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
+from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.ingestion.archive import INDEX, restored
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library
@@ -23,18 +23,6 @@ from esa_cli.system.text import text_digest
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-
-
-class PassageAsker(Protocol):
-    """What reads documents for a finder, and finds passages; `api.Esa` is one."""
-
-    def find(self, document: Document) -> Book | None: ...
-
-    def ingest(self, source: Document) -> Book: ...
-
-    def find_passages(
-        self, question: str, books: Sequence[Book], count: int | None, minimum: float | None
-    ) -> list[Passage]: ...
 
 
 class PassageBooks:
@@ -60,15 +48,15 @@ class PassageBooks:
         *,
         read: bool = False,
         keep: bool | None = None,
-        load: Callable[[], PassageAsker] | None = None,
+        load: Callable[[], Esa] | None = None,
     ) -> None:
         # At once: later it would look as if each document was of another model.
-        ModelPlace.of(model), machine.memory_limit()
+        _ = model.place, machine.memory_limit()
         self.preset, self._model, self._library = preset, model, library
         self._reporter, self._stack = reporter, stack
         self._read, self._keep = read, keep
         self._load = load or self._open_model
-        self._esa: PassageAsker | None = None
+        self._esa: Esa | None = None
 
     @property
     def loaded(self) -> bool:
@@ -106,13 +94,13 @@ class PassageBooks:
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == INDEX}
 
-    def _loaded(self) -> PassageAsker:
+    def _loaded(self) -> Esa:
         if self._esa is None:
             self._esa = self._load()
         return self._esa
 
     def _open_model(self) -> Esa:
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
 
         # Where nothing is read, a library that cannot be written is no matter.
         keep = self._keep if self._read or self._library.writable else False

@@ -10,7 +10,7 @@ line, or a few adjacent ones of similar weight."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +21,8 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.qa.answering.reply import Evidence, HeatMap, Reply, ShadedSpan
+from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, ShadedSpan
+from esa_cli.qa.finding.passage_finder import token_bounds
 
 if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
@@ -254,18 +255,32 @@ def reply_from_rows(
         As `Session.ask`.
     """
     weights = AttentionWeights(session.layers, session.document_tokens)
-    answer = session.ask(question, trace=weights, **asking)
+    reply = session.ask(question, trace=weights, **asking)
     passages, found = rests_on(weights, books, evidence)
-    reply = Reply(
-        answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
-        answer.first_token_s, answer.total_s, answer.cut,
-    )  # fmt: skip
-    return reply, weights.weights
+    return replace(reply, evidence=passages, found=found), weights.weights
+
+
+def weighed_passages(
+    passages: Sequence[Passage], books: Sequence[EvidenceSource]
+) -> tuple[list[Passage], Tensor]:
+    """Passages that were read with their weights, and the weights (N,) of the books' tokens: each
+    passage's weight, shared evenly by its tokens."""
+    shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
+    weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
+    by_name = {book.document.name: book for book in books}
+    weights = torch.zeros(max(book.rows.stop for book in books))
+    for one in weighed:
+        book = by_name[one.document]
+        first, last = token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
+        if count := int(last - first):
+            start = book.rows.start + int(first)
+            weights[start : start + count] += one.weight / count
+    return weighed, weights
 
 
 def rests_on(
     weighed: AttentionWeights, books: Sequence[EvidenceSource], count: int
-) -> tuple[tuple[Evidence, ...], bool]:
+) -> tuple[tuple[Passage, ...], bool]:
     """At most `count` passages, heaviest first, and whether the documents seem to have the answer.
 
     Args:
@@ -275,7 +290,7 @@ def rests_on(
     passages = heaviest(weights, books, count)
     total = sum(float(weights[_rows(book)].sum()) for book in books)
     quoted = (
-        Evidence.of(books[one.book].document, one.start, one.end, one.weight / total)
+        Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in passages
     )
     return tuple(quoted), strength(weighed.question_weights, books) >= FOUND

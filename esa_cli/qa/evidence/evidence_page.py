@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from torch import Tensor
 
-from esa_cli.qa.answering.reply import Evidence, Reply
+from esa_cli.qa.answering.reply import Passage, Reply
 from esa_cli.qa.evidence import page_style
 from esa_cli.qa.evidence.evidence import (
     LEVELS,
@@ -99,14 +99,14 @@ def evidence_page(
     )
 
 
-def _where(one: Evidence) -> str:
+def _where(one: Passage) -> str:
     parts = [one.document]
     parts += [f"page {one.page}"] if one.page is not None else []
     return ", ".join([*parts, f"line {one.line:,}", *([one.chapter] if one.chapter else [])])
 
 
 def _book(
-    book: EvidenceSource, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
+    book: EvidenceSource, weights: Tensor, evidence: Sequence[Passage], top: float, whole: float
 ) -> dict[str, Any]:
     name, text = book.document.name, book.document.text
     own = weights_of(book, weights).double()

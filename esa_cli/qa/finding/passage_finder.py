@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import UsageError
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
@@ -229,28 +230,6 @@ def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
     return first, last.maximum(first)
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A passage that fits a question.
-
-    Args:
-        document: the document's name. source: its path. page: from 1, where the document has pages.
-        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
-        start, end: character offsets into the document's extracted text; `text` lies between them.
-        score: standard deviations above the mean of all windows of the documents searched.
-    """
-
-    document: str
-    source: str
-    page: int | None
-    line: int
-    chapter: str | None
-    start: int
-    end: int
-    text: str
-    score: float
-
-
 COUNT = 8
 ABOVE = 2.0
 """The least score where all passages are asked for: about one window in thirty has it."""
@@ -287,6 +266,15 @@ class PassageSearch:
             return None
         queries, shares = self._encoder.questions([asked])
         return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
+
+    @torch.inference_mode()
+    def find(
+        self, question: str, books: Sequence[Book], count: int, earlier: str = ""
+    ) -> list[Passage]:
+        """The best `count` passages for an answer, best first; see `PassageFinder.find`."""
+        reduced = self.reduced(f"{earlier} {question}".strip(), books)
+        found = self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
+        return [_placed(books[one.document], one) for one in found]
 
     @torch.inference_mode()
     def passages(
@@ -385,8 +373,4 @@ def _sentences_with(words: Sequence[tuple[str, ...]], book: Book) -> Any:
 
 
 def _placed(book: Book, one: FoundPassage) -> Passage:
-    document, place = book.document, book.document.place(one.start)
-    return Passage(
-        document.name, document.source, place.page, place.line, place.chapter,
-        one.start, one.end, document.text[one.start : one.end], one.score,
-    )  # fmt: skip
+    return Passage.of(book.document, one.start, one.end, score=one.score)

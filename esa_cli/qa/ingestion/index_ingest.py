@@ -52,7 +52,7 @@ class IndexIngest(Ingest):
     @cached_property
     def identity(self) -> str:
         """What its indexes depend on, beside the text; see `index_identity`."""
-        return index_identity(self.lazy.facts, self.encoder.digest)
+        return index_identity(self.esa.facts, self.encoder.digest)
 
     def keys(self, text: str) -> list[str]:
         assert self.library is not None
@@ -105,7 +105,7 @@ class IndexIngest(Ingest):
             text=document.text,
             offsets=text.offsets,
             marks=[list(mark) for mark in document.marks],
-            provenance=provenance(document, self.lazy.preset, INDEX),
+            provenance=provenance(document, self.esa.preset, INDEX),
         )
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
@@ -124,5 +124,5 @@ class IndexIngest(Ingest):
 
     def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
         """Keys (stop - start, R)."""
-        with self.lazy.suspended():
+        with self.esa.suspended():
             return self.encoder.encode(ids, start, stop)

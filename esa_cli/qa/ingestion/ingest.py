@@ -9,15 +9,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 import torch
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.archive import restored
 from esa_cli.qa.ingestion.library_texts import record_document
@@ -26,7 +25,10 @@ from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.system.progress import Progress, WaitNotice, combined
 
 if TYPE_CHECKING:
+    from esa_cli.attention.method import Method
+    from esa_cli.qa.answering.session import Session
     from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.presets.preset import Preset
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or one that is tokenised already."""
@@ -81,10 +83,27 @@ StoredForm = tuple[str, Sequence[int], Layout, Sequence[torch.device], int]
 on the CPU), and the bytes of its states."""
 
 
+class IngestHost(Protocol):
+    """What an ingest needs of `api.Esa`."""
+
+    preset: Preset
+    method: Method
+    tokenizer: Any
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def attaches(self) -> bool: ...
+    @property
+    def facts(self) -> dict[str, Any]: ...
+    def suspended(self) -> AbstractContextManager[None]: ...
+
+
 class Ingest(ABC):
     """Makes books with one model and preset.
 
     Args:
+        esa: of `api.Esa`.
         library: where documents are looked for; None: nowhere. keep: whether documents that are
             not there are stored there. events: the observer.
         planner: what is read must fit its memory; None: without a check.
@@ -92,13 +111,13 @@ class Ingest(ABC):
 
     def __init__(
         self,
-        lazy: LazySession,
+        esa: IngestHost,
         library: Library | None = None,
         keep: bool = True,
         events: IngestEvents | None = None,
         planner: Planner | None = None,
     ) -> None:
-        self.lazy, self.library, self.keep = lazy, library, keep
+        self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
         self.stored_tokens: int | None = None
         """Tokens on disk of the document that was read last; None: it is not stored there."""
@@ -140,7 +159,7 @@ class Ingest(ABC):
     @property
     def needs_rows(self) -> bool:
         """Whether the preset answers from rows."""
-        return self.lazy.preset.answer.needs_rows
+        return self.esa.preset.answer.needs_rows
 
     @property
     def stores(self) -> bool:
@@ -279,7 +298,7 @@ class Ingest(ABC):
         return Book(text.document, None, text.offsets)
 
     def _tokenised(self, document: Document) -> TokenisedDocument:
-        return TokenisedDocument.of(document, self.lazy.tokenizer)
+        return TokenisedDocument.of(document, self.esa.tokenizer)
 
 
 def _document(source: Source) -> tuple[Document, TokenisedDocument | None]:

@@ -53,7 +53,7 @@ class RowIngest(Ingest):
     @property
     def session(self) -> Session:
         """Prefills the documents."""
-        return self.lazy.session
+        return self.esa.session
 
     def _layout(self, rows: str) -> Layout:
         """The layout of this model's rows in the library.
@@ -61,7 +61,7 @@ class RowIngest(Ingest):
         Raises:
             ModelError: its layers compute in different types.
         """
-        session, shape = self.session, self.lazy.facts["fingerprint"]
+        session, shape = self.session, self.esa.facts["fingerprint"]
         dtype = str(kv_dtype(session.model)).removeprefix("torch.")
         config, running = session.model.config, session.attachment.method_layers
         selecting = [i for i, at in enumerate(session.attachment.row_layers) if at in running]
@@ -72,7 +72,7 @@ class RowIngest(Ingest):
     def _identity(self, layout: Layout) -> str:
         session = self.session
         head = session.prompt.head()
-        return cache_key(self.lazy.facts, head, session.preset, session.method, layout)
+        return cache_key(self.esa.facts, head, session.preset, session.method, layout)
 
     def _key(self, text: str, rows: str) -> str:
         assert self.library is not None
@@ -89,7 +89,7 @@ class RowIngest(Ingest):
 
     @property
     def _storable(self) -> bool:
-        return self.lazy.attaches and storable(self.lazy.method)
+        return self.esa.attaches and storable(self.esa.method)
 
     def keys(self, text: str) -> list[str]:
         if not self._storable:

@@ -41,7 +41,7 @@ from esa_cli.qa.presets.preset_files import (
     reference,
     shipped,
 )
-from esa_cli.qa.second_model.server_address import is_address
+from esa_cli.qa.reading.server_address import is_address
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import MOST_DEEP, dump_yaml, load_yaml
 

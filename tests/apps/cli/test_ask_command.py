@@ -231,8 +231,7 @@ def test_a_missing_adapter_is_said_before_the_model_is_loaded(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.model_choice.known_model.KnownModel.load",
-        lambda *given: pytest.fail("loaded"),
+        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("loaded")
     )
     missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     result = esa("ask", note, "When?", *TINY, *missing)

@@ -24,7 +24,7 @@ from forked import child, ended, killed
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.model_choice import open_esa as opening
+from esa_cli.apps.cli import open_esa as opening
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats.library_paths import MARKER
 

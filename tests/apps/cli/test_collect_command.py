@@ -17,7 +17,7 @@ from tiny_finder import tiny_finder
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands.collect_command import PassageProgress
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.collecting.collection import Collection
+from esa_cli.qa.collecting import Collection
 from esa_cli.system.machine import time_text
 
 __all__ = ["cache", "esa", "surroundings"]

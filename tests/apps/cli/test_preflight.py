@@ -19,8 +19,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
     for name in ("load", "load_for_text"):
         monkeypatch.setattr(
-            f"esa_cli.apps.cli.model_choice.known_model.KnownModel.{name}",
-            lambda *given: pytest.fail("the model was loaded"),
+            f"esa_cli.qa.opening.KnownModel.{name}", lambda *_: pytest.fail("the model was loaded")
         )
 
 

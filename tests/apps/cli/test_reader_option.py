@@ -69,24 +69,6 @@ def preset(tmp_path: Path) -> list[str]:
     return ["--preset", "./own.yaml", "--device", "cpu", "--dtype", "float32"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--reader-timeout", "9"], "--reader-timeout needs --reader"),
-        (["--reader", "tiny-random", "--reader-timeout", "9"], "--reader-timeout is of a server"),
-        *[
-            (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", wrong],
-             f"--reader-timeout must be above 0 and at most 86400 seconds, got {wrong}")
-            for wrong in ("0", "-1", "nan", "inf")
-        ],
-    ],
-)  # fmt: skip
-def test_a_time_limit_is_of_a_server_and_above_zero(
-    esa: Esa, note: str, options: list[str], message: str
-) -> None:
-    fail(esa("ask", note, QUESTION, *options), 2, message)
-
-
 @pytest.mark.process
 def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Elsewhere) -> None:
     result = esa("ask", note, QUESTION, *preset, "--reader", server.url)
@@ -175,6 +157,10 @@ def test_a_second_model_here(esa: Esa, note: str, preset: list[str]) -> None:
     ("more", "code", "words"),
     [
         (["--reader-model", "large"], 2, "--reader-model needs --reader"),
+        (["--reader-timeout", "9"], 2, "--reader-timeout needs --reader"),
+        (["--reader", "tiny-random", "--reader-timeout", "9"], 2, "is of a server"),
+        (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "0"], 2, "must be above 0"),
+        (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "nan"], 2, "must be above 0"),
         (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the model"),
         (["--reader", "tiny-random", "--method", "infllm"], 2, "and --method infllm"),
         (["--reader", "tiny-random", "--set", "answer.from=rows"], 2, "needs answers from"),
@@ -189,7 +175,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
         raise AssertionError("it is not loaded")
 
     monkeypatch.setattr("esa_cli.models.load", load)
-    monkeypatch.setattr("esa_cli.qa.second_model.server_reader.BACKOFF_S", 0.001)
+    monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code, words)
 
 

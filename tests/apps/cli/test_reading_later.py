@@ -20,7 +20,7 @@ from command import TINY, Result, fail
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli import inputs
-from esa_cli.apps.cli.model_choice import open_esa as opening
+from esa_cli.apps.cli import open_esa as opening
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
@@ -297,8 +297,7 @@ def test_a_library_that_cannot_be_written(run: Run, monkeypatch: pytest.MonkeyPa
 
 def test_what_read_does_not_go_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "esa_cli.apps.cli.model_choice.known_model.KnownModel.load",
-        lambda *given: pytest.fail("loaded"),
+        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("loaded")
     )
     fail(run(*ASK, "--read", "never", "--keep"), 2, "--read never has nothing to keep")
     for rows in (("--method", "esa"), ("--set", "answer.from=rows")):

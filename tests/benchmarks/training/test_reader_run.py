@@ -35,8 +35,8 @@ from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.qa.finding.windows import Span
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
+from esa_cli.qa.reading.spans import Span
 
 pytestmark = pytest.mark.training
 

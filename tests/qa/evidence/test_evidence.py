@@ -353,6 +353,7 @@ class Where:
 class Doc:
     name: str
     text: str
+    source: str = ""
 
     def place(self, offset: int) -> Where:
         return Where(7, self.text.count("\n", 0, offset) + 1, None)

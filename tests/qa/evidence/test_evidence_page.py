@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from esa_cli.qa.answering.reply import Evidence, Reply
+from esa_cli.qa.answering.reply import Passage, Reply
 from esa_cli.qa.evidence import page_style as look
 from esa_cli.qa.evidence.evidence_page import BLOCK, LEVELS, evidence_page
 
@@ -81,11 +81,12 @@ def shelf(text: str, first: int = 0, name: str = "a.txt", size: int = 1) -> Shel
     )
 
 
-def quote(book: Shelf, words: str, weight: float = 0.5, **changes: Any) -> Evidence:
+def quote(book: Shelf, words: str, weight: float = 0.5, **changes: Any) -> Passage:
     start = book.document.text.index(words)
     facts = {"page": None, "line": 3, "chapter": None, **changes}
-    return Evidence(
+    return Passage(
         document=book.document.name,
+        source=book.document.name,
         start=start,
         end=start + len(words),
         text=words,
@@ -94,12 +95,12 @@ def quote(book: Shelf, words: str, weight: float = 0.5, **changes: Any) -> Evide
     )
 
 
-def reply(*evidence: Evidence, text: str = "At nine.", found: bool = True) -> Reply:
+def reply(*evidence: Passage, text: str = "At nine.", found: bool = True) -> Reply:
     return Reply(text, evidence, found, 9, 3, 0.5, 1.0)
 
 
 def shown(
-    books: Sequence[Shelf], weights: torch.Tensor, *evidence: Evidence, **changes: Any
+    books: Sequence[Shelf], weights: torch.Tensor, *evidence: Passage, **changes: Any
 ) -> Page:
     return Page(evidence_page(reply(*evidence, **changes), "When?", books, weights))
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.best_books import BestBooks
     from esa_cli.apps.cli.document_search import DocumentSearch
     from esa_cli.apps.cli.inputs import Line
-    from esa_cli.apps.cli.model_choice.open_esa import Preflight
     from esa_cli.apps.cli.output.answer_output import Timing
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document, GatheredDocuments, LeftOut, SourceFiles
-    from esa_cli.qa.answering.reply import Asker, Reply
+    from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book, TokenisedDocument
+    from esa_cli.qa.opening import Preflight
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Library
 
@@ -137,11 +137,11 @@ class AskRun:
     def run(self) -> int:
         """Answers on standard output; the exit code. Raises EsaError."""
         from esa_cli.apps.cli.document_search import document_search
-        from esa_cli.apps.cli.model_choice.known_model import answerable
         from esa_cli.apps.cli.options.output_paths import spare
         from esa_cli.documents.sources import source_files
         from esa_cli.models import parse_reference
         from esa_cli.models.tokenization.tokenizer import read_ahead
+        from esa_cli.qa.opening import answerable
         from esa_cli.storage.library import Library
 
         ways = self.ways
@@ -165,7 +165,7 @@ class AskRun:
         from esa_cli.apps.cli import inputs
         from esa_cli.apps.cli.best_books import BestBooks
         from esa_cli.apps.cli.document_search import named_alone
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
         from esa_cli.qa.books import distinct
 
         ways, reporter, lines = self.ways, self.reporter, self.question == "-"
@@ -211,8 +211,8 @@ class AskRun:
             UsageError: --library with a method that is made for the length of its documents, --read
                 never where answers need rows, or several documents that cannot be asked together.
         """
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
         from esa_cli.qa.ingestion.archive import check_asked_together
+        from esa_cli.qa.opening import prepare
         from esa_cli.qa.planning.model_shape import shape_of
 
         method, documents = self.ways.method, gathered.documents
@@ -225,7 +225,7 @@ class AskRun:
                     "name the documents in place of --library",
                 )
         ready = prepare(
-            chosen, self.model, self.reporter,
+            chosen, self.model.place, self.reporter,
             method=method, documents=documents, keep=self.ways.keep,
         )  # fmt: skip
         if len({document.text for document in documents}) > 1:
@@ -370,7 +370,7 @@ def _same(one: Reply, other: Reply) -> bool:
 
 
 def ask_lines(
-    asker: Asker,
+    asker: Esa,
     books: Sequence[Any],
     lines: Iterable[tuple[int, Line]],
     out: IO[str],

@@ -24,7 +24,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.batch.batch_questions import BatchQuestion
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.qa.second_model.reader_choice import ReaderChoice
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.system.jsonl import OrderedJsonLines
     from esa_cli.system.work_shard import WorkShard
 
@@ -70,7 +70,7 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
+    from esa_cli.qa.opening import answerable
 
     engines.check()
     chosen = answer.load_preset(model, method=method)
@@ -139,7 +139,7 @@ class BatchRun:
     """Questions, and how they are answered.
 
     Args:
-        asking: keyword arguments for `Asker.ask`.
+        asking: keyword arguments for `Esa.ask`.
     """
 
     preset: Preset
@@ -198,7 +198,7 @@ class BatchRun:
     def _here(self, answers: OrderedJsonLines, end: int, before: int) -> None:
         """Answers the first `end` questions in this process. Raises EsaError."""
         from esa_cli.apps.batch.batch_run import run_batch
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
 
         with opened(
             self.preset, self.model, self.reporter, keep=self.keep, reader=self.reader
@@ -211,11 +211,11 @@ class BatchRun:
 
     def _by_workers(self, answers: OrderedJsonLines, end: int, before: int) -> None:
         """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
+        from esa_cli.qa.opening import prepare
         from esa_cli.storage.library.formats.library_paths import default_root
 
-        prepare(self.preset, self.model, self.reporter, keep=self.keep)
+        prepare(self.preset, self.model.place, self.reporter, keep=self.keep)
         if self.reader is not None and self.reader.address is not None:
             to = self.reader.address.url
             self.reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)

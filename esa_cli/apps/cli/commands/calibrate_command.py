@@ -20,9 +20,9 @@ from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
+    from esa_cli.qa.opening import KnownModel
     from esa_cli.qa.presets.preset import Preset
 
 
@@ -239,15 +239,15 @@ def _calibrate(
 ) -> tuple[CalibrationStudy, Preset]:
     """Prefills, fits, measures and writes; the study, and the preset that will use the maps."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.train_maps import FitSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import prepare
 
     given = model.method_preset()
     text = join(inputs.read(texts, reporter).documents)
-    ready = prepare(given, model, reporter, attaches=True)
+    ready = prepare(given, model.place, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder)

@@ -18,7 +18,7 @@ from esa_cli.errors import PARTIAL
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
@@ -42,11 +42,11 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.answer_output import passage_count
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import no_keep_hint
+    from esa_cli.qa.opening import answerable
 
     named = documents or []
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -64,7 +64,7 @@ def chat(
 
 
 def run(
-    asker: Asker,
+    asker: Esa,
     documents: Sequence[Document],
     reporter: Reporter,
     asking: dict[str, Any],

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.collect.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting.collection import CollectedPlace, Collection, Coverage
+    from esa_cli.qa.collecting import CollectedPlace, Collection, Coverage
     from esa_cli.qa.presets.preset import Preset
 
 EDGE = 0.5
@@ -166,14 +166,14 @@ class CollectRun:
     def run(self, stack: ExitStack) -> None:
         """Collects, and says on standard error how much was read. Raises EsaError."""
         from esa_cli.apps.cli.inputs import library_books, read_files
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
         from esa_cli.apps.cli.options.output_paths import spare
         from esa_cli.apps.cli.output.answer_output import asked_documents
         from esa_cli.apps.cli.output.terminal import print_json
-        from esa_cli.apps.collect.collected_file import CollectedFile, place_row
+        from esa_cli.apps.collect.collected_file import CollectedFile
         from esa_cli.documents.sources import source_files
         from esa_cli.qa.books import distinct
-        from esa_cli.qa.collecting.collection import distinct_places
+        from esa_cli.qa.collecting import distinct_places
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.storage.library import Library
 
@@ -208,7 +208,7 @@ class CollectRun:
                     "count": len(self.places) if coverage.read else None,
                     "distinct": len(different) if coverage.read else None,
                     "caveat": caveat,
-                    "places": [place_row(one) for one in shown],
+                    "places": [one.as_row() for one in shown],
                     "coverage": {
                         "passages": coverage.passages,
                         "chosen": coverage.chosen,
@@ -234,7 +234,7 @@ class CollectRun:
             UsageError: it says that its answers come from rows. Others as
                 `AnswerOptions.load_preset`.
         """
-        from esa_cli.apps.cli.model_choice.known_model import from_text
+        from esa_cli.qa.opening import from_text
 
         chosen = self.ways.answer.load_preset(self.model)
         if self.ways.least is not None and chosen.answer.reader is not None:
@@ -254,7 +254,7 @@ class CollectRun:
 
     def _key(self, chosen: Preset, books: Sequence[Book]) -> str:
         """A digest of all that the places depend on."""
-        from esa_cli.qa.collecting.told_spans import FIT, NEAR, SIEVE, WHOLE
+        from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE
         from esa_cli.qa.presets.cache_key import text_settings_hash
         from esa_cli.system.text import text_digest
 
@@ -307,13 +307,12 @@ class CollectRun:
     def _add(self, place: CollectedPlace) -> None:
         """Takes a place in its turn; CSV and JSON lines are written at once."""
         from esa_cli.apps.cli.output.terminal import as_json, clean
-        from esa_cli.apps.collect.collected_file import place_row
 
         self.places.append(place)
         if self.ways.distinct and place.words in self._words:
             return
         self._words.add(place.words)
-        row = place_row(place)
+        row = place.as_row()
         if self.ways.form == "jsonl":
             print(as_json(row), flush=True)
         elif self.ways.form == "csv":
@@ -326,7 +325,7 @@ class CollectRun:
     def _end(self) -> None:
         """Writes the table of the places so far."""
         from esa_cli.apps.cli.output.terminal import one_line, print_table
-        from esa_cli.qa.collecting.collection import distinct_places
+        from esa_cli.qa.collecting import distinct_places
 
         shown = distinct_places(self.places) if self.ways.distinct else self.places
         if not shown or self.ways.count or self.ways.as_json or self.ways.form != "table":
@@ -340,7 +339,7 @@ class CollectRun:
 
     def _say(self, coverage: Coverage) -> None:
         """How much was read, and where that ends."""
-        from esa_cli.qa.collecting.told_spans import SIEVE
+        from esa_cli.qa.collecting import SIEVE
 
         if not coverage.read:
             self.reporter.warn("esa: no passage has so high a score, so none was read; lower --min")

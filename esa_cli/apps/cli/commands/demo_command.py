@@ -37,9 +37,9 @@ def demo(
 
     Nothing is left behind. Works in any folder. The first use fetches the model.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.opening import answerable
 
     started, reporter = time.perf_counter(), Reporter(quiet)
     run = DemoRun(count, keep, reporter, started)

@@ -146,20 +146,20 @@ def _find(
 ) -> tuple[RetrievalHeads, dict[str, Any]]:
     """Loads the model and finds its heads; the result, and the JSON object."""
     reporter.stage("import", 0, None)
-    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import tokens
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import inspect_model
 
     retrieval_heads.voting(chosen)
     length = tokens(wanted.length)
     hay = Haystack.read(str(wanted.haystack)) if wanted.haystack else None
     hay = hay or Haystack.chronicle(wanted.seed)
-    place = ModelPlace.of(model)
+    place = model.place
     known = inspect_model(chosen, place, reporter)
-    known.check([chosen], length)
+    known.check({"preset": chosen}, length)
     sample = _plant(wanted, length, hay, known.tokenizer)
     retrieval_heads.check_needles(known.tokenizer, chosen, sample)
     with quiet_transformers():

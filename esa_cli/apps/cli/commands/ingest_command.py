@@ -94,7 +94,7 @@ def _read(
 ) -> None:
     """Reads all documents, here or by workers, and prints what the library has of them."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
@@ -109,9 +109,9 @@ def _read(
         with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
             reports = [ingest_document(esa, one, rows, reporter) for one in gathered.documents]
     elif gathered.documents:
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
+        from esa_cli.qa.opening import prepare
 
-        prepare(chosen, model, reporter, keep=True)
+        prepare(chosen, model.place, reporter, keep=True)
         worker = IngestWorker(chosen, model, rows, default_root().absolute())
         with engines.open(reporter, model.device) as engine:
             reports = ingest_by(engine, worker, gathered.documents, reporter)
@@ -195,7 +195,7 @@ def _watch(
     """Reads all documents, and then what is new or has changed, until Ctrl-C."""
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.engine.ingest_worker import ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library

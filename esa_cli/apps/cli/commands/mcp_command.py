@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.mcp_server.document_tools import DocumentTools
     from esa_cli.qa.api import Esa
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.qa.second_model.reader_choice import ReaderChoice
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 OLDEST = 2
 """Of the SDK's major versions."""
@@ -92,8 +92,8 @@ def _loader(
     from esa_cli.storage.library import Library
 
     def load() -> Esa:
-        from esa_cli.apps.cli.model_choice.known_model import answerable, runs_methods
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.qa.opening import answerable, runs_methods
 
         library, preset = Library(), answerable(chosen, reporter)
         reads = not preset.answer.by_words or runs_methods(preset, reporter)

@@ -12,7 +12,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import ModelOptions
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.open_esa import Preflight
+    from esa_cli.qa.opening import Preflight
 
 
 @options.command
@@ -28,9 +28,8 @@ def plan(
 
     And whether they fit, before a model is loaded."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
+    from esa_cli.qa.opening import answerable, prepare
     from esa_cli.system.machine import size_text
 
     reporter = Reporter(quiet or as_json)
@@ -38,7 +37,7 @@ def plan(
         chosen = model.load_preset()
         found = inputs.read(documents, reporter).documents
         chosen = answerable(chosen, reporter, loads=False)
-        ready = prepare(chosen, model, reporter)
+        ready = prepare(chosen, model.place, reporter)
         counts = [ready.model.count_tokens(one.text) for one in found]
         reader = _reader_bytes(ready)
         ready.planner.memory -= reader or 0
@@ -59,7 +58,7 @@ def plan(
 
 def _reader_bytes(ready: Preflight) -> int | None:
     """Bytes of another model that words the answers; 0: there is none here, None: not known."""
-    from esa_cli.qa.second_model.reader_choice import reader_bytes, reader_of
+    from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
     choice = reader_of(ready.resolved.preset)
     if choice is None:

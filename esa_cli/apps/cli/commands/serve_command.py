@@ -20,7 +20,7 @@ from esa_cli.errors import UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 Documents = Annotated[
     list[str] | None,
@@ -87,9 +87,9 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.opening import answerable
 
     named = documents or []
     check(named, wanted)
@@ -156,7 +156,7 @@ def check_folders(folders: Sequence[Path]) -> None:
 
 
 def run(
-    asker: Asker,
+    asker: Esa,
     wanted: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,

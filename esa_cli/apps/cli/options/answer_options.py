@@ -14,7 +14,7 @@ from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.qa.second_model.reader_choice import ReaderChoice
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 Form = Annotated[
     Literal["auto", "span", "text"] | None,
@@ -83,9 +83,9 @@ class AnswerOptions:
                 if value is not None:
                     raise UsageError(f"--reader-{name} needs --reader", "give the server's address")
             return None
-        from esa_cli.qa.second_model.reader_choice import ReaderChoice
+        from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        return ReaderChoice(self.reader, self.reader_model, self.reader_timeout)
+        return ReaderChoice.of(self.reader, self.reader_model, self.reader_timeout)
 
     def overrides(self) -> list[str]:
         """`key=value` texts for `preset.load`."""

@@ -19,6 +19,7 @@ from esa_cli.apps.cli import completion
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from esa_cli.qa.opening import ModelPlace
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
 
 DEFAULT_PRESET = "default"
@@ -157,6 +158,13 @@ class ModelOptions:
     dtype: Dtype = "auto"
     cache: Cache = "auto"
 
+    @property
+    def place(self) -> ModelPlace:
+        """Where the model will be. Raises UsageError: there is no such device, dtype or cache."""
+        from esa_cli.qa.opening import ModelPlace
+
+        return ModelPlace.of(self.device, self.dtype, self.cache)
+
     def overrides(
         self, parts: Mapping[str, str | None] | None = None, more: Sequence[str] = ()
     ) -> list[str]:
@@ -230,7 +238,7 @@ class GenerationOptions:
     seed: Seed = None
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `reply.Asker.ask`."""
+        """Keyword arguments for `Esa.ask`."""
         return asdict(self)
 
 

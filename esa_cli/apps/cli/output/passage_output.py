@@ -14,8 +14,8 @@ from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.terminal import NARROW, clean, make_console, one_line
 from esa_cli.documents.document import LeftOut
 from esa_cli.documents.text_builder import first_names
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.finding.passage_finder import Passage
 from esa_cli.qa.finding.words import matched_words
 from esa_cli.qa.presets.preset import Preset
 
@@ -132,6 +132,8 @@ def _print_indented(heading: Any, text: Any) -> None:
 
 
 def _as_json(found: Passage | FileMatch) -> dict[str, Any]:
+    if isinstance(found, Passage):
+        return found.as_found()
     return {**asdict(found), "score": round(found.score, 3)}
 
 
