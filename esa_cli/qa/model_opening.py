@@ -53,7 +53,7 @@ def open_model(
     loaded = load(resolved.preset.model, device=place, dtype=dtype, cache=cache)
     other = None if choice is None else choice.open(device, dtype)
     planner = Planner(
-        resolved, language_settings(loaded.folder), dtype=loaded.dtype, device=place,
+        resolved, loaded.folder, dtype=loaded.dtype, device=place,
         memory=memory - (0 if other is None else other.nbytes), index=index, cache=cache,
         packing=packing_of(dtype),
     )  # fmt: skip

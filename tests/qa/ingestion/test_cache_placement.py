@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +70,8 @@ def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:
 @pytest.mark.parametrize("layers", [1, 2, 7])
 def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
-    made = replace(made, shape=replace(made.shape, layers=layers))
+    numbers = made.shape.numbers // made.shape.rows * layers
+    made = replace(made, shape=replace(made.shape, rows=layers, numbers=numbers))
     every = costs.row_places(made, TOKENS, 2, 0).on_device
     for room in (every, every - 1, every // 2, every // 10, 0):
         count = costs.fewest_host_layers(made, TOKENS, 2, room)
@@ -169,7 +172,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
 
 # Plans
 
-SHAPE: dict[str, Any] = {
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
     "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 64, "num_hidden_layers": 10, "vocab_size": 61,
 }  # fmt: skip
@@ -178,6 +182,8 @@ SHAPE: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 16 << 30)
     monkeypatch.setattr(machine, "free_memory", lambda device="cpu": 16 << 30)
@@ -185,7 +191,7 @@ def own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
     made = plan.Planner(
-        resolve(preset.load("tiny-random")), SHAPE, dtype=torch.bfloat16, device=device,
+        resolve(preset.load("tiny-random")), Path(), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,
     )  # fmt: skip
     return made.plan(tokens)

@@ -80,7 +80,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)
-        method, wide = ready.resolved.method, shape.unlike.shapes
+        method, wide = ready.resolved.method, shape.shapes
         layout = row_layout(method, sizes, planner.dtype_name, "int8", every, shapes=wide)
         states = shape.states(planner.dtype.itemsize)
     else:

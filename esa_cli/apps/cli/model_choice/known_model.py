@@ -98,7 +98,7 @@ class KnownModel:
 
         place = self.place
         return Planner(
-            resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
+            resolved, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
             index=index, by_words=by_words, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
