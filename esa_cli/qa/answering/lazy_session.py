@@ -17,7 +17,7 @@ from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.loading.load import hindrance
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.books import Book
-from esa_cli.qa.ingestion.archive import check_asked_together
+from esa_cli.qa.planning.row_storage import check_asked_together
 from esa_cli.qa.presets.cache_key import model_facts
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_fits_model
 

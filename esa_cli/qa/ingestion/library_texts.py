@@ -7,17 +7,34 @@ again first, so a former text neither answers nor is listed, and an unchanged fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
 from esa_cli.system.files import file_stamp, real_path, resolved_path
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
+
+INDEX = "index"
+"""What `ingest.provenance` says of a token index in place of the kind of rows."""
+
+
+def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
+    """A document as it was stored; `known` is its provenance."""
+    return Document(
+        known["name"],
+        text,
+        known["source"],
+        "utf-8",
+        known["bytes"],
+        tuple(Mark(*mark) for mark in marks),
+        tuple(known["missing"]),
+    )
 
 
 @dataclass

@@ -17,10 +17,10 @@ from esa_cli.documents.document import Document
 from esa_cli.models.attachment.families import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.books import Book, TokenisedDocument
-from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
-from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
+from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.row_storage import layout, maps, storable
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
@@ -61,22 +61,23 @@ class RowIngest(Ingest):
         Raises:
             ModelError: its layers compute in different types.
         """
-        session, shape = self.session, self.lazy.facts["fingerprint"]
-        dtype = str(kv_dtype(session.model)).removeprefix("torch.")
+        session = self.session
         config, running = session.model.config, session.attachment.method_layers
-        selecting = [i for i, at in enumerate(session.attachment.row_layers) if at in running]
-        block, states = latent_block(config), len(session.cache.states.layers)
-        wide = key_shapes(config)
-        return layout(session.method, shape, dtype, rows, selecting, block, states, wide)
+        return layout(
+            session.method,
+            self.lazy.facts["fingerprint"],
+            str(kv_dtype(session.model)).removeprefix("torch."),
+            rows,
+            [i for i, at in enumerate(session.attachment.row_layers) if at in running],
+            latent_block(config),
+            len(session.cache.states.layers),
+            key_shapes(config),
+        )
 
     def _identity(self, layout: Layout) -> str:
         session = self.session
         head = session.prompt.head()
         return cache_key(self.lazy.facts, head, session.preset, session.method, layout)
-
-    def _key(self, text: str, rows: str) -> str:
-        assert self.library is not None
-        return self.library.key(self._identity(self._layout(rows)), text)
 
     @property
     def stores(self) -> bool:
@@ -91,10 +92,9 @@ class RowIngest(Ingest):
     def _storable(self) -> bool:
         return self.lazy.attaches and storable(self.lazy.method)
 
-    def keys(self, text: str) -> list[str]:
-        if not self._storable:
-            return []
-        return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
+    def identities(self) -> list[str]:
+        kinds = SERVES.get(self.rows, (self.rows,)) if self._storable else ()
+        return [self._identity(self._layout(kind)) for kind in kinds]
 
     def owns(self, entry: Entry) -> bool:
         return self._storable and self._identity(self._layout(entry.layout.kind)) == entry.identity
@@ -115,7 +115,7 @@ class RowIngest(Ingest):
         layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
         model = self.session.model
         states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
-        return self._identity(layout), ids, layout, layer_devices(model), states
+        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
 
     @cached_property
     def _forms(self) -> list[StateForm]:

@@ -19,9 +19,9 @@ from esa_cli.models.attachment.families import (
     key_shapes,
     layer_kinds,
 )
-from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, reading
+from esa_cli.models.files.checkpoint_files import StoredWeight, read_config
 from esa_cli.models.loading.quantization import bytes_needed, kept_bytes, kept_format, packed_bytes
-from esa_cli.models.loading.text_part import language_config, language_weights
+from esa_cli.models.loading.text_part import language_weights, unmade_weights
 
 
 @dataclass(frozen=True)
@@ -184,24 +184,6 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
             each = packed_bytes(packing, size)
         nbytes += math.prod(one.shape) * each
     return Weights(int(nbytes), body_of(tensors, config), size)
-
-
-def unmade_weights(folder: Path) -> list[StoredWeight]:
-    """Names and shapes of the weights that transformers makes for a folder's config.json."""
-    import torch
-
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
-
-    with quiet_transformers():
-        from transformers import AutoModelForCausalLM
-
-        automatic: Any = AutoModelForCausalLM
-        config = language_config(folder)
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        with reading(folder / "config.json"), torch.device("meta"):
-            model = automatic.from_config(config, trust_remote_code=False)
-    return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
 def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:

@@ -20,7 +20,6 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.ingestion.archive import storable
 from esa_cli.qa.planning.costs import (
     FEED,
     STORED_AT_ONCE,
@@ -31,6 +30,7 @@ from esa_cli.qa.planning.costs import (
     row_places,
 )
 from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
+from esa_cli.qa.planning.row_storage import storable
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 from esa_cli.system.files import replacing

@@ -17,7 +17,7 @@ from conftest import build_model
 from esa_cli import models
 from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.errors import ModelError, ResourceError
-from esa_cli.qa.ingestion.archive import layout, storable
+from esa_cli.qa.planning.row_storage import layout, storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
 from esa_cli.qa.presets.resolved_preset import resolve

@@ -70,7 +70,7 @@ def _reader_bytes(ready: Preflight) -> int | None:
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library, or of their rows, with
     --cache disk; None: nothing is stored, or latents are."""
-    from esa_cli.qa.ingestion.archive import layout as row_layout
+    from esa_cli.qa.planning.row_storage import layout as row_layout
     from esa_cli.storage.library import Library
 
     planner, library, states = ready.planner, Library(), 0

@@ -95,7 +95,7 @@ def prepare(
 
 
 def _check_storable(resolved: ResolvedPreset) -> None:
-    from esa_cli.qa.ingestion.archive import hindrance
+    from esa_cli.qa.planning.row_storage import hindrance
 
     if why := hindrance(resolved.method):
         refused = f"what is read cannot be kept in the library: {why}"

@@ -17,8 +17,8 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.cache_placement import CachePlacement
 from esa_cli.qa.planning import costs, model_shape, plan
+from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.growing_rows import RESERVE
