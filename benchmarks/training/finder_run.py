@@ -23,7 +23,8 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.evaluation.calibration.question_pairs import TrainingText
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.qa.finding.token_encoder import MAPS, PROMPT, TokenEncoder
+from esa_cli.qa.finding.token_encoder import PROMPT, TokenEncoder
+from esa_cli.qa.presets.adapter_files import MAPS
 
 RESULTS = ("finder", CONFIG, WEIGHTS, MAPS)
 """What a training makes, and its files."""

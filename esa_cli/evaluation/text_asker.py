@@ -16,7 +16,7 @@ from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.answering.reply import Evidence, Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.passage_finder import PassageSearch, token_bounds
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
 from esa_cli.qa.ingestion.ingest import Ingest
@@ -39,7 +39,7 @@ class TextAsker:
         self.session, self.preset = session, preset
         self._begin()
         lazy = LazySession.around(session)
-        encoder = load_encoder(preset.answer, lazy.text_model, lazy.tokenizer)
+        encoder = load_finder(preset.answer, lazy.text_model, lazy.tokenizer)
         self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
         self._ingest: Ingest = RowIngest("int8", lazy)
         if encoder is not None:

@@ -25,7 +25,7 @@ from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
 from esa_cli.qa.books import Book, distinct, place_books
 from esa_cli.qa.collecting.collection import Collection, HowToCollect
 from esa_cli.qa.evidence.evidence import heat_maps, reply_from_rows
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.passage_finder import COUNT, Passage, PassageSearch
 from esa_cli.qa.ingestion.index_ingest import IndexIngest
 from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, ProgressEvents, Source
@@ -81,7 +81,7 @@ class Esa:
         self._last: tuple[Sequence[Book], Tensor] | None = None
         try:
             lazy, answer = self._lazy, self.preset.answer
-            encoder = load_encoder(answer, lazy.text_model, lazy.tokenizer)
+            encoder = load_finder(answer, lazy.text_model, lazy.tokenizer)
             self._search, self._text = PassageSearch(encoder, answer.words), None
             if answer.source == "text":
                 self._text = TextReplies(lazy, reader, self._search)

@@ -10,7 +10,7 @@ from esa_cli.models.files.resolve import peek
 from esa_cli.models.loading.load import choose_device, choose_dtype, runs_methods
 from esa_cli.models.loading.quantization import packing_of
 from esa_cli.models.loading.text_part import language_settings
-from esa_cli.qa.finding.load_encoder import index_sizes
+from esa_cli.qa.finding.finder import index_sizes
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.qa.presets.adapter_files import check_adapter
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset, check_runs_on, resolve

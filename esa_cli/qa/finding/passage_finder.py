@@ -87,7 +87,7 @@ class WindowScores:
         total: what ranks them. words: of the question's words alone, in standard deviations.
         fitting: bool, whether a word of the question is in or around the window; or its document
             has been read for finding, and a document has a word of the question or the window's
-            late interaction is at least `FITS`. read: whether one has been for the finder.
+            late interaction is at least `FITS`. read: whether a document has been read for finding.
     """
 
     total: Tensor
@@ -114,14 +114,15 @@ class PassageFinder:
     ) -> None:
         self.index = LexicalIndex(texts, words)
         self._names = capitals_mean_names(texts)
-        self._spans, self._keys = list(spans), list(keys)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
-        self._own = [(documents == n).nonzero()[:, 0] for n in range(len(texts))]
-        self._bounds = [
-            token_bounds(one, windows[own]) if own.numel() else None
-            for one, own in zip(self._spans, self._own, strict=False)
-        ]
+        self._read: list[tuple[Tensor, tuple[Tensor, Tensor], Tensor | ReducedKeys]] = []
+        """Of each document with reduced keys: its windows, their tokens [first, last), and keys."""
+        for number, (own_spans, own_keys) in enumerate(zip(spans, keys, strict=False)):
+            own = (documents == number).nonzero()[:, 0]
+            if own_keys is not None and own.numel():
+                self._read.append((own, token_bounds(own_spans, windows[own]), own_keys))
+        self._any_keys = any(one is not None for one in keys)
 
     def unmentioned(self, question: str, small: Callable[[str], bool]) -> float:
         """Share of the words of a name in the question that no document mentions; see
@@ -148,40 +149,26 @@ class PassageFinder:
             words = words + 0.5 * self.index.scores(earlier)
         share, fitting = self.singled_out(words), words > 0
         known = bool(fitting.any())
-        total = words = standardised(words)
-        read = reduced is not None and any(one is not None for one in self._keys)
-        if reduced is not None and read:
-            late = self.late(reduced)
-            total = self._late(late, reduced, reduced.words * share * words, words)
-            fitting |= late[0] >= (-1.0 if known else FITS)
-        return WindowScores(total, words, fitting, read)
-
-    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
-        """The best `count` windows by their scores; see `find`."""
-        out = PassagesApart()
-        by_words = count // BY_WORDS if scores.read else 0
-        self._fill(out, scores.total, scores.total, count - by_words)
-        self._fill(out, scores.words, scores.total, count)
-        return out.passages
+        words = standardised(words)
+        if reduced is None or not self._any_keys:
+            return WindowScores(words, words, fitting, read=False)
+        late = self.late(reduced)
+        fitting |= late[0] >= (-1.0 if known else FITS)
+        read, total = ~late[0].isnan(), words.clone()
+        own, *around = (standardised(one[read]) for one in late)
+        wide = torch.stack(around).clamp(min=FAR).sum(0)
+        beside = reduced.words * share * words
+        total[read] = LATE * (own + reduced.around * wide + beside[read])
+        return WindowScores(total, words, fitting, read=True)
 
     def late(self, reduced: ReducedQueries) -> Tensor:
         """Late interaction of each window, and of the windows around it by `AROUND`,
         (1 + len(AROUND), windows); nan where a document has no reduced keys."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
-        for own, bounds, keys in zip(self._own, self._bounds, self._keys, strict=True):
-            if bounds is not None and keys is not None:
-                products = window_products(reduced.queries, keys, *bounds)
-                wide = [products_around(products, windows) for windows in AROUND]
-                out[:, own] = torch.stack([products, *wide]) @ reduced.weights
-        return out
-
-    def _late(self, late: Tensor, reduced: ReducedQueries, beside: Tensor, words: Tensor) -> Tensor:
-        """Scores of windows (windows,) by late interaction, see `late`, with `beside` (windows,)
-        added; `words` (windows,) where a document has no reduced keys."""
-        read, out = ~late[0].isnan(), words.clone()
-        own, *around = (standardised(one[read]) for one in late)
-        wide = torch.stack(around).clamp(min=FAR).sum(0)
-        out[read] = LATE * (own + reduced.around * wide + beside[read])
+        for own, bounds, keys in self._read:
+            products = window_products(reduced.queries, keys, *bounds)
+            wide = [products_around(products, windows) for windows in AROUND]
+            out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
     def singled_out(self, scores: Tensor) -> float:
@@ -194,23 +181,23 @@ class PassageFinder:
         ratio = float(scores[best]) / max(float(scores[next_best]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
-    def _overlap(self, one: int, other: int) -> bool:
-        a, b = self.index.windows[one], self.index.windows[other]
-        same = self.index.documents[one] == self.index.documents[other]
+    def _overlap(self, first: int, second: int) -> bool:
+        a, b = self.index.windows[first], self.index.windows[second]
+        same = self.index.documents[first] == self.index.documents[second]
         return same and a.start < b.end and b.start < a.end
 
-    def _fill(self, out: PassagesApart, by: Tensor, scores: Tensor, count: int) -> None:
-        """Adds the best windows by `by` that overlap none before, until there are `count`."""
-        if len(out.passages) == count:
-            return
-        for at in by.argsort(descending=True, stable=True).tolist():
-            window = self.index.windows[at]
-            score, document = float(scores[at]), self.index.documents[at]
-            if (
+    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
+        """The best `count` windows by their scores, none overlapping a better one by half; the last
+        ones by their words alone, see `BY_WORDS`."""
+        out, by_words = PassagesApart(), count // BY_WORDS if scores.read else 0
+        for ranking, most in ((scores.total, count - by_words), (scores.words, count)):
+            for at in ranking.argsort(descending=True, stable=True).tolist():
+                if len(out.passages) >= most:
+                    break
+                window, document = self.index.windows[at], self.index.documents[at]
+                score = float(scores.total[at])
                 out.add(FoundPassage(document, window.start, window.end, score))
-                and len(out.passages) == count
-            ):
-                break
+        return out.passages
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -265,28 +252,23 @@ class PassageSearch:
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
-        self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
+        self._last: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[Book]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
-        texts = [book.document.text for book in books]
-        keys = [book.index for book in books]
-        if (
-            self._kept is None
-            or texts != self._kept[0]
-            or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
-        ):
+        texts, keys = [book.document.text for book in books], [book.index for book in books]
+        last = self._last
+        if last is None or texts != last[0] or list(map(id, keys)) != list(map(id, last[1])):
             spans, words = [book.spans for book in books], [book.words for book in books]
-            finder = PassageFinder(texts, spans, keys, words)
-            self._kept = texts, keys, finder
-        return self._kept[2]
+            last = self._last = texts, keys, PassageFinder(texts, spans, keys, words)
+        return last[2]
 
-    def reduced(self, asked: str, books: Sequence[Book]) -> ReducedQueries | None:
+    def reduced(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
         """The reduced queries of a question, where a document has reduced keys."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
-        queries, shares = self._encoder.questions([asked])
-        return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
+        queries, weights = self._encoder.questions([question])
+        return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
 
     @torch.inference_mode()
     def passages(
@@ -296,11 +278,8 @@ class PassageSearch:
         count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:
-        """The best passages, best first, none overlapping a better one by half of it.
-
-        A document that has not been read for finding has those with a word of the question in
-        them or around them. Where no document has any of its words, those of a document that has
-        been read fit from a score of the finder that nonsense does not reach (`FITS`).
+        """The best passages, best first, none overlapping a better one by half of it. Those that
+        fit the question, see `WindowScores.fitting`.
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
@@ -318,12 +297,12 @@ class PassageSearch:
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
         found = finder.pick(replace(scores, total=total), most)
-        best = max((one.score for one in found), default=0.0)
         if minimum is None:
+            best = max((one.score for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
-        kept = [one for one in found if one.score >= minimum and one.score > -torch.inf]
-        kept.sort(key=lambda one: -one.score)
-        return [_placed(books[one.document], one) for one in kept]
+        fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
+        fitting.sort(key=lambda one: -one.score)
+        return [_placed(books[one.document], one) for one in fitting]
 
 
 @dataclass(frozen=True)

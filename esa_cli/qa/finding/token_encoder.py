@@ -26,10 +26,10 @@ from esa_cli.models.text_passes.layer_calls import grouped, hidden_states, of_si
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
+from esa_cli.qa.presets.adapter_files import MAPS
 from esa_cli.storage.library import Layout
 from esa_cli.system.files import replacing
 
-MAPS = "maps.safetensors"
 PROMPT = "Question: {question}\nThe text that answers:"
 WEIGHT_SCALE = 8.0
 """Divides the logits of the question tokens' weights: they learn slowly."""

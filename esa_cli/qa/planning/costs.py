@@ -20,8 +20,8 @@ from esa_cli.attention.selection import KEEP_ELEMENTS, SumScore, TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
-from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning.model_shape import Shape
 from esa_cli.storage.growing_rows import RESERVE, with_reserve
 

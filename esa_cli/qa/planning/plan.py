@@ -19,7 +19,7 @@ import torch
 from esa_cli.errors import ResourceError
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.loading.text_part import language_settings
-from esa_cli.qa.finding.load_encoder import FinderSizes
+from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning.costs import (
     FEED,
     STORED_AT_ONCE,

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
-from esa_cli.qa.finding.token_encoder import MAPS
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
+
+MAPS = "maps.safetensors"
+"""The file of a finder's maps."""
 
 
 def check_adapter(settings: AnswerSettings) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from esa_cli.errors import ModelError
 from esa_cli.qa.finding import token_encoder
-from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets.adapter_files import MAPS
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.finder import index_sizes
 from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
-from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.qa.ingestion import index_ingest

@@ -188,7 +188,7 @@ def test_half_precision_halves_what_is_kept() -> None:
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.finder import FinderSizes
 
     def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
         return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))

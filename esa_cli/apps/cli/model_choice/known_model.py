@@ -27,7 +27,7 @@ from esa_cli.system import machine
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import TokenisedDocument
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
@@ -125,7 +125,7 @@ class KnownModel:
         Raises:
             ResourceError. PresetError, ModelError: adapter or finder is missing.
         """
-        from esa_cli.qa.finding.load_encoder import index_sizes
+        from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 

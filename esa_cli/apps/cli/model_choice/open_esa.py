@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from esa_cli.models import DeferredModel, LoadedModel
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book, TokenisedDocument
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.second_model.answer_reader import AnswerReader
@@ -71,7 +71,7 @@ def prepare(
         ModelError: the model is missing or not supported.
     """
     reporter.stage("import", 0, None)
-    from esa_cli.qa.finding.load_encoder import index_sizes
+    from esa_cli.qa.finding.finder import index_sizes
     from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
 
