@@ -141,3 +141,8 @@ def reference(named: str) -> str:
 def facts_of(model: str) -> ModelFacts | None:
     """What the table says of a hub id; None: nothing."""
     return next((one for one in known_models().values() if one.model == model), None)
+
+
+def is_address(text: str) -> bool:
+    """Whether a reader is named by a web address."""
+    return text.strip().lower().startswith(("http://", "https://"))

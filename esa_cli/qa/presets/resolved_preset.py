@@ -106,11 +106,6 @@ FROM_TEXT = "text"
 `preset` is its selector over stored rows there."""
 
 
-def base_of(preset: Preset, length: int = 0) -> Base:
-    """Settings of a preset that a recipe may use; `length` in tokens, 0 where it is not known."""
-    return Base(preset.window, preset.context, preset.position, length)
-
-
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     """The preset with the method `name` at its token budget.
 
@@ -122,17 +117,17 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         PresetError: its settings do not hold, or it takes more tokens.
     """
     load_installed()
-    found = registry.find_recipe(name)
-    settings = _given(found, base_of(preset, length))
-    # What is published sees the last tokens before the current ones, whatever a preset does, and
+    recipe = registry.find_recipe(name)
+    base = Base(preset.window, preset.context, preset.position, length)
+    # A published method sees the last tokens before the current ones, whatever a preset does, and
     # answers from the rows it selects.
     plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
-    laid = merge(plain, settings)
-    if found.full or laid["selector"]["name"] == "full":
+    laid = merge(plain, _settings(recipe, base))
+    if recipe.full or laid["selector"]["name"] == "full":
         # Read by I and L alone, the text's keys would know nothing of what came before.
         laid["reading"] = "select"
     made = validated(preset.name, laid)
-    if not found.full and made.window.budget != preset.window.budget:
+    if not recipe.full and made.window.budget != preset.window.budget:
         raise PresetError(
             f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
             f"{made.window.budget}",
@@ -141,21 +136,39 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     return made
 
 
-def named(name: str, preset: Preset, length: int = 0) -> Preset:
-    """The preset as it is for the name `preset`, else as `apply`."""
-    return preset if name == AS_IS else apply(name, preset, length)
+def _settings(recipe: registry.Recipe, base: Base) -> Mapping[str, Any]:
+    """What a recipe returns, checked to be a mapping of settings that a recipe may set."""
+    try:
+        settings = recipe.settings(base)
+    except (EsaError, *NOT_BLAMED):
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} fails: {type(error).__name__}: {error}",
+            f"it is defined in {recipe.origin}",
+        ) from error
+    if not isinstance(settings, Mapping):
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} gives no mapping but {settings!r}",
+            f"it may set {', '.join(LAID)}",
+        )
+    if wrong := [key for key in settings if key not in LAID]:
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} sets {wrong[0]!r}",
+            f"{nearest(str(wrong[0]), LAID)}; the rest is the preset's",
+        )
+    return settings
 
 
 def compared(name: str, preset: Preset, length: int = 0) -> Preset:
-    """As `named`; the preset as it is also for the name `text`.
+    """As `apply`; the preset as it is for the names `preset` and `text`.
 
     Raises:
-        UsageError: the preset answers from rows, or there is no such method. PluginError,
-            PresetError.
+        As `apply`. UsageError: `text` of a preset that answers from rows.
     """
-    if name != FROM_TEXT:
-        return named(name, preset, length)
-    if preset.answer.source != "text":
+    if name not in (AS_IS, FROM_TEXT):
+        return apply(name, preset, length)
+    if name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
             f"method {name!r} must be with a preset that answers from text, got "
             f"{preset.name} with answer.from = {preset.answer.source}",
@@ -169,36 +182,8 @@ def compared_by_default(preset: Preset) -> tuple[str, ...]:
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def _given(found: registry.Recipe, base: Base) -> Mapping[str, Any]:
-    """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
-    try:
-        settings = found.settings(base)
-    except (EsaError, *NOT_BLAMED):
-        raise
-    except BaseException as error:
-        raise PluginError(
-            f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
-            f"it is defined in {found.origin}",
-        ) from error
-    if not isinstance(settings, Mapping):
-        raise PluginError(
-            f"the recipe of method {found.name!r} gives no mapping but {settings!r}",
-            f"it may set {', '.join(LAID)}",
-        )
-    for key in settings:
-        if key not in LAID:
-            raise PluginError(
-                f"the recipe of method {found.name!r} sets {key!r}",
-                f"{nearest(str(key), LAID)}; the rest is the preset's",
-            )
-    return settings
-
-
 def for_length(name: str, preset: Preset, length: int) -> Preset:
-    """`apply`, which refuses a method that is made for one length where none is known.
-
-    Args:
-        length: tokens of the documents; 0: nobody knows.
+    """As `apply`, but a method that is made for one length is refused where none is known (0).
 
     Raises:
         UsageError: so it is, or there is no such method. PluginError, PresetError.
@@ -221,8 +206,12 @@ def stretches(name: str, preset: Preset) -> bool:
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
-def check_context(preset: Preset, config: dict[str, Any], model: str) -> None:
-    """Raises PresetError where the preset's `context` is beyond the model's window."""
+HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
+
+
+def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
+    """Raises PresetError where the preset's `context` is beyond the window of a model, or
+    `score.heads` beyond its layers and heads; config: its config.json."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
@@ -230,24 +219,15 @@ def check_context(preset: Preset, config: dict[str, Any], model: str) -> None:
             f"was trained on, got {preset.context}",
             f"use --set context={longest}, and window sizes that fit in it",
         )
-
-
-def check_heads(preset: Preset, config: dict[str, Any], model: str) -> None:
-    """Raises PresetError where `score.heads` names a layer or a head that the model lacks."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    if not layers or not heads:
-        return
-    for pair in preset.score.get("heads") or ():
+    for pair in (preset.score.get("heads") or ()) if layers and heads else ():
         match pair:  # whatever else it may be is refused where the score is built
             case [int(layer), int(head)] if layer >= layers or head >= heads:
                 raise PresetError(
                     f"preset {preset.name}: score.heads must be below the {layers} layers and "
                     f"{heads} heads of {model}, got [{layer}, {head}]",
-                    "they are another model's: `esa heads` finds its own, or set score.heads=[]",
+                    HEADS_HINT,
                 )
-
-
-HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:

@@ -13,7 +13,7 @@ from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import check_context, check_heads, resolve
+from esa_cli.qa.presets.resolved_preset import check_model, resolve
 from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
@@ -286,7 +286,6 @@ def test_config_without_a_size_is_a_model_error() -> None:
 )
 def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
     config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
-    check = check_context if words.startswith("context") else check_heads
     with pytest.raises(PresetError, match=words) as caught:
-        check(preset.load(), config, "the model")
+        check_model(preset.load(), config, "the model")
     assert caught.value.hint

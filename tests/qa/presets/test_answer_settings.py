@@ -117,7 +117,7 @@ def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply("esa", made).answer.source == "rows"
-    assert resolved_preset.named(resolved_preset.AS_IS, made).answer.source == "text"
+    assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
 
 
 def test_rows_do_not_depend_on_it() -> None:

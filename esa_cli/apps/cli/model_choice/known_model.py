@@ -182,7 +182,7 @@ def inspect_model(
         ModelError: it is missing or not supported. PresetError: methods must run in it, and
             `context` is beyond its window, or `score.heads` beyond its layers and heads.
     """
-    from esa_cli.qa.presets.resolved_preset import check_context, check_heads
+    from esa_cli.qa.presets.resolved_preset import check_model
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, reporter)
@@ -191,8 +191,7 @@ def inspect_model(
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
-        check_context(chosen, config, ref.name)
-        check_heads(chosen, config, ref.name)
+        check_model(chosen, config, ref.name)
     check_loadable_format(config, place.device, ref.name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
