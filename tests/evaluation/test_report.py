@@ -27,7 +27,7 @@ from esa_cli.evaluation.report import figures as chart_module
 from esa_cli.evaluation.report import report_page as html
 from esa_cli.evaluation.report import terminal_tables as terminal
 from esa_cli.evaluation.report.statistics import Summary, depth_bin, summarise, wilson, wrong
-from esa_cli.qa.evidence import page_style as look
+from esa_cli.system.pages import page_style as look
 
 HEADER = {
     "esa": "9.9",

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from esa_cli.qa.answering.reply import Evidence, Reply
-from esa_cli.qa.evidence import page_style as look
 from esa_cli.qa.evidence.evidence_page import BLOCK, LEVELS, evidence_page
+from esa_cli.system.pages import page_style as look
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 
