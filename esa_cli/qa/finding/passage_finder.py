@@ -70,13 +70,12 @@ class ReducedQueries:
 
     Args:
         words: weight of the words' score (BM25) beside theirs where the words single out a passage;
-            `VAGUE` of it elsewhere. around: weight of each score of the windows around.
+            `VAGUE` of it elsewhere.
     """
 
     queries: Tensor
     weights: Tensor
     words: float = 0.0
-    around: float = AROUND_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class PassageFinder:
         own, *around = (standardised(one[read]) for one in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
         beside = reduced.words * share * words
-        total[read] = LATE * (own + reduced.around * wide + beside[read])
+        total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
     def late(self, reduced: ReducedQueries) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from finder_encoder import new_finder, save_finder
 
 from esa_cli.errors import ModelError
 from esa_cli.qa.finding import token_encoder
@@ -16,9 +17,7 @@ from esa_cli.qa.presets.adapter_files import MAPS
 
 @pytest.fixture
 def encoder(loaded: Any) -> TokenEncoder:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3
-    )
+    made = new_finder(loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3)
     torch.manual_seed(4)
     for _, b in made.adapter.matrices.values():
         b.data.normal_(std=0.2)
@@ -63,7 +62,7 @@ def test_an_empty_document_has_no_keys(encoder: TokenEncoder) -> None:
 
 
 def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
-    encoder.save(tmp_path, "tiny")
+    save_finder(encoder, tmp_path, "tiny")
     again = TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
     ids = list(range(1, 30))
     assert again.layers == 2
@@ -78,7 +77,7 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
 
 @torch.enable_grad()
 def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
-    for one in encoder.parameters():
+    for one in (*encoder.adapter.parameters(), *encoder.maps.values()):
         one.requires_grad_(True)
     queries, weights = encoder.questions(["who is it"])
     keys = encoder.tokens([list(range(1, 20))])
@@ -91,7 +90,7 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
 def test_a_damaged_or_missing_finder_is_said(encoder: TokenEncoder, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"finder .* cannot be read"):
         TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
-    encoder.save(tmp_path, "tiny")
+    save_finder(encoder, tmp_path, "tiny")
     (tmp_path / MAPS).write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"finder .* cannot be read"):
         TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)

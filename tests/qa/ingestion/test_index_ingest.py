@@ -11,6 +11,7 @@ from typing import Any
 import filelock
 import pytest
 import torch
+from finder_encoder import new_finder, save_finder
 from forked import child, ended, killed, taken
 
 from esa_cli.documents.document import Document
@@ -38,11 +39,9 @@ SEGMENT, PIECE = 256, 64
 
 
 def made_finder(loaded: Any, folder: Path, seed: int, dim: int = DIM) -> Path:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=dim, seed=seed
-    )
+    made = new_finder(loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=dim, seed=seed)
     folder.mkdir(parents=True)
-    made.save(folder, "random:llama")
+    save_finder(made, folder, "random:llama")
     return folder
 
 
