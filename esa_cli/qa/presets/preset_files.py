@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,13 +37,8 @@ def user_dir() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Preset name -> file, the user's own over the shipped ones; 9b is before 14b."""
-    every = {**shipped(), **_presets_in(user_dir())}
-    return {name: every[name] for name in sorted(every, key=_with_long_numbers)}
-
-
-def _with_long_numbers(name: str) -> str:
-    return re.sub(r"\d+", lambda number: number[0].zfill(9), name)
+    """Preset name -> file, the user's own over the shipped ones."""
+    return dict(sorted({**shipped(), **_presets_in(user_dir())}.items()))
 
 
 def shipped() -> dict[str, Path]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli import models
 from esa_cli.attention.compression import Linear, save_learned
-from esa_cli.errors import ModelError, ResourceError
 from esa_cli.qa.planning.row_storage import layout, storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
@@ -196,71 +192,3 @@ def test_buffers_of_packed_weights_count(loaded: Any) -> None:
     assert of(other, loaded) == of(one, loaded) != of(loaded.model, loaded)
     other.model.layers[1].mlp.down_proj.codes[0, 0] += 1
     assert of(other, loaded) != of(one, loaded)
-
-
-@pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="torch cannot quantise here")
-def test_weights_that_torch_has_packed_count(loaded: Any) -> None:
-    """They are neither parameters nor buffers, and `weight` is no tensor."""
-
-    def quantised(model: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
-
-    one = quantised(loaded.model)
-    changed = copy.deepcopy(loaded.model)
-    changed.model.layers[1].mlp.down_proj.weight[0, 0] = 1.0
-    assert weights(quantised(loaded.model), loaded) == weights(one, loaded)
-    assert weights(quantised(changed), loaded) != weights(one, loaded)
-
-
-class Strange(torch.Tensor):
-    """Weights of a kind that torch's operations were not written for."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is torch.Tensor.reshape:
-            raise NotImplementedError("no reshape\nin here")
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Keeps(torch.nn.Module):
-    def get_extra_state(self) -> Any:
-        return object()
-
-
-def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
-    one = copy.deepcopy(loaded.model)
-    one.model.layers[1].register_buffer("odd", torch.ones(3).as_subclass(Strange))
-    with pytest.raises(
-        ModelError, match=r"layers\.1\.odd .* cannot be read: no reshape$"
-    ) as refused:
-        model_facts(one, loaded.tokenizer)
-    assert "quantisation" in refused.value.hint
-    two = copy.deepcopy(loaded.model)
-    two.model.layers[0].mlp.extra = Keeps()
-    with pytest.raises(
-        ModelError, match=r"mlp\.extra\._extra_state .* must be a tensor, got object"
-    ):
-        model_facts(two, loaded.tokenizer)
-
-
-def test_a_model_whose_weights_are_elsewhere_is_refused(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the library, and where it is loaded: there they found no room."""
-    import accelerate
-
-    load = importlib.import_module("esa_cli.models.loading.load")
-    model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
-    with pytest.raises(ModelError, match="weights are offloaded"):
-        model_facts(model, loaded.tokenizer)
-    monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained",
-        lambda *given, **options: (model, {"missing_keys": set()}),
-    )
-    monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
-    with pytest.raises(ResourceError, match="found no room on cpu"):
-        models.load("random:llama", device="cpu", dtype="float32")
