@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import ModelFactory
 
-from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.inspection import attention_modules
@@ -30,9 +29,6 @@ TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
 CPU, META = torch.device("cpu"), torch.device("meta")
 TOKENS = 100_000
-
-
-# Which layers
 
 
 def costs_of(loaded: Any) -> costs.Costs:
@@ -84,9 +80,7 @@ def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
 
 
 def test_no_such_place(loaded: Any) -> None:
-    with pytest.raises(UsageError, match="auto, device, host, disk, got 'cloud'"):
-        models.load("random:llama", cache="cloud")
-    with pytest.raises(UsageError, match="got 'cloud'"):
+    with pytest.raises(UsageError, match="cloud"):
         Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "cloud")
 
 
@@ -101,9 +95,6 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
-
-
-# Sessions
 
 
 def host_session(loaded: Any) -> Session:
@@ -148,9 +139,6 @@ def written(folder: Any) -> Any:
     return path
 
 
-# Sizes
-
-
 @pytest.mark.parametrize("opened", [False, True])
 def test_what_is_counted_is_what_a_gpu_allocates(
     loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
@@ -169,8 +157,6 @@ def test_what_is_counted_is_what_a_gpu_allocates(
             allocated += RESERVE * made.rank * 4
     assert made.keys_values(tokens, 4) + made.reduced_keys(tokens, 4) == allocated
 
-
-# Plans
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -216,31 +202,24 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
     assert planned("auto", needed_with(1)).host_layers == 0
 
 
-def test_a_plan_on_the_processor_has_no_host_beside_it() -> None:
+def test_rows_on_the_cpu_or_on_disk_take_no_host_memory() -> None:
     for cache in ("auto", "host", "device"):
         made = planned(cache, 1 << 30, device="cpu")
         assert (made.host_layers, made.host_keys_values) == (0, 0)
         assert made.keys_values == planned("device", 0, device="cpu").keys_values
-
-
-def test_a_plan_of_rows_on_disk_has_one_segment_in_memory() -> None:
-    made = planned("disk", 0)
-    assert made.keys_values == planned("device", 0, 8192).keys_values
-    assert made.reduced_keys == planned("device", 0, 8192).reduced_keys
+    made, one_segment = planned("disk", 0), planned("device", 0, 8192)
+    assert made.keys_values == one_segment.keys_values
+    assert made.reduced_keys == one_segment.reduced_keys
     assert made.working == planned("device", 0).working
 
 
-def test_errors_name_the_places_where_it_would_fit() -> None:
-    tight = planned("device", needed_with(0.5))
-    with pytest.raises(ResourceError, match="cuda has") as caught:
-        tight.check()
-    assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
-    planned("auto", needed_with(0.5)).check()
-    planned("host", needed_with(0.5)).check()
-
-
-def test_a_host_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = needed_with(0.5)
+    with pytest.raises(ResourceError, match="cuda has") as caught:
+        planned("device", memory).check()
+    assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
+    planned("auto", memory).check()
+    planned("host", memory).check()
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
     for cache in ("auto", "host"):
         with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB") as caught:

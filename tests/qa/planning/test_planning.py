@@ -14,7 +14,6 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_model, resolve
-from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -181,12 +180,6 @@ def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_pat
         make_plan(100, f"compressor={{name: learned, file: {file}}}")
 
 
-def test_half_precision_halves_what_is_kept() -> None:
-    full, half = make_plan(), make_plan(dtype=torch.bfloat16)
-    assert half.weights * 2 == full.weights
-    assert half.keys_values * 2 == full.keys_values
-
-
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     from esa_cli.qa.finding.finder import FinderSizes
 
@@ -202,78 +195,10 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     assert one.planner.rate_key != make_plan().planner.rate_key
 
 
-def test_most_tokens_is_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
-    assert make_plan(most).fits
-    assert not make_plan(most + 1).fits
-
-
-def test_refusal_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
-    tight = make_plan(most + 1000)
-    assert not tight.fits
-    with pytest.raises(ResourceError) as caught:
-        tight.check()
-    assert "450 MiB" in caught.value.message
-    assert "--dtype bfloat16" in caught.value.hint
-    assert f"{most:,} tokens fit" in caught.value.hint
-
-
-def test_what_fits_is_not_refused() -> None:
-    fine = make_plan()
-    fine.check()
-    assert (fine.fits, fine.remedies) == (True, ())
-    assert fine.seconds > 0
-
-
 def test_operations_grow_with_the_document_and_with_selecting() -> None:
     once, twice = make_plan(5000, "reading=local"), make_plan(10000, "reading=local")
     assert twice.operations == pytest.approx(2 * once.operations)
     assert make_plan(5000).operations > once.operations
-
-
-def test_a_measured_rate_is_used_next_time() -> None:
-    first = make_plan()
-    assert first.rate_from == "probe"
-    first.planner.remember(first, 7)
-    again = make_plan()
-    assert again.rate_from == "measured"
-    assert again.seconds == pytest.approx(7)
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
-def test_a_broken_rates_file_is_passed_over(text: str) -> None:
-    plan.rates_file().write_text(text)
-    assert plan.recall("x") is None
-    assert plan.recall("y") is None
-    plan.remember("x", 2.0)
-    assert plan.recall("x") == 2.0
-
-
-def test_rates_that_cannot_be_written_are_harmless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "file" / "below"))
-    plan.remember("x", 1.0)
-    assert plan.recall("x") is None
-
-
-def test_rates_keep_what_was_there() -> None:
-    plan.remember("a", 1.0)
-    plan.remember("b", 2.0)
-    assert json.loads(plan.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
-
-
-def test_peak_memory_is_this_process() -> None:
-    assert 50 << 20 < machine.peak_memory() < 1 << 40
-
-
-def test_config_without_a_size_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match="all sizes"):
-        model_shape.shape_of({"num_attention_heads": 2})
 
 
 @pytest.mark.parametrize(
@@ -289,3 +214,35 @@ def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words:
     with pytest.raises(PresetError, match=words) as caught:
         check_model(preset.load(), config, "the model")
     assert caught.value.hint
+
+
+def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
+    most = make_plan().most_tokens
+    fine, tight, half = make_plan(most), make_plan(most + 1), make_plan(dtype=torch.bfloat16)
+    fine.check()
+    assert (fine.fits, fine.remedies, tight.fits) == (True, (), False)
+    with pytest.raises(ResourceError) as caught:
+        tight.check()
+    assert "450 MiB" in caught.value.message
+    assert "--dtype bfloat16" in caught.value.hint
+    assert f"{most:,} tokens fit" in caught.value.hint
+    assert half.weights * 2 == make_plan().weights
+    assert half.keys_values * 2 == make_plan().keys_values
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
+def test_a_measured_rate_is_used_next_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan.rates_file().write_text(text)  # broken, so nothing was measured
+    first = make_plan()
+    assert first.rate_from == "probe"
+    assert first.seconds > 0
+    first.planner.remember(first, 7)
+    plan.remember("other", 2.0)
+    again = make_plan()
+    assert again.rate_from == "measured"
+    assert again.seconds == pytest.approx(7)
+    assert json.loads(plan.rates_file().read_text()).keys() == {first.planner.rate_key, "other"}
+    monkeypatch.setenv("ESA_HOME", str(plan.rates_file() / "below"))
+    plan.remember("x", 1.0)
+    assert plan.recall("x") is None
