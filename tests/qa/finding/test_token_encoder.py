@@ -25,12 +25,6 @@ def encoder(loaded: Any) -> TokenEncoder:
     return made
 
 
-def test_only_layers_from_the_first_are_adapted(encoder: TokenEncoder) -> None:
-    assert encoder.adapter.matrices
-    assert all("layers.1." in name for name in encoder.adapter.matrices)
-    assert encoder.dim == 6
-
-
 def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) -> None:
     with torch.no_grad():
         queries, weights = encoder.questions(["who is it", "what was the name of the ship at sea"])
@@ -50,15 +44,13 @@ def test_a_document_is_the_same_in_every_division(
     ids = [(7 * n + 3) % 50 + 1 for n in range(45)]
     whole = encoder.encode(ids, 0, 45)
     parts = torch.cat([encoder.encode(ids, 0, 16), encoder.encode(ids, 16, 45)])
-    assert whole.shape == (45, 6)
+    assert whole.shape == (45, encoder.dim)
+    assert encoder.encode([], 0, 0).shape == (0, 6)
+    assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         one = encoder.tokens([ids[5:16]])[0, 3:]
     torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
-
-
-def test_an_empty_document_has_no_keys(encoder: TokenEncoder) -> None:
-    assert encoder.encode([], 0, 0).shape == (0, 6)
 
 
 def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
