@@ -36,10 +36,9 @@ NEAR = -1
 class Share(NamedTuple):
     """Attention of some query heads to some of the documents' tokens in one chunk of one layer.
 
-    `heads`: which of the H. `start`: absolute position of the first of the C queries. `at`: (n,)
-    absolute positions of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities.
-    `lengths`: (g, n) norms of the tokens' values as multiples of their mean; h / g heads share a
-    key head.
+    `heads`: which of the H. `start`: position of the first of the C queries. `at`: (n,) positions
+    of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities. `lengths`: (g, n) norms of
+    the values as multiples of their mean; h / g heads share a key head.
     """
 
     heads: range

@@ -6,6 +6,7 @@ generated. Weights and passages come from `evidence`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import pairwise
@@ -107,38 +108,28 @@ def _blocks(
     text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
 ) -> Iterator[list[ShadedText]]:
     """The text as blocks of shaded runs; blocks end at lines, never in a passage or a shade."""
-    edges = {0, len(text)}
-    edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
-    places = sorted(edges)
+    spans = (*heat, *passages)
+    edges = {0, len(text), *(edge for start, end, _ in spans for edge in (start, end))}
     block: list[ShadedText] = []
-    size = warm = inside = 0
-    for start, end in pairwise(places):
-        while warm < len(heat) and heat[warm][1] <= start:
-            warm += 1
-        while inside < len(passages) and passages[inside][1] <= start:
-            inside += 1
-        level = heat[warm][2] if warm < len(heat) and heat[warm][0] <= start else 0
-        held = inside < len(passages) and passages[inside][0] <= start
-        number = passages[inside][2] if held else None
-        begins = held and passages[inside][0] == start
-        for piece, ends in _lines(text[start:end], size, held or level > 0):
-            block.append(ShadedText(piece, level, number, begins))
-            size += len(piece)
-            if ends:
-                yield block
-                block, size = [], 0
+    size = 0
+    for start, end in pairwise(sorted(edges)):
+        shade, passage = _covering(heat, start), _covering(passages, start)
+        while shade is None and passage is None and size + end - start > BLOCK:
+            cut = text.find("\n", start + max(0, BLOCK - size), end) + 1
+            if not cut:
+                break
+            yield [*block, ShadedText(text[start:cut], 0, None, begins=False)]
+            block, size, start = [], 0, cut
+        level, number = shade[2] if shade else 0, passage[2] if passage else None
+        if start < end:
+            begins = passage is not None and passage[0] == start
+            block.append(ShadedText(text[start:end], level, number, begins))
+            size += end - start
     if block:
         yield block
 
 
-def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Pieces of a run, and whether a block ends after each; `size` characters are in it so far."""
-    start = 0
-    while not whole and len(text) - start + size > BLOCK:
-        cut = text.find("\n", start + max(0, BLOCK - size)) + 1
-        if not cut:
-            break
-        yield text[start:cut], True
-        start, size = cut, 0
-    if start < len(text):
-        yield text[start:], False
+def _covering(spans: Sequence[tuple[int, int, int]], at: int) -> tuple[int, int, int] | None:
+    """The one of ascending spans (start, end, number) that has character `at`."""
+    before = bisect_right(spans, at, key=lambda span: span[0]) - 1
+    return spans[before] if before >= 0 and at < spans[before][1] else None

@@ -8,7 +8,6 @@ the form of states is transformers' own, so where layers keep one, its version c
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -94,9 +93,9 @@ def _config(config: Any) -> dict[str, Any]:
 
 
 def _weights(model: Any) -> str:
-    """Of every parameter its name, shape and some of its numbers: a model that was trained on
-    differs in nearly all of them. Of packed weights, too, which are no parameters."""
-    digest = hashlib.sha256()
+    """Of every weight, quantised ones included, its name, shape and some of its numbers: a model
+    that was trained on differs in nearly all of them."""
+    digest = sha256()
     for name, weight in weight_tensors(model):
         with weight_errors(name):
             flat = weight.detach().reshape(-1)
@@ -131,29 +130,30 @@ def text_settings_hash(preset: Preset) -> str:
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    facts = {**preset.model_dump(mode="json", exclude={"name", "description"}), "files": hashes}
-    return text_digest(json.dumps(facts, sort_keys=True))[:16]
+    return _short({**_said(preset, ("name", "description")), "files": hashes})
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of all that a method's preset says, and of the files behind it.
-
-    Args:
-        without: fields that do not count.
+    """Of a method's preset but its fields `without`, and of the files behind it. `answer` does not
+    count, for it answers from the rows that it selects.
 
     Raises:
         PresetError: it does not hold, or a file of it cannot be read.
     """
-    # Rows are of answers from the rows that a method selects: `answer` does not count.
-    facts = preset.model_dump(mode="json", exclude={*without, "answer"})
-    method = resolve(preset).method
+    facts, method = _said(preset, (*without, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        hashed = contents(facts[kind], named)
-        files |= {
-            f"{kind}.{key}": hashed[key] for key in hashed if hashed[key] != facts[kind].get(key)
-        }
-    if files:  # so that what has none keeps the hash that rows were written with
-        facts["files"] = files
+        for key, value in contents(facts[kind], named).items():
+            if value != facts[kind].get(key):
+                files[f"{kind}.{key}"] = value
+    # Without files the hash is that of rows written before there were any.
+    return _short({**facts, "files": files} if files else facts)
+
+
+def _said(preset: Preset, without: tuple[str, ...]) -> dict[str, Any]:
+    return preset.model_dump(mode="json", exclude={*without})
+
+
+def _short(facts: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

@@ -30,34 +30,27 @@ from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, v
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.system.registry import nearest
 
-PROTOCOLS = {
-    "selector": Selector,
-    "score": Score,
-    "compressor": Compressor,
-    "position": PositionEncoding,
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "selector": (Selector, ("sums_layers", "surveys", "observes", "window_size")),
+    "score": (Score, ("features", "rotates", "last_layer")),
+    "compressor": (Compressor, ("fit_tokens", "files")),
+    "position": (PositionEncoding, ("distance", "max_distance")),
 }
-
-CONSTANTS = {
-    "selector": ("sums_layers", "surveys", "observes", "window_size"),
-    "score": ("features", "rotates", "last_layer"),
-    "compressor": ("fit_tokens", "files"),
-    "position": ("distance", "max_distance"),
-}
-"""Members of each kind of part that are read in many places: one that fails is found here."""
+"""The class that each kind of part is derived from, and members that are read in many places: one
+that fails is found here."""
 
 
 def _part(kind: str, options: dict[str, Any]) -> Any:
-    part = registry.build(kind, options)
-    protocol = PROTOCOLS[kind]
-    if not isinstance(part, protocol):
+    part, (base, members) = registry.build(kind, options), PARTS[kind]
+    name = type(part).__name__
+    if not isinstance(part, base):
         raise PluginError(
-            f"{kind} {options['name']!r} must be derived from {protocol.__name__}, got class "
-            f"{type(part).__name__}",
-            f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
+            f"{kind} {options['name']!r} must be derived from {base.__name__}, got class {name}",
+            f"write `class {name}({base.__name__}):`, see docs/plugins.md",
         )
     with blame_plugins({kind: part}):
-        for name in CONSTANTS[kind]:
-            getattr(part, name)
+        for member in members:
+            getattr(part, member)
     return part
 
 
@@ -72,7 +65,7 @@ def build_method(preset: Preset) -> Method:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
+    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PARTS}
     if not parts["selector"].sums_layers:
         with blame_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
@@ -231,11 +224,8 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:
-    """Checks that a prefill by one method (None: not known) can be asked by another.
-
-    Raises:
-        PresetError: the new one needs reduced keys of another compressor.
-    """
+    """Raises PresetError where a prefill by one method (None: not known) cannot be asked by another
+    one, which needs reduced keys of another compressor."""
     if old is None or not new.score.features:
         return
     fits = new.compressor.fit_tokens > 0
@@ -246,13 +236,10 @@ def check_same_fit(old: Method | None, new: Method) -> None:
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Checks that a prefilled document has the reduced keys that a method scores by.
+    """Raises PresetError where a prefilled document lacks the reduced keys that a method scores by.
 
     `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
     later, but the stores of a prefilled document are not written to.
-
-    Raises:
-        PresetError: it has none.
     """
     compressor = method.compressor
     if compressor.fit_tokens or not method.score.features or any(document.projections):
@@ -265,11 +252,7 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 
 
 def check_fits_model(method: Method, model: Any) -> None:
-    """Checks that a method with maps or heads of a model was made for this one.
-
-    Raises:
-        PresetError: its compressor or its heads were found for another model.
-    """
+    """Raises PresetError where a method has maps or heads that were found for another model."""
     check_maps(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
@@ -299,13 +282,13 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     """
     if method.kernel == "auto":
         return
-    place = torch.device("cuda" if device == "balanced" else device)
     settings = SimpleNamespace(**config)
-    cap = config.get(family_of(settings).attention_cap) or 0.0
     try:
         _, dim = key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+    cap = config.get(family_of(settings).attention_cap) or 0.0
+    place = "cuda" if device == "balanced" else device
     choose(torch.empty(1, 1, dim, dtype=dtype, device=place), method.kernel, cap)
 
 
