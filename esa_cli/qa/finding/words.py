@@ -80,7 +80,8 @@ class SentenceWords:
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             vocabulary = text.split("\n") if text else []
             language = tensors["language"].tobytes().decode()
-            return cls(*(tensors[name] for name in NUMBERS), vocabulary, language)
+            numbers = {name: tensors[name] for name in NUMBERS}
+            return cls(vocabulary=vocabulary, language=language, **numbers)
         except (SafetensorError, KeyError, ValueError):
             return None
 

@@ -171,19 +171,17 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
     config = read_config(folder)
     kept = None if packing else kept_format(config, device)
     if any(folder.glob("*.safetensors*")):
-        tensors = language_weights(folder)
         nbytes = bytes_needed(folder, size, packing, kept is not None)
-        return Weights(nbytes, body_of(tensors, config), size)
-    tensors = unmade_weights(folder)
-    nbytes = 0.0
+        return Weights(nbytes, body_of(language_weights(folder), config), size)
+    tensors, total = unmade_weights(folder), 0.0
     for one in tensors:
         each: float = size
-        if _in_layers(one) and kept is not None:
-            each = kept_bytes(kept, config) if _of_experts(one) or not kept.experts_alone else size
-        elif _in_layers(one):
+        if kept is not None and (_of_experts(one) or not kept.experts_alone) and _in_layers(one):
+            each = kept_bytes(kept, config)
+        elif kept is None and _in_layers(one):
             each = packed_bytes(packing, size)
-        nbytes += math.prod(one.shape) * each
-    return Weights(int(nbytes), body_of(tensors, config), size)
+        total += math.prod(one.shape) * each
+    return Weights(int(total), body_of(tensors, config), size)
 
 
 def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:

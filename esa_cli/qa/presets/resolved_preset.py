@@ -213,7 +213,9 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
             f"use --set context={longest}, and window sizes that fit in it",
         )
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    for pair in (preset.score.get("heads") or ()) if layers and heads else ():
+    if not layers or not heads:
+        return
+    for pair in preset.score.get("heads") or ():
         match pair:  # whatever else it may be is refused where the score is built
             case [int(layer), int(head)] if layer >= layers or head >= heads:
                 raise PresetError(
