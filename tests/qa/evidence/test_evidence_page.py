@@ -139,14 +139,6 @@ def test_everything_is_escaped_and_nothing_is_fetched() -> None:
     assert "".join(page.blocks) == book.document.text
 
 
-def test_it_says_when_the_answer_may_not_be_there() -> None:
-    book = shelf(TEXT)
-    weights = torch.zeros(len(book.rows))
-    assert "may not contain the answer" in shown([book], weights, found=False).words
-    assert "may not contain the answer" not in shown([book], weights).words
-    assert "No passage of the text got any attention" in shown([book], weights).words
-
-
 def test_evidence_of_another_text_is_not_marked() -> None:
     book = shelf(TEXT)
     other = shelf("The gate opens at nine.", name="c.txt")

@@ -27,7 +27,7 @@ from esa_cli.qa.ingestion.index_ingest import index_identity
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.formats import checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
@@ -161,24 +161,6 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
     assert not none.root.exists()
 
 
-def test_the_library_tells_it_from_rows(loaded: Any, library: Library, finder: Path) -> None:
-    with esa(loaded, library, finder) as one:
-        entry = one.ingest(note()).entry
-    with Esa(loaded, preset.load("tiny-random"), library=library) as rows:
-        other = rows.ingest(note()).entry
-        assert entry is not None
-        with pytest.raises(UsageError, match="other settings"):
-            rows.stored(entry)
-    with esa(loaded, library, finder) as one:
-        assert other is not None
-        with pytest.raises(UsageError, match="other settings"):
-            one.stored(other)
-    assert (entry.rows, entry.as_json()["rows"], entry.provenance["rows"]) == ("index",) * 3
-    assert (other.rows, other.as_json()["rows"]) == ("int8", "int8")
-    library.remove(other)
-    assert library.verify(entry) == []
-
-
 def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -> None:
     seen = Seen()
     with esa(loaded, library, finder, events=seen) as one:
@@ -268,18 +250,28 @@ def test_a_document_that_grew_shares_its_segments(
     )
 
 
-def test_another_finders_index_is_not_found(
+def test_what_another_finder_or_method_read_is_not_found(
     loaded: Any, library: Library, finder: Path, tmp_path: Path
 ) -> None:
-    with esa(loaded, library, finder) as one:
-        entry = one.ingest(note()).entry
-    with esa(loaded, library, made_finder(loaded, tmp_path / "other", 2)) as other:
-        assert other.find(note()) is None
-        assert entry is not None
-        with pytest.raises(UsageError, match="other settings"):
-            other.stored(entry)
-        assert other.ingest(note()).read_s > 0
-    assert len(library.entries()) == 2
+    entries: list[Entry] = []
+    for opened in (
+        partial(esa, loaded, library, finder),
+        partial(esa, loaded, library, made_finder(loaded, tmp_path / "other", 2)),
+        partial(Esa, loaded, preset.load("tiny-random"), library=library),
+    ):
+        with opened() as one:
+            assert one.find(note()) is None
+            for entry in entries:
+                with pytest.raises(UsageError, match="other settings"):
+                    one.stored(entry)
+            book = one.ingest(note())
+            assert book.read_s > 0
+            assert book.entry is not None
+            entries.append(book.entry)
+    assert [one.rows for one in entries] == ["index", "index", "int8"]
+    assert [one.provenance["rows"] for one in entries] == ["index", "index", "int8"]
+    library.remove(entries.pop())
+    assert [library.verify(one) for one in entries] == [[], []]
     with esa(loaded, library, finder, "answer.passages=3", "window.local=32") as same:
         assert same.find(note()) is not None, "settings of questions do not count"
 

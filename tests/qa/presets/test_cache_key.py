@@ -112,46 +112,31 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
     assert keys["5.23.0"][1] != keys["5.24.0"][1]
 
 
-def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
-    assert storable(resolve(preset.load("tiny-random")).method)
-    given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
-    assert not storable(resolve(given).method)
-
-
-@pytest.mark.parametrize(("score", "tokens", "stored"), [
-    ("sum", 4096, True), ("sum", 4097, False), ("vote", 4097, True),
-])  # fmt: skip
-def test_a_compressor_that_fits_on_more_than_a_segment_cannot_be_stored(
-    score: str, tokens: int, stored: bool
-) -> None:
-    """In the library it would be fitted on the first segment alone, and in memory on all."""
-    named = [f"score.name={score}", "compressor.name=closed-form"]
-    given = preset.load("tiny-random", [*named, f"compressor.fit_tokens={tokens}"])
-    assert storable(resolve(given).method) == stored
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        ([], True),
+        (["selector.name=infllm", "position.name=infllm"], False),
+        (["compressor.fit_tokens=4096"], True),
+        (["compressor.fit_tokens=4097"], False),
+        (["score.name=vote", "compressor.fit_tokens=4097"], True),
+    ],
+)
+def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
+    """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
+    fitted on the first segment alone in the library, in memory on all."""
+    assert storable(resolve("tiny-random", settings).method) == stored
 
 
 def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
     maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
     save_learned(tmp_path / "maps.safetensors", maps)
-    name = f"compressor.file={tmp_path / 'maps.safetensors'}"
-    given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
-    made = layout(
-        resolve(given).method,
-        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
-        "float32",
-        "native",
-        range(2),
-    )
-    assert (made.reduced, made.fit) == ((3, 5), 0)
-    vote = preset.load("tiny-random", ["score.name=vote"])
-    made = layout(
-        resolve(vote).method,
-        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
-        "float32",
-        "int8",
-        range(2),
-    )
-    assert (made.reduced, made.kind) == ((0, 0), "int8")
+    learned = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps.safetensors'}"]
+    shape = {"layers": 2, "groups": 2, "dim": 8}
+    for settings, widths in ((["score.name=sum", *learned], (3, 5)), (["score.name=vote"], (0, 0))):
+        method = resolve("tiny-random", settings).method
+        made = layout(method, shape, "float32", "native", range(2))
+        assert (made.reduced, made.fit, made.kind) == (widths, 0, "native")
 
 
 # What stands in the weights
