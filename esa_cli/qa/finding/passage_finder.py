@@ -324,20 +324,18 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """
     if not books:
         raise UsageError("no document to search", "name one")
-    books = [
-        replace(book, words=book.words or sentence_words(book.document.text)) for book in books
-    ]
-    finder = PassageSearch().finder(books)
-    languages = {book.words.language for book in books if book.words}
-    wanted, index = list(dict.fromkeys(question_words(query, languages))), finder.index
-    having = [_sentences_with(wanted, book) for book in books]
+    texts = [book.document.text for book in books]
+    words = [book.words or sentence_words(book.document.text) for book in books]
+    index = LexicalIndex(texts, words)
+    wanted = list(dict.fromkeys(question_words(query, {one.language for one in words})))
+    having = [_sentences_with(wanted, one) for one in words]
     left = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores = standardised(finder.scores(query).words)
+    scores = standardised(index.scores(query))
     passages: list[Passage] = []
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, document = index.windows[at], index.documents[at]
@@ -349,16 +347,14 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(words: Sequence[tuple[str, ...]], book: Book) -> Any:
-    """(sentences, words) bool, which sentence of a book has which word, given as its stems."""
-    known = book.words
-    assert known is not None
-    numbers = {word: number for number, word in enumerate(known.vocabulary)}
-    sentences = numpy.repeat(numpy.arange(len(known.counts)), numpy.diff(known.ends))
-    out = numpy.zeros((len(known.counts), len(words)), dtype=bool)
-    for column, stems in enumerate(words):
+def _sentences_with(wanted: Sequence[tuple[str, ...]], words: SentenceWords) -> Any:
+    """(sentences, words) bool, which sentence of a document has which word, given as its stems."""
+    numbers = {word: number for number, word in enumerate(words.vocabulary)}
+    sentences = numpy.repeat(numpy.arange(len(words.counts)), numpy.diff(words.ends))
+    out = numpy.zeros((len(words.counts), len(wanted)), dtype=bool)
+    for column, stems in enumerate(wanted):
         for stem in set(stems) & numbers.keys():
-            out[sentences[known.ids == numbers[stem]], column] = True
+            out[sentences[words.ids == numbers[stem]], column] = True
     return out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -123,11 +122,12 @@ class RowIngest(Ingest):
 
     def _placed(self, states: Sequence[State], key: str) -> list[State]:
         """Stored states of the document of this key, each on its layer's device. Raises
-        LibraryError: they are not this model's."""
+        LibraryError: they are not this model's, as in a stranger's export."""
         assert self.library is not None
-        if any(states):  # those before the first token are empty
+        # Those before the first token are empty.
+        if any(states) and [form_of(one) for one in states] != self._forms:
             path = LibraryPaths(self.library.root).document(key, "states")
-            check_states(states, self._forms, path, key)
+            raise damage_error(path, "its states have other shapes than this model's", key)
         devices = state_devices(self.session.model)
         return [
             {name: one.to(device) for name, one in state.items()}
@@ -188,10 +188,8 @@ class RowIngest(Ingest):
 
 @torch.inference_mode()
 def state_forms(session: Session) -> list[StateForm]:
-    """The form of each layer's state, of one token that passes the model.
-
-    Only the model's own code knows them: configurations name the sizes otherwise in each family.
-    """
+    """The form of each layer's state, of one token that passes the model: configurations name the
+    sizes otherwise in each family."""
     from esa_cli.qa.answering.session import feed
 
     cache = session.attachment.new_cache()
@@ -202,16 +200,3 @@ def state_forms(session: Session) -> list[StateForm]:
 
 def form_of(state: Mapping[str, Tensor]) -> StateForm:
     return {name: (one.shape, one.dtype) for name, one in state.items()}
-
-
-def check_states(
-    states: Sequence[Mapping[str, Tensor]], forms: Sequence[StateForm], path: Path, key: str
-) -> None:
-    """Raises LibraryError where a file's states are not of these forms: a stranger's export can
-    have any tensors, and the model would fail in the midst of a question.
-
-    Args:
-        path, key: the file, and its document's.
-    """
-    if [form_of(state) for state in states] != list(forms):
-        raise damage_error(path, "its states have other shapes than this model's", key)
