@@ -55,11 +55,8 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """The finder that answers from text use; None: they are found by their words.
-
-    Raises:
-        PresetError: there is no such folder. ModelError: it cannot be read, or is of another model.
-    """
+    """The finder that answers from text use; None: they are found by their words. Raises
+    PresetError: there is no such folder. ModelError: it cannot be read, or is of another model."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
@@ -67,11 +64,8 @@ def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEn
 
 def index_sizes(preset: Preset) -> FinderSizes | None:
     """The sizes of the preset's token indexes, from the finder's file, before a model is loaded;
-    None where there are none.
-
-    Raises:
-        PresetError: there is no such folder. ModelError: it cannot be read.
-    """
+    None where there are none. Raises PresetError: there is no such folder. ModelError: it cannot be
+    read."""
     settings = preset.answer
     if settings.needs_rows or settings.finder is None:
         return None

@@ -317,11 +317,7 @@ class WordPassages:
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Every place with the content words of a query: all of them, or where no passage has all, as
     many as any passage has. The passages, best first by BM25, have every such sentence; a passage
-    whose sentences better ones have is left out.
-
-    Raises:
-        UsageError: there is no book.
-    """
+    whose sentences better ones have is left out. Raises UsageError: there is no book."""
     if not books:
         raise UsageError("no document to search", "name one")
     texts = [book.document.text for book in books]

@@ -73,11 +73,8 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Reads an encoder from its folder. fixed: see the class.
-
-        Raises:
-            ModelError: the folder has none, it is damaged, or of another model.
-        """
+        """Reads an encoder from its folder. fixed: see the class. Raises ModelError: the folder has
+        none, it is damaged, or of another model."""
         with reading(f"the finder {folder}", "use --set answer.finder=null"):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118

@@ -186,11 +186,8 @@ class Ingest(ABC):
             return None
 
     def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file.
-
-        Raises:
-            UsageError: it was read by another model or method. LibraryError: it is damaged.
-        """
+        """A book of the library, whatever became of its file. Raises UsageError: it was read by
+        another model or method. LibraryError: it is damaged."""
         assert self.library is not None
         if not self.owns(entry):
             raise UsageError(

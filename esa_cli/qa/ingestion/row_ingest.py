@@ -55,11 +55,8 @@ class RowIngest(Ingest):
         return self.lazy.session
 
     def _layout(self, rows: str) -> Layout:
-        """The layout of this model's rows in the library.
-
-        Raises:
-            ModelError: its layers compute in different types.
-        """
+        """The layout of this model's rows in the library. Raises ModelError: its layers compute in
+        different types."""
         session = self.session
         config, running = session.model.config, session.attachment.method_layers
         return layout(

@@ -111,10 +111,7 @@ class Costs:
 
 def rank_of(method: Method, shape: Shape) -> int:
     """R, the reduced keys' width that the compressor stores, summed over the layers; 0 for none.
-
-    Raises:
-        PresetError: the compressor is not for a model of this shape.
-    """
+    Raises PresetError: the compressor is not for a model of this shape."""
     if not method.score.features:
         return 0
     folded = shape.groups * shape.dim

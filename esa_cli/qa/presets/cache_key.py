@@ -34,11 +34,8 @@ SAMPLES = 1024
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Properties of a model and its tokenizer that shape the rows.
-
-    Raises:
-        ModelError: its weights are not in memory, or cannot be looked at.
-    """
+    """Properties of a model and its tokenizer that shape the rows. Raises ModelError: its weights
+    are not in memory, or cannot be looked at."""
     return {
         "fingerprint": json.loads(fingerprint(model).as_text()),
         "config": _config(model.config),
@@ -120,11 +117,8 @@ def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",))
 
 
 def text_settings_hash(preset: Preset) -> str:
-    """Of a preset that answers from text, and of the files of its adapter and finder.
-
-    Raises:
-        PresetError: one of them is missing.
-    """
+    """Of a preset that answers from text, and of the files of its adapter and finder. Raises
+    PresetError: one of them is missing."""
     answer, hashes = preset.answer, {}
     for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
         for path in [] if name is None else sorted(folder(name).iterdir()):
@@ -135,11 +129,8 @@ def text_settings_hash(preset: Preset) -> str:
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
     """Of a method's preset but its fields `without`, and of the files behind it. `answer` does not
-    count, for it answers from the rows that it selects.
-
-    Raises:
-        PresetError: it does not hold, or a file of it cannot be read.
-    """
+    count, for it answers from the rows that it selects. Raises PresetError: it does not hold, or a
+    file of it cannot be read."""
     facts, method = _said(preset, (*without, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:

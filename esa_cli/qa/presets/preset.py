@@ -203,11 +203,8 @@ class Preset(_Strict):
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML.
-
-    Raises:
-        PresetError: no '=' or an unreadable value.
-    """
+    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML. Raises
+    PresetError: no '=' or an unreadable value."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise PresetError(
@@ -283,11 +280,8 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with answers from rows: of the model `answer.reader`, where there is one.
-
-    Raises:
-        PresetError: this model is on a server.
-    """
+    """The settings with answers from rows: of the model `answer.reader`, where there is one. Raises
+    PresetError: this model is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_address(reader):
@@ -389,11 +383,8 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
 
 
 def validated(name: str, data: Mapping[str, Any]) -> Preset:
-    """The preset `name` with these settings.
-
-    Raises:
-        PresetError: one is malformed, or they contradict each other.
-    """
+    """The preset `name` with these settings. Raises PresetError: one is malformed, or they
+    contradict each other."""
     try:
         window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
         preset = Preset.model_validate({**data, "window": Window(**window), "name": name})

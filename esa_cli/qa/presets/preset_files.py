@@ -52,11 +52,8 @@ def _presets_in(folder: Path) -> dict[str, Path]:
 
 
 def find(name: str, near: Path | None = None) -> Path:
-    """The file of a preset given by name or path; a path may be relative to `near`.
-
-    Raises:
-        PresetError: there is no such preset; the message names the nearest.
-    """
+    """The file of a preset given by name or path; a path may be relative to `near`. Raises
+    PresetError: there is no such preset; the message names the nearest."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([near] if near else []) + [Path()]:
             path = base / in_home(name, "preset", PresetError)
@@ -75,11 +72,8 @@ def find(name: str, near: Path | None = None) -> Path:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a preset file.
-
-    Raises:
-        PresetError: it cannot be read, or is not a mapping of settings.
-    """
+    """The settings in a preset file. Raises PresetError: it cannot be read, or is not a mapping of
+    settings."""
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -55,11 +55,8 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
 
 
 def build_method(preset: Preset) -> Method:
-    """The preset's method.
-
-    Raises:
-        PresetError: a part, one of its settings, or the kernel does not hold.
-    """
+    """The preset's method. Raises PresetError: a part, one of its settings, or the kernel does not
+    hold."""
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
@@ -154,11 +151,8 @@ def _settings(recipe: registry.Recipe, base: Base) -> Mapping[str, Any]:
 
 
 def compared(name: str, preset: Preset, length: int = 0) -> Preset:
-    """As `apply`; the preset as it is for the names `preset` and `text`.
-
-    Raises:
-        As `apply`. UsageError: `text` of a preset that answers from rows.
-    """
+    """As `apply`; the preset as it is for the names `preset` and `text`. Raises as `apply`, and
+    UsageError: `text` of a preset that answers from rows."""
     if name not in (AS_IS, FROM_TEXT):
         return apply(name, preset, length)
     if name == FROM_TEXT and preset.answer.source != "text":
@@ -177,10 +171,7 @@ def compared_by_default(preset: Preset) -> tuple[str, ...]:
 
 def for_length(name: str, preset: Preset, length: int) -> Preset:
     """As `apply`, but a method that is made for one length is refused where none is known (0).
-
-    Raises:
-        UsageError: so it is, or there is no such method. PluginError, PresetError.
-    """
+    Raises UsageError: it is refused, or there is no such method. PluginError, PresetError."""
     if not length and stretches(name, preset):
         raise UsageError(
             f"method {name!r} is made for the length of its documents, which is not known here",
@@ -191,11 +182,8 @@ def for_length(name: str, preset: Preset, length: int) -> Preset:
 
 
 def stretches(name: str, preset: Preset) -> bool:
-    """True if the method is another one for a longer document, as NTK and YaRN are.
-
-    Raises:
-        UsageError: no such method. PresetError: its settings do not hold.
-    """
+    """True if the method is another one for a longer document, as NTK and YaRN are. Raises
+    UsageError: no such method. PresetError: its settings do not hold."""
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
