@@ -60,7 +60,7 @@ class TokenEncoder:
         fixed: bool = False,
     ) -> None:
         self._fixed = fixed
-        self._kept: FusedForward | None = None
+        self._fused_layers: FusedForward | None = None
         self.model, self.tokenizer, self.adapter = model, tokenizer, adapter
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
         size, most = model.config.hidden_size, len(model.base_model.layers)
@@ -104,15 +104,15 @@ class TokenEncoder:
     @property
     def digest(self) -> str:
         """SHA-256 of everything that shapes the keys of a document."""
-        found = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
+        digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
             tensors |= {f"{name}.A": a, f"{name}.B": b}
         for name, one in tensors.items():
-            found.update(f"{name} {tuple(one.shape)}".encode())
+            digest.update(f"{name} {tuple(one.shape)}".encode())
             plain = one.detach().to("cpu", torch.bfloat16).contiguous()
-            found.update(plain.view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(plain.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Reduced queries (B, M, R) of unit length, and weights (B, M) that sum to 1 a question;
@@ -162,10 +162,10 @@ class TokenEncoder:
 
     def _fused(self) -> FusedForward | None:
         """The layers' fused weights with the adapter in them; None where there are none."""
-        if self._kept is not None or not can_be_fused(self.model):
-            return self._kept
+        if self._fused_layers is not None or not can_be_fused(self.model):
+            return self._fused_layers
         fused = FusedForward(self.model, self.layers, self.adapter)
-        self._kept = fused if self._fixed else None
+        self._fused_layers = fused if self._fixed else None
         return fused
 
     def _states(

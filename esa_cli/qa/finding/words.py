@@ -109,10 +109,10 @@ def sentence_words(text: str) -> SentenceWords:
 @cache
 def _version() -> str:
     """A digest of everything that shapes a table beside the text."""
-    found = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
+    digest = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
     for file in (sentences.__file__, windows.__file__, __file__):
-        found.update(Path(file).read_bytes())
-    return found.hexdigest()
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 WINDOW_WORDS = 60

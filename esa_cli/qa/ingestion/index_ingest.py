@@ -43,10 +43,10 @@ def index_identity(model: Mapping[str, Any], digest: str) -> str:
 
 
 class IndexIngest(Ingest):
-    """Makes books with token indexes; `given`: the arguments of `Ingest`."""
+    """Makes books with token indexes; `options`: the arguments of `Ingest`."""
 
-    def __init__(self, encoder: Finder, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, encoder: Finder, *options: Any) -> None:
+        super().__init__(*options)
         self.encoder = encoder
 
     @cached_property

@@ -42,11 +42,11 @@ class RowIngest(Ingest):
     """Makes books with KV rows.
 
     Args:
-        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `Ingest`.
+        rows: how these are stored, `int8`, or `native` bit for bit. options: those of `Ingest`.
     """
 
-    def __init__(self, rows: str, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, rows: str, *options: Any) -> None:
+        super().__init__(*options)
         self.rows = rows
 
     @property

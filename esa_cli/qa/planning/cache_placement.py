@@ -63,11 +63,11 @@ class CachePlacement:
         layers = [i for i, device in enumerate(devices) if self._elsewhere(device)]
         if self.cache == "host":
             return frozenset(layers)
-        found: list[int] = []
+        host: list[int] = []
         for device in dict.fromkeys(devices[i] for i in layers):
             own = [i for i in layers if devices[i] == device]
-            found += own[len(own) - self._fewest(len(own), tokens, self._free(device)) :]
-        return frozenset(found)
+            host += own[len(own) - self._fewest(len(own), tokens, self._free(device)) :]
+        return frozenset(host)
 
     def _fewest(self, layers: int, tokens: int, free: int) -> int:
         """How many of so many layers of one device must be in host memory."""

@@ -174,13 +174,17 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
         nbytes = bytes_needed(folder, size, packing, kept is not None)
         return Weights(nbytes, body_of(language_weights(folder), config), size)
     tensors, total = unmade_weights(folder), 0.0
-    for one in tensors:
+    for tensor in tensors:
         each: float = size
-        if kept is not None and (_of_experts(one) or not kept.experts_alone) and _in_layers(one):
+        if (
+            kept is not None
+            and (_of_experts(tensor) or not kept.experts_alone)
+            and _in_layers(tensor)
+        ):
             each = kept_bytes(kept, config)
-        elif kept is None and _in_layers(one):
+        elif kept is None and _in_layers(tensor):
             each = packed_bytes(packing, size)
-        total += math.prod(one.shape) * each
+        total += math.prod(tensor.shape) * each
     return Weights(int(total), body_of(tensors, config), size)
 
 
@@ -191,16 +195,20 @@ def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
     share = min(1.0, _used_experts(settings) / experts) if experts else 1.0
-    matrices = [one for one in tensors if _in_layers(one)]
-    return int(sum(math.prod(one.shape) * (share if _of_experts(one) else 1.0) for one in matrices))
-
-
-def _in_layers(one: StoredWeight) -> bool:
-    return len(one.shape) > 1 and not any(
-        part in one.name for part in ("embed", "lm_head", "wte", "wpe")
+    matrices = [tensor for tensor in tensors if _in_layers(tensor)]
+    return int(
+        sum(
+            math.prod(tensor.shape) * (share if _of_experts(tensor) else 1.0) for tensor in matrices
+        )
     )
 
 
-def _of_experts(one: StoredWeight) -> bool:
+def _in_layers(tensor: StoredWeight) -> bool:
+    return len(tensor.shape) > 1 and not any(
+        part in tensor.name for part in ("embed", "lm_head", "wte", "wpe")
+    )
+
+
+def _of_experts(tensor: StoredWeight) -> bool:
     """Of experts of which a token passes some: in one matrix each, or all in one tensor."""
-    return ".experts." in one.name or (len(one.shape) == 3 and "conv" not in one.name)
+    return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)

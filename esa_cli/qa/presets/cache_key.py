@@ -124,14 +124,14 @@ def text_settings_hash(preset: Preset) -> str:
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    return _short({**_said(preset, ("name", "description")), "files": hashes})
+    return _short({**_settings(preset, ("name", "description")), "files": hashes})
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
     """Of a method's preset but its fields `without`, and of the files behind it. `answer` does not
     count, for it answers from the rows that it selects. Raises PresetError: it does not hold, or a
     file of it cannot be read."""
-    facts, method = _said(preset, (*without, "answer")), resolve(preset).method
+    facts, method = _settings(preset, (*without, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
@@ -142,7 +142,7 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
     return _short({**facts, "files": files} if files else facts)
 
 
-def _said(preset: Preset, without: tuple[str, ...]) -> dict[str, Any]:
+def _settings(preset: Preset, without: tuple[str, ...]) -> dict[str, Any]:
     return preset.model_dump(mode="json", exclude={*without})
 
 

@@ -116,14 +116,14 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     if recipe.full or laid["selector"]["name"] == "full":
         # Read by I and L alone, the text's keys would know nothing of what came before.
         laid["reading"] = "select"
-    made = validated(preset.name, laid)
-    if not recipe.full and made.window.budget != preset.window.budget:
+    changed = validated(preset.name, laid)
+    if not recipe.full and changed.window.budget != preset.window.budget:
         raise PresetError(
             f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
-            f"{made.window.budget}",
+            f"{changed.window.budget}",
             "a recipe must keep initial + selected + local",
         )
-    return made
+    return changed
 
 
 def _settings(recipe: registry.Recipe, base: Base) -> Mapping[str, Any]:
