@@ -19,7 +19,7 @@ from esa_cli.models.attachment.families import (
     key_shapes,
     layer_kinds,
 )
-from esa_cli.models.files.checkpoint_files import StoredWeight, read_config
+from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, weight_files
 from esa_cli.models.loading.quantization import bytes_needed, kept_bytes, kept_format, packed_bytes
 from esa_cli.models.loading.text_part import language_weights, unmade_weights
 
@@ -170,7 +170,7 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
     """
     config = read_config(folder)
     kept = None if packing else kept_format(config, device)
-    if any(folder.glob("*.safetensors*")):
+    if _are_there(folder):
         nbytes = bytes_needed(folder, size, packing, kept is not None)
         return Weights(nbytes, body_of(language_weights(folder), config), size)
     tensors, total = unmade_weights(folder), 0.0
@@ -186,6 +186,15 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
             each = packed_bytes(packing, size)
         total += math.prod(tensor.shape) * each
     return Weights(int(total), body_of(tensors, config), size)
+
+
+def _are_there(folder: Path) -> bool:
+    """Whether all files of weights are in a folder: of some only their index may be fetched."""
+    try:
+        weight_files(folder)
+    except ModelError:
+        return False
+    return True
 
 
 def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:

@@ -66,6 +66,8 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     model = make_model(kind)
     own = {one.data_ptr(): one.nbytes for one in model.parameters()}
     model.save_pretrained(tmp_path / "whole")
+    index = folder_of({}, tmp_path / "config") / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}')
     whole = model_shape.weights_of(tmp_path / "whole", "cpu", 4)
     unmade = model_shape.weights_of(
         folder_of(model.config.to_dict(), tmp_path / "config"), "cpu", 4
