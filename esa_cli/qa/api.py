@@ -74,7 +74,7 @@ class Esa:
         session: Session | None = None,
     ) -> None:
         from esa_cli.qa.answering.prompt import PromptTokens
-        from esa_cli.qa.finding.load_encoder import load_encoder
+        from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import small_words
         from esa_cli.qa.ingestion.index_ingest import IndexIngest
@@ -90,7 +90,7 @@ class Esa:
         check_fits_model(self.method, loaded.text_model)
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         answer, model = self.preset.answer, loaded.text_model
-        encoder = load_encoder(answer, model, self.tokenizer)
+        encoder = load_finder(answer, model, self.tokenizer)
         self.search = PassageSearch(encoder, answer.words)
         self.spans = None
         if not answer.needs_rows:
@@ -314,7 +314,7 @@ class Esa:
         """
         from esa_cli.models.attachment.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
-        from esa_cli.qa.ingestion.archive import check_asked_together
+        from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import chosen_generation
         from esa_cli.qa.reading.reader import Sampling
 

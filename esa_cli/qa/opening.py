@@ -29,7 +29,7 @@ from esa_cli.system import machine
 
 if TYPE_CHECKING:  # they import torch or the methods
     from esa_cli.qa.books import TokenisedDocument
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
     from esa_cli.qa.reading.reader import Reader
@@ -130,7 +130,7 @@ class KnownModel:
 
         place = self.place
         return Planner(
-            resolved, self.config, dtype=place.dtype, device=place.device, memory=self.available,
+            resolved, self.folder, dtype=place.dtype, device=place.device, memory=self.available,
             index=index, by_words=by_words, cache=place.cache, packing=place.packing,
         )  # fmt: skip
 
@@ -142,7 +142,7 @@ class KnownModel:
             ResourceError. PresetError, ModelError: adapter or finder is missing. UsageError: rows
                 are to be on disk, or a kernel cannot run here.
         """
-        from esa_cli.qa.finding.load_encoder import index_sizes
+        from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
 
@@ -210,7 +210,7 @@ def inspect_model(
         ModelError: it is missing or not supported. PresetError: methods must run in it, and
             `context` is beyond its window, or `score.heads` beyond its layers and heads.
     """
-    from esa_cli.qa.presets.resolved_preset import check_context, check_heads
+    from esa_cli.qa.presets.resolved_preset import check_model
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, notices)
@@ -219,8 +219,7 @@ def inspect_model(
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
-        check_context(chosen, config, ref.name)
-        check_heads(chosen, config, ref.name)
+        check_model(chosen, config, ref.name)
     check_loadable_format(config, place.device, ref.name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
@@ -347,8 +346,8 @@ def prepare(
         ModelError: the model is missing or not supported.
     """
     notices.stage("import", 0, None)
-    from esa_cli.qa.finding.load_encoder import index_sizes
-    from esa_cli.qa.ingestion.archive import hindrance
+    from esa_cli.qa.finding.finder import index_sizes
+    from esa_cli.qa.planning.row_storage import hindrance
     from esa_cli.qa.presets.adapter_files import check_adapter
     from esa_cli.qa.presets.resolved_preset import apply, resolve, stretches
 

@@ -31,7 +31,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 128)
 
 
 @pytest.fixture

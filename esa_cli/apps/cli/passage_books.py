@@ -15,7 +15,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book, distinct, place_books
 from esa_cli.qa.finding.passage_finder import PassageSearch
-from esa_cli.qa.ingestion.archive import INDEX, restored
+from esa_cli.qa.ingestion.library_texts import INDEX, restored
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine

@@ -22,8 +22,7 @@ from esa_cli.documents.sources import find_any
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts
+from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
 from esa_cli.storage.library import Library
 from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress

@@ -251,7 +251,7 @@ class CalibrationJob:
 def target_preset(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
-    made = resolved_preset.named(name, preset)
+    made = resolved_preset.compared(name, preset)
     if not resolve(made).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",

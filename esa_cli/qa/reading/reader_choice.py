@@ -9,9 +9,16 @@ from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.loading.quantization import bytes_needed
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset_files import SUFFIXES, available, facts_of, known_models, reference
+from esa_cli.qa.presets.preset_files import (
+    SUFFIXES,
+    available,
+    facts_of,
+    is_address,
+    known_models,
+    reference,
+)
 from esa_cli.qa.reading.reader import Reader
-from esa_cli.qa.reading.server_address import ServerAddress, is_address
+from esa_cli.qa.reading.server_address import ServerAddress
 from esa_cli.system.progress import StageProgress
 from esa_cli.system.registry import nearest
 

@@ -16,11 +16,6 @@ OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
 EXAMPLE = "for example --reader http://127.0.0.1:11434/v1"
 
 
-def is_address(text: str) -> bool:
-    """Whether a reader is named by a web address."""
-    return text.strip().lower().startswith(("http://", "https://"))
-
-
 @dataclass(frozen=True)
 class ServerAddress:
     """The base URL of a server, without a slash at its end, and the key that is sent to it."""

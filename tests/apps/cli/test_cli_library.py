@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from cli_fixtures import runner
 from command import Esa
+from finder_encoder import new_finder, save_finder
 from forked import child, ended, killed
 from tiny_finder import tiny_finder
 
@@ -54,7 +55,7 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")
@@ -129,12 +130,11 @@ def test_answers_are_the_same_from_an_imported_document(
 
 def test_an_index_is_kept_where_the_preset_has_a_finder(esa: Esa, tmp_path: Path) -> None:
     from esa_cli import models
-    from esa_cli.qa.finding.token_encoder import TokenEncoder
 
     host = models.load("random:llama", device="cpu", dtype="float32")
-    made = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    made = new_finder(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
     (tmp_path / "finder").mkdir()
-    made.save(tmp_path / "finder", "random:llama")
+    save_finder(made, tmp_path / "finder", "random:llama")
     finder = ("--set", "answer.from=text", "--set", f"answer.finder={tmp_path / 'finder'}")
     planned = esa("plan", "gate.txt", "--json", *finder, *TINY).data
     assert planned["memory_bytes"]["keys_values"] == 0

@@ -211,9 +211,9 @@ class AskRun:
             UsageError: --library with a method that is made for the length of its documents, --read
                 never where answers need rows, or several documents that cannot be asked together.
         """
-        from esa_cli.qa.ingestion.archive import check_asked_together
         from esa_cli.qa.opening import prepare
         from esa_cli.qa.planning.model_shape import shape_of
+        from esa_cli.qa.planning.row_storage import check_asked_together
 
         method, documents = self.ways.method, gathered.documents
         if self.ways.library and method is not None:

@@ -273,7 +273,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
         return job.collect()
     planner = Planner(
         ResolvedPreset(job.preset, job.method),
-        model.config,
+        model.folder,
         dtype=job.loaded.dtype,
         device=model.place.device,
         packing=model.place.packing,

@@ -69,7 +69,7 @@ def _reader_bytes(ready: Preflight) -> int | None:
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library, or of their rows, with
     --cache disk; None: nothing is stored, or latents are."""
-    from esa_cli.qa.ingestion.archive import layout as row_layout
+    from esa_cli.qa.planning.row_storage import layout as row_layout
     from esa_cli.storage.library import Library
 
     planner, library, states = ready.planner, Library(), 0
@@ -79,7 +79,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
         every = range(shape.rows)
-        method, wide = ready.resolved.method, shape.unlike.shapes
+        method, wide = ready.resolved.method, shape.shapes
         layout = row_layout(method, sizes, planner.dtype_name, "int8", every, shapes=wide)
         states = shape.states(planner.dtype.itemsize)
     else:
