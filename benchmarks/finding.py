@@ -40,14 +40,14 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
+    from esa_cli.qa.finding.finder import load_finder
     from esa_cli.qa.finding.late_interaction import ReducedKeys
-    from esa_cli.qa.finding.load_encoder import load_encoder
     from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
     from esa_cli.qa.presets import preset
 
     chosen = preset.load(given.preset)
     loaded = models.load(chosen.model)
-    encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
+    encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
     found: dict[tuple[str, str], list[list[bool]]] = defaultdict(list)
     for head, questions, document in texts(given.folder, given.split, given.only):

@@ -30,8 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 from esa_cli import models
 from esa_cli.models.text_passes.layer_calls import GROUP
 from esa_cli.qa.finding import token_encoder
+from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS
-from esa_cli.qa.finding.load_encoder import load_encoder
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 
@@ -55,7 +55,7 @@ def main() -> None:
 
     chosen = preset.load()
     loaded = models.load(chosen.model, device="cpu", dtype=args.dtype)
-    encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
+    encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
     facts = {"threads": args.threads, "tokens": args.tokens, "dtype": str(loaded.dtype)[6:]}
     print(f"{args.threads} threads, model in {facts['dtype']}\n")

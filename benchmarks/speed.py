@@ -34,7 +34,7 @@ from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
 from esa_cli.models.files.model_reference import parse_reference
 from esa_cli.models.files.wheel import fetch_member
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -72,7 +72,7 @@ def llama_cpp(folder: Path, reference: str, context: int, threads: int) -> Way |
 
 def own_ways(chosen: Any, loaded: Any) -> dict[str, Way]:
     """Ours, transformers' and BM25."""
-    encoder = load_encoder(chosen.answer, loaded.model, loaded.tokenizer)
+    encoder = load_finder(chosen.answer, loaded.model, loaded.tokenizer)
     assert encoder is not None, "the preset must have a finder"
     rows = preset.load(chosen.name, ["answer.from=rows"])
     method = resolve(rows).method

@@ -16,23 +16,38 @@ if TYPE_CHECKING:
     from esa_cli.attention.window import Window
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attachment.attach import attach
-    from esa_cli.qa.answering.reply import Evidence, Reply, Turn
-    from esa_cli.qa.answering.session import Answer, Session
+    from esa_cli.qa.answering.reply import Passage, Reply, Turn
+    from esa_cli.qa.answering.session import Session
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting.collection import CollectedPlace, Collection
-    from esa_cli.qa.finding.passage_finder import Passage
+    from esa_cli.qa.collecting import CollectedPlace, Collection
     from esa_cli.qa.presets.preset import load as load_preset
     from esa_cli.storage.library import Library
 
+_PLACES = {
+    "Book": "qa.books",
+    "CollectedPlace": "qa.collecting",
+    "Collection": "qa.collecting",
+    "Document": "documents.document",
+    "Esa": "qa.api",
+    "Library": "storage.library",
+    "Method": "attention.method",
+    "Passage": "qa.answering.reply",
+    "Reply": "qa.answering.reply",
+    "Session": "qa.answering.session",
+    "Turn": "qa.answering.reply",
+    "Window": "attention.window",
+    "attach": "models.attachment.attach",
+    "load_preset": "qa.presets.preset",
+    "read_document": "documents.document",
+}
+"""Public name -> the module that has it."""
 __all__ = [
-    "Answer",
     "Book",
     "CollectedPlace",
     "Collection",
     "Document",
     "Esa",
-    "Evidence",
     "Library",
     "Method",
     "Passage",
@@ -46,34 +61,13 @@ __all__ = [
     "read_document",
 ]
 
-_PLACES = {
-    "Answer": ("esa_cli.qa.answering.session", "Answer"),
-    "Book": ("esa_cli.qa.books", "Book"),
-    "CollectedPlace": ("esa_cli.qa.collecting.collection", "CollectedPlace"),
-    "Collection": ("esa_cli.qa.collecting.collection", "Collection"),
-    "Document": ("esa_cli.documents.document", "Document"),
-    "Esa": ("esa_cli.qa.api", "Esa"),
-    "Evidence": ("esa_cli.qa.answering.reply", "Evidence"),
-    "Library": ("esa_cli.storage.library", "Library"),
-    "Method": ("esa_cli.attention.method", "Method"),
-    "Passage": ("esa_cli.qa.finding.passage_finder", "Passage"),
-    "Reply": ("esa_cli.qa.answering.reply", "Reply"),
-    "Session": ("esa_cli.qa.answering.session", "Session"),
-    "Turn": ("esa_cli.qa.answering.reply", "Turn"),
-    "Window": ("esa_cli.attention.window", "Window"),
-    "attach": ("esa_cli.models.attachment.attach", "attach"),
-    "load_preset": ("esa_cli.qa.presets.preset", "load"),
-    "read_document": ("esa_cli.documents.document", "read_document"),
-}
-"""Public name -> the module it lives in, and its name there."""
-
 if not TYPE_CHECKING:  # or a type checker would take any misspelled name for one of these
 
     def __getattr__(name: str) -> object:
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module, attribute = _PLACES[name]
-        value = getattr(import_module(module), attribute)
+        attribute = "load" if name == "load_preset" else name
+        value = getattr(import_module(f"esa_cli.{_PLACES[name]}"), attribute)
         globals()[name] = value
         return value
 

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the words behind `esa`; None takes the command line's.
     """
     # torch and transformers make a million objects on import, none of them garbage: looking for any
-    # takes half a second. `cli.model_choice.known_model` turns it on again when the model is there.
+    # takes half a second. `qa.opening` turns it on again when the model is there.
     gc.disable()
     if arguments is None:
         atexit.register(_end_quietly)  # first, so that it is called last

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from esa_cli import Esa, Evidence, Library
+from esa_cli import Esa, Library, Passage
 from esa_cli.documents.document import read_documents
 
 
-def where(passage: Evidence) -> str:
+def where(passage: Passage) -> str:
     """As `report.pdf, page 3, line 40`."""
     page = "" if passage.page is None else f", page {passage.page}"
     return f"{passage.document}{page}, line {passage.line}"

@@ -25,7 +25,7 @@ from esa_cli.evaluation.bench.needlebench import gpt4
 from esa_cli.evaluation.metrics import library
 from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
-from esa_cli.qa.second_model.reader_choice import ReaderChoice
+from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.storage.library.copy_places import RemoteFolder
 from esa_cli.system import files
 
@@ -44,7 +44,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),
     ("plot", "matplotlib", lambda: new_figure(1, 1)),
     ("ray", "ray", lambda: EngineOptions("ray").check()),
-    ("reader", "requests", lambda: ReaderChoice("http://127.0.0.1:9")),
+    ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
     ("url", "fsspec", lambda: RemoteFolder("memory://here")),

@@ -13,7 +13,7 @@ import esa_cli
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = [
-    "Answer", "Book", "CollectedPlace", "Collection", "Document", "Esa", "Evidence", "Library",
+    "Book", "CollectedPlace", "Collection", "Document", "Esa", "Library",
     "Method", "Passage", "Reply", "Session", "Turn", "Window", "__version__", "attach",
     "load_preset", "read_document",
 ]  # fmt: skip
@@ -51,10 +51,21 @@ def test_importing_loads_nothing_heavy() -> None:
     done = run(
         "import sys, esa_cli\n"
         "esa_cli.load_preset()\n"
-        "esa_cli.Library, esa_cli.Turn, esa_cli.Evidence\n"
+        "esa_cli.Library, esa_cli.Turn, esa_cli.Passage\n"
         f"esa_cli.read_document({str(ROOT / 'README.md')!r})\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_class_is_imported_without_torch_and_methods() -> None:
+    done = run(
+        "import sys\n"
+        "from esa_cli import Esa\n"
+        "heavy = [name for name in sys.modules if name in ('torch', 'numpy', 'transformers')]\n"
+        "heavy += [name for name in sys.modules if name.startswith('esa_cli.methods')]\n"
+        "sys.exit(' '.join(heavy) or 0)\n"
     )
     assert done.returncode == 0, done.stderr
 

@@ -14,7 +14,7 @@ from recurring_spans import cloze_examples
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
 
 POOL = 24
 """Batches of examples that are sorted by length together."""

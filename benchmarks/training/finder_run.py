@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from finder_batches import FinderBatches
+from finder_encoder import first_layer, new_finder, save_finder
 from finder_scores import FinderScores, score_finder
 from finder_texts import FinderText
 from finder_trainer import FinderTrainer, FinderTrainingSettings
+from question_pairs import TrainingText
 from training_run import TrainingEvents, TrainingRun
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.evaluation.calibration.question_pairs import TrainingText
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.qa.finding.token_encoder import MAPS, PROMPT, TokenEncoder
+from esa_cli.qa.finding.token_encoder import PROMPT, TokenEncoder
+from esa_cli.qa.presets.adapter_files import MAPS
 
 RESULTS = ("finder", CONFIG, WEIGHTS, MAPS)
 """What a training makes, and its files."""
@@ -82,7 +84,7 @@ class StartFinder:
         """Settings with the sizes of this finder."""
         encoder = self.encoder
         return replace(
-            settings, layers=encoder.layers, first=encoder.first, rank=encoder.adapter.rank,
+            settings, layers=encoder.layers, first=first_layer(encoder), rank=encoder.adapter.rank,
             dim=encoder.dim,
         )  # fmt: skip
 
@@ -126,14 +128,14 @@ class FinderRun(TrainingRun):
         batches = FinderBatches(texts, batch=settings.batch, seed=settings.seed)
         if self.start is not None:
             return FinderTrainer(self.start.encoder, batches, settings)
-        encoder = TokenEncoder.new(
+        encoder = new_finder(
             loaded.model, loaded.tokenizer, layers=settings.layers, first=settings.first,
             rank=settings.rank, dim=settings.dim, seed=settings.seed,
         )  # fmt: skip
         return FinderTrainer(encoder, batches, settings)
 
     def _write(self, trainer: FinderTrainer) -> None:
-        trainer.encoder.save(self.folder, self.loaded.ref)
+        save_finder(trainer.encoder, self.folder, self.loaded.ref)
 
     def _scores(
         self, trainer: FinderTrainer, held_out: Sequence[FinderText], events: TrainingEvents

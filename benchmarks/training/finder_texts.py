@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from question_pairs import AnswerPair, Span, TrainingText
 
-from esa_cli.evaluation.calibration.question_pairs import AnswerPair, Span, TrainingText
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.finding.passage_finder import token_bounds
 

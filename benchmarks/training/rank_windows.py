@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from question_pairs import TrainingText, read_training_texts
 
-from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
 from esa_cli.models import load
-from esa_cli.qa.finding.load_encoder import load_encoder
+from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets.preset import load as load_preset
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     preset = load_preset(args.preset)
     model = load(preset.model)
-    encoder = load_encoder(preset.answer, model.model, model.tokenizer)
+    encoder = load_finder(preset.answer, model.model, model.tokenizer)
     if encoder is None:
         parser.error(f"the preset must have a finder, got {args.preset}")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from question_pairs import Span, TrainingText
+
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation.calibration.question_pairs import Span, TrainingText
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from question_pairs import AnswerPair, Span, TrainingText
 from swapped_questions import frequent_names, swapped_question
 
-from esa_cli.evaluation.calibration.question_pairs import AnswerPair, Span, TrainingText
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.qa.finding.windows import sentence_spans
 from esa_cli.qa.finding.words import LexicalIndex
-from esa_cli.qa.reading.reader import one_line
+from esa_cli.qa.reading.span import one_line
 
 WORDS = (25, 105)
 """Fewest and most words of a window around an answer; it ends with the sentence."""

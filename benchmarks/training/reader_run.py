@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from example_batches import ExampleBatches
+from question_pairs import TrainingText
 from ranked_windows import RankedWindows
 from reader_examples import ExampleText
 from reader_scores import ReaderScores, score_text
 from reader_trainer import ReaderTrainer, ReaderTrainingSettings
 from training_run import TrainingEvents, TrainingRun
 
-from esa_cli.evaluation.calibration.question_pairs import TrainingText
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.qa.reading.reader import PassagePrompt, PassageReader
+from esa_cli.qa.reading.span import PassagePrompt, PassageReader
 
 RESULTS = ("adapter", CONFIG, WEIGHTS)
 """What a training makes, and its files."""

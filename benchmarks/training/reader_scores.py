@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from question_pairs import AnswerPair
 from reader_examples import ExampleText
 
-from esa_cli.evaluation.calibration.question_pairs import AnswerPair
 from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.reader import PassageReader
+from esa_cli.qa.reading.span import PassageReader
 
 MOST = 200
 """Pairs of a text that are scored; of more, so many are drawn, always the same."""

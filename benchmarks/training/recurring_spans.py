@@ -14,7 +14,7 @@ from name_pattern import BEGINNINGS, NAME
 from reader_examples import ExampleText, ReaderExample
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.reader import one_line
+from esa_cli.qa.reading.span import one_line
 
 BLANK = "____"
 SENTENCE_WORDS = range(8, 41)

@@ -18,7 +18,7 @@ from reader_run import ReaderRun, StartAdapter
 from reader_trainer import ReaderTrainingSettings
 from training_display import load_model, parser, read_texts, run
 
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
 
 
 def _make(given: argparse.Namespace) -> ReaderRun:

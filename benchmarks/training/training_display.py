@@ -10,15 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from question_pairs import TrainingText, read_training_texts, split_texts
 from training_checkpoint import FILE
 from training_run import TrainingRun
 
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.calibration.question_pairs import (
-    TrainingText,
-    read_training_texts,
-    split_texts,
-)
 from esa_cli.models import load
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.presets.preset import Preset

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from question_pairs import TrainingText
 from trainer import Trainer, TrainerSettings
 from training_checkpoint import FILE, load_checkpoint, save_checkpoint
 from training_folder import check_folder, finish_folder, writing_folder
 
-from esa_cli.evaluation.calibration.question_pairs import TrainingText
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.system.files import only_writer
 from esa_cli.version import __version__

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
-from esa_cli.qa.answering.reply import Asker
+from esa_cli.qa.api import Esa
 from esa_cli.system.progress import Progress
 
 MOST_RECENT = 16
@@ -37,7 +37,7 @@ class OpenBooks:
         fixed: books by text that are never closed.
     """
 
-    def __init__(self, asker: Asker, fixed: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, asker: Esa, fixed: Mapping[str, Any] | None = None) -> None:
         self.asker, self._fixed, self._most = asker, fixed or {}, MOST_RECENT
         self._needed: Collection[str] = ()
         self._files: dict[str, _OpenFile] = {}
@@ -120,7 +120,7 @@ class ScheduledBooks(OpenBooks):
         schedule: the paths of each set of documents, in the order of the calls of `next`.
     """
 
-    def __init__(self, asker: Asker, schedule: Sequence[Collection[str]]) -> None:
+    def __init__(self, asker: Esa, schedule: Sequence[Collection[str]]) -> None:
         super().__init__(asker)
         self._schedule, self._widest = iter([set(paths) for paths in schedule]), 0
         self._uses: dict[str, list[int]] = {}

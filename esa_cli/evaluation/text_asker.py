@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.answering.from_text import TextReplies
-from esa_cli.qa.answering.lazy_session import LazySession
-from esa_cli.qa.answering.reply import Evidence, Reply
+from esa_cli.models import LoadedModel
+from esa_cli.qa.answering.reply import Passage, Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.finding.load_encoder import load_encoder
-from esa_cli.qa.finding.passage_finder import PassageSearch, token_bounds
-from esa_cli.qa.ingestion.index_ingest import IndexIngest
-from esa_cli.qa.ingestion.ingest import Ingest
-from esa_cli.qa.ingestion.row_ingest import RowIngest
+from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
@@ -38,12 +35,12 @@ class TextAsker:
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
         self._begin()
-        lazy = LazySession.around(session)
-        encoder = load_encoder(preset.answer, lazy.text_model, lazy.tokenizer)
-        self._replies = TextReplies(lazy, None, PassageSearch(encoder, preset.answer.words))
-        self._ingest: Ingest = RowIngest("int8", lazy)
-        if encoder is not None:
-            self._ingest = IndexIngest(encoder, lazy)
+        model = session.model
+        loaded = LoadedModel(
+            model=model, tokenizer=session.tokenizer, ref=preset.model, folder=Path(),
+            dtype=model.dtype, device=model.device,
+        )  # fmt: skip
+        self._esa = Esa(loaded, preset, session=session)
         self._book: Book | None = None
 
     @property
@@ -59,14 +56,16 @@ class TextAsker:
 
     def check(self, question: str, longest: int) -> None:
         """Checks a question before a text is read. Raises UsageError, LengthError: as `ask`."""
-        self._replies.check(question, longest)
+        assert self._esa.spans is not None
+        self._esa.spans.check(question, longest)
 
     def read(self, text: str, progress: Progress | None = None) -> float:
         """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
         started, self._book = time.perf_counter(), None
         self._begin()
-        book = self._ingest.ingest(Document("", text, source="", encoding="", bytes=0), progress)
-        self._replies.prepare(place_books([book]))
+        document = Document("", text, source="", encoding="", bytes=0)
+        book = self._esa.ingest(document, progress)
+        self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
         self._book = book
@@ -83,14 +82,12 @@ class TextAsker:
         Raises:
             UsageError: the question is empty. LengthError: it is too long.
         """
-        books = place_books([self.book])
-        reply, _ = self._replies.ask(
-            question, books, max_new_tokens=longest, temperature=temperature,
+        return self._esa.ask(
+            question, [self.book], max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip
-        return reply
 
-    def tokens_of(self, passages: tuple[Evidence, ...]) -> int:
+    def tokens_of(self, passages: tuple[Passage, ...]) -> int:
         """Tokens of the passages."""
         places = torch.tensor([(one.start, one.end) for one in passages]).reshape(-1, 2)
         first, last = token_bounds(self.book.spans, places)

@@ -5,55 +5,54 @@
         reply = esa.ask("Who is Ahab?", [book])
         print(reply.text, reply.evidence[0].page)
 
-A book is read on its own: with a library once for ever; without one it stays in memory.
+Importing this module imports neither torch nor a method; the class does when it is used.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Unpack
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
-from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
-from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.qa.answering.from_text import TextReplies
-from esa_cli.qa.answering.lazy_session import LazySession
-from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
-from esa_cli.qa.books import Book, distinct, place_books
-from esa_cli.qa.collecting.collection import Collection, HowToCollect
-from esa_cli.qa.evidence.evidence import heat_maps, reply_from_rows
-from esa_cli.qa.finding.load_encoder import load_encoder
-from esa_cli.qa.finding.passage_finder import COUNT, Passage, PassageSearch
-from esa_cli.qa.ingestion.index_ingest import IndexIngest
-from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, ProgressEvents, Source
-from esa_cli.qa.ingestion.row_ingest import RowIngest
-from esa_cli.qa.model_opening import open_model
-from esa_cli.qa.planning.plan import Planner
-from esa_cli.qa.presets.preset import DEFAULT, Preset
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
-from esa_cli.qa.second_model.answer_reader import AnswerReader
-from esa_cli.qa.second_model.reader_choice import ReaderChoice, check_passages_for
-from esa_cli.storage.library import Entry, Library
-from esa_cli.system.progress import Progress
+from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, Turn
 
-if TYPE_CHECKING:  # it imports transformers' models
+if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
+    from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.books import Book
+    from esa_cli.qa.collecting import Collection, EarlierRun
+    from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
+    from esa_cli.qa.opening import Notices, Preflight
+    from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.presets.preset import Preset
+    from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+    from esa_cli.qa.reading.reader import Reader
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
+    from esa_cli.storage.library import Entry, Library
+    from esa_cli.system.progress import Progress
+
+COUNT = 8
+"""Passages that `find_passages` gives where no count is asked for."""
 
 
 class Esa:
-    """A model with a method, and the documents it has read. Not thread-safe.
+    """A model with a preset, and the documents it has read. Not thread-safe.
 
     Args:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
         library: where documents are looked for; None: nowhere. keep: put those there that are not.
         rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
         events: the observer of ingests. planner: what is read must fit its memory; None: nobody
-            looks. reader: another model that words the answers.
+            looks. reader: another model that words the answers. session: of the model, where there
+            is one already; with the method that it has then.
 
     Raises:
         ModelError: the model cannot be supported, or adapter or finder not be read. PresetError:
@@ -71,31 +70,46 @@ class Esa:
         rows: str = "int8",
         events: IngestEvents | None = None,
         planner: Planner | None = None,
-        reader: AnswerReader | None = None,
+        reader: Reader | None = None,
+        session: Session | None = None,
     ) -> None:
+        from esa_cli.qa.answering.prompt import PromptTokens
+        from esa_cli.qa.finding.finder import load_finder
+        from esa_cli.qa.finding.passage_finder import PassageSearch
+        from esa_cli.qa.finding.words import small_words
+        from esa_cli.qa.ingestion.index_ingest import IndexIngest
+        from esa_cli.qa.ingestion.row_ingest import RowIngest
+        from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
+        from esa_cli.qa.reading.reader_choice import check_passages_for
+        from esa_cli.qa.reading.span import SpanReader
+
         resolved = resolve(preset)
         check_passages_for(reader, resolved.preset)
-        self.preset, self.loaded = resolved.preset, loaded
-        self._lazy = LazySession.of(loaded, resolved)
-        self.reader = reader
+        self.preset, self.method = resolved.preset, resolved.method
+        self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
+        check_fits_model(self.method, loaded.text_model)
+        self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
+        answer, model = self.preset.answer, loaded.text_model
+        encoder = load_finder(answer, model, self.tokenizer)
+        self.search = PassageSearch(encoder, answer.words)
+        self.spans = None
+        if not answer.needs_rows:
+            self.spans = SpanReader(loaded, self.preset, self.prompt, self.window)
+        self._is_small = small_words(self.tokenizer)
+        host = self, library, keep, events, planner
+        self.documents: Ingest = (
+            RowIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
+        )
+        self._cached: list[Book] = []
+        """Books whose rows are in the session's cache."""
         self._last: tuple[Sequence[Book], Tensor] | None = None
-        try:
-            lazy, answer = self._lazy, self.preset.answer
-            encoder = load_encoder(answer, lazy.text_model, lazy.tokenizer)
-            self._search, self._text = PassageSearch(encoder, answer.words), None
-            if answer.source == "text":
-                self._text = TextReplies(lazy, reader, self._search)
-            given = lazy, library, keep, events, planner
-            self.documents: Ingest = RowIngest(rows, *given)
-            if encoder is not None:
-                self.documents = IndexIngest(encoder, *given)
-        except BaseException:
-            self._lazy.close()
-            raise
+        self._session = session
+        if answer.needs_rows:
+            self._session = self.session
 
     @classmethod
     def load(
-        cls, name: str = DEFAULT, overrides: Sequence[str] = (), *, method: str | None = None,
+        cls, name: str = "default", overrides: Sequence[str] = (), *, method: str | None = None,
         model: str | None = None, length: int = 0, device: str = "auto", dtype: str = "auto",
         cache: str = "auto",
         library: Library | None = None, keep: bool = True, rows: str = "int8",
@@ -103,7 +117,8 @@ class Esa:
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
         """Loads a preset and its model, fetching the model if need be. Each document is held to the
-        memory there is now before it is read; see `plan`.
+        memory there is now before it is read; see `plan`. Where the preset does not say what
+        answers come from, and its method cannot run in the model, they come from passages.
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
@@ -115,15 +130,44 @@ class Esa:
 
         Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
         ModelError, ResourceError. ReaderError: the server cannot be used."""
-        if model is not None:
-            overrides = [f"model={json.dumps(model)}", *overrides]
-        choice = None if reader is None else ReaderChoice(reader, reader_model)
-        loaded, resolved, planner, other = open_model(
-            name, overrides, method, length, device, dtype, choice, cache
-        )
+        from esa_cli.qa.ingestion.ingest import ProgressEvents
+        from esa_cli.qa.opening import ModelPlace, answerable, prepare
+        from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.reading.reader_choice import ReaderChoice
+
+        given = [] if model is None else [f"model={json.dumps(model)}"]
+        choice = None
+        if reader is not None:
+            choice, given = ReaderChoice.of(reader, reader_model), [*given, "answer.from=text"]
+        place, chosen = ModelPlace.of(device, dtype, cache), load(name, [*given, *overrides])
+        if method is None:
+            chosen = answerable(chosen)
+        return cls.of(
+            prepare(chosen, place, method=method, length=length),
+            library=library, keep=keep, rows=rows, reader=choice, events=ProgressEvents(progress),
+        )  # fmt: skip
+
+    @classmethod
+    def of(
+        cls,
+        ready: Preflight,
+        *,
+        library: Library | None = None,
+        keep: bool = True,
+        rows: str = "int8",
+        reader: ReaderChoice | None = None,
+        events: IngestEvents | None = None,
+        notices: Notices | None = None,
+    ) -> Esa:
+        """Loads the model of a preset that was prepared, and the reader, which is else the
+        preset's own. The other arguments are those of the class.
+
+        Raises UsageError: there is a reader, and the preset answers from rows. ModelError,
+        ResourceError. PresetError. ReaderError: the reader's server cannot be used."""
+        loaded, other = ready.load(reader, notices)
         return cls(
-            loaded, resolved, library=library, keep=keep, rows=rows,
-            events=ProgressEvents(progress), planner=planner, reader=other,
+            loaded, ready.resolved, library=library, keep=keep, rows=rows, events=events,
+            planner=ready.planner, reader=other,
         )  # fmt: skip
 
     def __enter__(self) -> Esa:
@@ -134,19 +178,53 @@ class Esa:
 
     def close(self) -> None:
         """Restores the model, and ends the connections of the reader."""
-        self._lazy.close()
+        if self._session is not None:
+            self._session.close()
         if self.reader is not None:
             self.reader.close()
 
     @property
     def session(self) -> Session:
-        """Runs the method; made, with the model of transformers, when it is first needed."""
-        return self._lazy.session
+        """Runs the method; made, with the model of transformers, when it is first needed. Raises
+        ModelError, ResourceError, PresetError."""
+        if self._session is None:
+            from esa_cli.qa.answering.session import Session
+            from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+
+            loaded, resolved = self.loaded, ResolvedPreset(self.preset, self.method)
+            self._session = Session(loaded.model, self.tokenizer, resolved, loaded.cache)
+        return self._session
+
+    @property
+    def attaches(self) -> bool:
+        """Whether a session can be made; else the model reads passages, and nothing else."""
+        from esa_cli.models.loading.load import hindrance
+
+        only_reads = self.preset.answer.by_words and isinstance(self.loaded, models.LoadedModel)
+        return not (only_reads and hindrance(self.loaded.model.config))
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """See `model_facts`, which take a moment: only what looks in a library needs them."""
+        from esa_cli.qa.presets.cache_key import model_facts
+
+        return model_facts(self.loaded.text_model, self.tokenizer)
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model is given at once: the preset's `context`, or fewer where the model
+        has fewer positions, as one may that only reads passages."""
+        longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
+        return min(self.preset.context, longest or self.preset.context)
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """The bare model until the block ends; see `Attachment.suspended`."""
+        return nullcontext() if self._session is None else self._session.attachment.suspended()
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the documents whose rows were asked last; 0: their text was."""
-        return self._lazy.document_tokens
+        return 0 if self._session is None else self._session.document_tokens
 
     @property
     def name(self) -> str:
@@ -155,15 +233,25 @@ class Esa:
 
     @property
     def answers_unread(self) -> bool:
-        """Whether a document can be asked before it is read."""
+        """Whether a document can be asked before it is read, by its words alone."""
         return not self.preset.answer.needs_rows
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Tokens of a question with its earlier turns; see `reply.Asker`."""
-        return (self._text or self.session).question_tokens(question, history)
+        """Tokens of a question with its earlier turns, which the model does not read for that.
+        Raises UsageError: the question is empty, or too long whatever the documents are."""
+        if self.spans is None:
+            return self.session.question_tokens(question, history)
+        tokens, texts = self.spans.check(question, 1), [text for turn in history for text in turn]
+        if texts:
+            ids = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            tokens += sum(map(len, ids))
+        return tokens
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Calls `on_step` while the model computes; see `reply.Asker`."""
+        """Within it, `on_step` is called often while the model reads or answers; an exception
+        raised in it ends that and passes through, and the model stays usable."""
+        from esa_cli.models.text_passes.layer_calls import before_each_layer
+
         return before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
@@ -178,7 +266,7 @@ class Esa:
     def open(self, source: Source) -> Book:
         """A book that can be asked at once: found in the library, else with its text alone, to be
         read by `ingest` later. Where answers need rows, it is read now. Raises: as `ingest`."""
-        self._lazy.forget()
+        self._cached = []
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
@@ -193,7 +281,7 @@ class Esa:
 
         Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
-        self._lazy.forget()
+        self._cached = []
         return self.documents.ingest(source, progress)
 
     def ask(
@@ -209,26 +297,86 @@ class Esa:
         evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
-        """Answers one question about some books, all at once; see `reply.Asker`."""
-        if not (books := distinct(books)):
-            raise UsageError("no document to ask about", "ingest one first")
+        """Answers one question about some books, all at once.
+
+        Args:
+            history: earlier turns, oldest first. evidence: passages.
+            max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they are not
+                for quotations, which are always the most probable.
+            on_text: called with each piece of the answer as it comes; an exception raised in it
+                ends the answer and passes through, and the model stays usable.
+
+        Raises:
+            UsageError: no book, one that has not been read where that is needed, an empty question,
+                or a setting out of range. LengthError: the question is too long. HistoryError: it
+                is too long with its history, and may not be with less of it. ReaderError: the
+                other model gives no answer.
+        """
+        from esa_cli.models.attachment.families import keeps_state
+        from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
+        from esa_cli.qa.planning.row_storage import check_asked_together
+        from esa_cli.qa.presets.preset import chosen_generation
+        from esa_cli.qa.reading.reader import Sampling
+
+        started, books = time.perf_counter(), _distinct(books, "ask about")
+        placed = self.placed(books)
         if len(books) > 1:
-            self._lazy.check_asked_together()
-        asking: dict[str, Any] = {
-            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p,
-            "seed": seed, "history": history, "on_text": on_text,
-        }  # fmt: skip
-        if self._text is None:
-            self._lazy.use(books)
+            config = self.loaded.text_model.config
+            check_asked_together(self.preset, self.method, config.model_type, keeps_state(config))
+        if self.spans is None:  # the paper: selected rows of every layer
+            self._open_rows(books)
             reply, weights = reply_from_rows(
-                self.session, question, self.placed(books), evidence, **asking
-            )
+                self.session, question, placed, evidence,
+                max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+                history=history, on_text=on_text,
+            )  # fmt: skip
         else:
-            reply, weights = self._text.ask(
-                question, self.placed(books), evidence=evidence, **asking
+            most, heat, nucleus = chosen_generation(
+                self.preset.generation, max_new_tokens, temperature, top_p
             )
+            asked, text = self.spans.check(question, most), TimedText(on_text)
+            passages = self._read_passages(question, placed, history)
+            reader: Reader = self.spans
+            sampling = Sampling(most, heat, nucleus, seed)
+            if self.reader is not None and passages:
+                reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
+            with self.suspended():
+                reply = reader.answer(question, passages, history, sampling, text)
+            passages, weights = weighed_passages(passages, placed)
+            reply = replace(
+                reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
+                first_token_s=(text.first or started) - started,
+                total_s=time.perf_counter() - started, answered_from="text",
+                read=all(book.index is not None for book in books),
+            )  # fmt: skip
         self._last = books, weights
         return reply
+
+    def _open_rows(self, books: Sequence[Book]) -> None:
+        """Puts the rows of books into the session's cache, unless they are there. Raises
+        UsageError: one has not been read."""
+        if list(map(id, self._cached)) == list(map(id, books)):
+            return
+        self._cached = []
+        prefilled = [book.prefilled for book in books if book.prefilled]
+        if len(prefilled) < len(books):
+            raise UsageError("a document has not been read", "ingest it first")
+        self.session.open(prefilled)
+        self._cached = list(books)
+
+    def _read_passages(
+        self, question: str, books: Sequence[Book], history: Sequence[Turn]
+    ) -> list[Passage]:
+        """The passages that are found and read again, that of the best span first."""
+        from esa_cli.qa.answering.question_form import completed, referred_to
+        from esa_cli.qa.reading.span import SPANS
+
+        assert self.spans is not None
+        whole, earlier = completed(question, history), referred_to(question, history)
+        with self.suspended():
+            found = self.search.find(whole, books, self.preset.answer.passages, earlier)
+            unmentioned = self.search.finder(books).unmentioned(whole, self._is_small)
+            return self.spans.rank(whole, found, 0 if self.reader else SPANS, unmentioned)
 
     def find_passages(
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
@@ -237,18 +385,57 @@ class Esa:
         """The passages of some books that fit a question; see `PassageSearch.passages`.
         Raises UsageError: there is no book, or the question is empty or too long."""
         self.question_tokens(question)  # checks it
-        with self._lazy.suspended():
-            return self._search.passages(question, self.placed(distinct(books)), count, minimum)
+        with self.suspended():
+            placed = self.placed(_distinct(books, "search"))
+            return self.search.passages(question, placed, count, minimum)
 
     def collect(
-        self, question: str, books: Sequence[Book], **how: Unpack[HowToCollect]
+        self,
+        question: str,
+        books: Sequence[Book],
+        *,
+        minimum: float | None = None,
+        every: bool = False,
+        least: float | None = None,
+        progress: Progress | None = None,
+        after: EarlierRun | None = None,
     ) -> Collection:
-        """An iterator of every place of some books that fits a question; see `HowToCollect`.
-        Raises UsageError: there is no book, the question is empty or too long, or the preset
-        answers from rows."""
-        if self._text is None:
+        """An iterator of every place of some books that fits a question.
+
+        Args:
+            minimum: least score in finding of a passage that is read again; see `chosen_passages`.
+            every: all passages are. least: log-odds, with how well it fits, from which a passage
+                tells a place; None: `collecting.LEAST`. It does not count where another model
+                decides.
+            progress: called with (passages read, passages chosen); what it raises passes through.
+            after: an earlier run, which this one continues.
+
+        Raises:
+            UsageError: there is no book, the question is empty or too long, or the preset answers
+                from rows.
+        """
+        from esa_cli.qa import collecting
+        from esa_cli.qa.reading.reader import Sampling
+
+        if self.spans is None:
             raise UsageError("places are collected from text", "use the setting answer.from=text")
-        return self._text.collect(question, self.placed(distinct(books)), **how)
+        self.spans.check(question, 1)
+        placed, reader = self.placed(_distinct(books, "collect from")), self.reader
+        with self.suspended():
+            chosen = collecting.chosen_passages(self.search, question, placed, minimum, every)
+        decision: collecting.Decision
+        if reader is None:
+            several = chosen.total <= collecting.WHOLE
+            decision = collecting.LogOddsDecision(self.spans.passages, question, least, several)
+        else:
+            settings = self.preset.generation
+            sampling = Sampling(None, settings.temperature, settings.top_p)
+            decision = collecting.WrittenDecision(
+                lambda passage: reader.answer(question, [passage], (), sampling)
+            )
+        return collecting.Collection(
+            chosen, placed, decision, alone=self.suspended, progress=progress, after=after
+        )
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
@@ -257,17 +444,44 @@ class Esa:
         return evidence_page(reply, question, *self._weighed(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
-        """The heat maps of the last answer; see `reply.Asker`."""
+        """The heat maps of the last answer: one for each of its documents, in their order, each
+        text once. Raises UsageError: it was not about these books."""
+        from esa_cli.qa.evidence.evidence import heat_maps
+
         return heat_maps(*self._weighed(books))
 
     def _weighed(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
         """The placed books of the last answer, and the weights (N,) of their tokens. Raises
         UsageError: it was not about these books."""
-        books = distinct(books)
+        books = _distinct(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
             raise UsageError("a report is of the last answer", "ask about these books first")
         return self.placed(books), self._last[1]
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
         """These books, each with its place in the cache of a question about them."""
+        from esa_cli.qa.books import place_books
+
         return place_books(books)
+
+
+class TimedText:
+    """Passes pieces of an answer on; `first` is the time of the first, None before."""
+
+    def __init__(self, on_text: Callable[[str], None] | None) -> None:
+        self._on_text = on_text
+        self.first: float | None = None
+
+    def __call__(self, piece: str) -> None:
+        self.first = self.first or time.perf_counter()
+        if self._on_text is not None:
+            self._on_text(piece)
+
+
+def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:
+    """The books, each text once. Raises UsageError: there is none."""
+    from esa_cli.qa.books import distinct
+
+    if not books:
+        raise UsageError(f"no document to {purpose}", "ingest one first")
+    return distinct(books)

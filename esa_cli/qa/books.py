@@ -33,16 +33,8 @@ class TokenisedDocument:
 
     @classmethod
     def of(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
-        """Tokenises the text.
-
-        Args:
-            tokenizer: of transformers.
-
-        Raises:
-            DocumentError: a part of it cannot be divided; see `windowed_tokenizer`.
-        """
-        # Finding by words alone imports no models.
-
+        """The document tokenised by a tokenizer of transformers. Raises DocumentError: a part of it
+        cannot be divided; see `windowed_tokenizer`."""
         ids, offsets = tokenise(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 
@@ -92,23 +84,19 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 def place_books(books: Sequence[Book]) -> list[Book]:
     """The books of a question, in its order, as they are concatenated in the cache; each document
     has a name that no other has."""
-    read = [book.prefilled for book in books if book.prefilled]
-    rows = text_rows(read) if len(read) == len(books) else _rows_of_text(books)
-    return [
-        replace(book, document=_named(book.document, name), rows=at)
-        for book, name, at in zip(books, _distinct_names(books), rows, strict=True)
-    ]
-
-
-def _named(document: Document, name: str) -> Document:
-    """The document with this name; itself, with the places of its lines, where it has it."""
-    return document if document.name == name else replace(document, name=name)
-
-
-def _rows_of_text(books: Sequence[Book]) -> list[range]:
-    """Rows of the books' texts one after the other: where some have not been read."""
-    ends = list(accumulate(len(book.spans) for book in books))
-    return [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
+    prefilled = [book.prefilled for book in books if book.prefilled]
+    if len(prefilled) == len(books):
+        rows = text_rows(prefilled)
+    else:  # their texts, one after the other
+        ends = list(accumulate(len(book.spans) for book in books))
+        rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
+    placed = []
+    for book, name, at in zip(books, _distinct_names(books), rows, strict=True):
+        document = book.document  # which knows the places of its lines
+        if document.name != name:
+            document = replace(document, name=name)
+        placed.append(replace(book, document=document, rows=at))
+    return placed
 
 
 def _distinct_names(books: Sequence[Book]) -> list[str]:

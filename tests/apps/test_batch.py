@@ -688,9 +688,9 @@ def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.open_esa")
     module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     app = typer.Typer()
     app.command()(batch.batch)
     return typer.testing.CliRunner().invoke(app, [*words, "--preset", "tiny-random"])

@@ -438,9 +438,9 @@ def opening(asker: FakeAsker, *seen: Any) -> Iterator[FakeAsker]:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.open_esa")
     module.opened = lambda *given, **more: opening(asker, given)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     app = typer.Typer()
     app.command()(chat.chat)
     return typer.testing.CliRunner().invoke(app, list(words), input=stdin)

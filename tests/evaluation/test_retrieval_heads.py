@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,24 @@ from command import Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
+from esa_cli.apps.cli.commands.heads_command import MARK, check_out, write_preset
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
-from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.evaluation.calibration import head_ranking as head_votes
-from esa_cli.evaluation.calibration.head_ranking import (
+from esa_cli.errors import EsaError, UsageError
+from esa_cli.evaluation.calibration import retrieval_heads
+from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
     NeedleVotes,
-    VoteJournal,
     enough,
+    find,
     judge,
+    needle_questions,
     prefixes,
     rank_heads,
     stride_of,
-    window_sums,
-)
-from esa_cli.evaluation.calibration.heads_preset import MARK, refuse_foreign, write
-from esa_cli.evaluation.calibration.retrieval_heads import (
-    RetrievalHeads,
-    find,
-    needle_questions,
     voting,
+    window_sums,
 )
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import TaskRequest, TaskSample
@@ -65,10 +60,6 @@ def test_windows_are_sums_at_a_stride() -> None:
     moments = [sum(m * float(votes[m]) for m in window) for window in windows]
     assert stride_of(16) == 2
     torch.testing.assert_close(window_sums(votes, 16), torch.tensor([sums, moments]).double())
-
-
-def test_a_window_longer_than_the_middle_is_all_of_it() -> None:
-    assert window_sums(torch.ones(5), 16).tolist() == [[5.0], [10.0]]
 
 
 def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
@@ -247,13 +238,14 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    collect = head_votes.PrefilledText.collect
+    ask = retrieval_heads._ask
 
-    def told(self: Any, one: Any, question: str) -> Any:
-        ASKED[:] = [sum(one.needle) // len(one.needle)]
-        return collect(self, one, question)
+    def note_the_needle(attachment: Any, method: Any, *rest: Any) -> None:
+        needle = method.selector.needle
+        ASKED[:] = [sum(needle) // len(needle)]
+        ask(attachment, method, *rest)
 
-    monkeypatch.setattr(head_votes.PrefilledText, "collect", told)
+    monkeypatch.setattr(retrieval_heads, "_ask", note_the_needle)
     return finder
 
 
@@ -296,12 +288,6 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
         assert words.strip() == facts[one.question]
 
 
-def test_the_model_is_put_back_and_nothing_is_kept(loaded: LoadedModel) -> None:
-    before = loaded.model.config._attn_implementation
-    find(loaded, tiny("window.ending=0"), planted(loaded))
-    assert loaded.model.config._attn_implementation == before
-
-
 def test_an_interruption_puts_the_model_back(loaded: LoadedModel) -> None:
     before = loaded.model.config._attn_implementation
 
@@ -312,40 +298,6 @@ def test_an_interruption_puts_the_model_back(loaded: LoadedModel) -> None:
     with pytest.raises(KeyboardInterrupt):
         find(loaded, tiny("window.ending=0"), planted(loaded), None, stop)
     assert loaded.model.config._attn_implementation == before
-
-
-def test_a_stopped_search_continues_with_the_same_result(
-    loaded: LoadedModel, tmp_path: Path
-) -> None:
-    sample, chosen = planted(loaded), tiny("window.ending=0", "score.heads=[[0, 1]]")
-    whole = find(loaded, chosen, sample)
-    header, path = {"esa": "0", "command": "esa heads", "seed": 0}, tmp_path / "votes.jsonl"
-
-    def stop(done: int, of: int) -> None:
-        if done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), VoteJournal(path, header) as journal:
-        find(loaded, chosen, sample, None, stop, journal)
-    with VoteJournal(path, header) as journal:
-        assert journal.count == 5
-        assert find(loaded, chosen, sample, journal=journal) == whole
-    read: list[int] = []
-    with VoteJournal(path, header) as journal:
-        again = find(loaded, chosen, sample, lambda done, of: read.append(done), None, journal)
-        assert (again, journal.count) == (whole, 8)
-    assert not read, "nothing is left to read"
-    with pytest.raises(UsageError, match="another seed"):
-        VoteJournal(path, {**header, "seed": 1})
-
-
-def test_a_damaged_row_of_a_journal_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "votes.jsonl"
-    header = {"esa": "0", "command": "esa heads"}
-    row = {"half": "ranked", "number": 0, "question": "?", "found": [["x"]], "margin": [[1.0]]}
-    path.write_text(f"{json.dumps(header)}\n{json.dumps(row)}\n")
-    with pytest.raises(DocumentError, match="row in line 2 is not whole"):
-        VoteJournal(path, header)
 
 
 def test_heads_of_layers_with_a_window_find_nothing(
@@ -408,25 +360,11 @@ def test_presets_whose_heads_do_not_vote_are_refused(settings: list[str], words:
     assert "--set" in error.value.hint
 
 
-def test_all_missing_settings_are_named_at_once() -> None:
-    with pytest.raises(UsageError, match=r"must be vote, got sum; and .* got topk") as error:
-        voting(preset.load("tiny-random"))
-    assert error.value.hint == "use --set score.name=vote --set selector.name=consensus"
-
-
 def test_a_shortlist_does_not_hide_what_heads_find(loaded: LoadedModel) -> None:
     sample = planted(loaded)
     found = find(loaded, tiny("window.ending=0"), sample)
     short = find(loaded, tiny("window.ending=0", "score.shortlist=8"), sample)
     assert short == found
-
-
-def test_weak_is_less_than_half() -> None:
-    def of(hits: int) -> RetrievalHeads:
-        return RetrievalHeads([head(0, 0, 1)], ((0, 0),), 8, 8, hits, 8, {1: hits}, 100, 16, 0)
-
-    assert of(3).weak
-    assert not of(4).weak
 
 
 # The preset
@@ -435,7 +373,7 @@ def test_weak_is_less_than_half() -> None:
 def test_the_preset_says_what_the_options_said(tmp_path: Path) -> None:
     path = tmp_path / "few.yaml"
     given = [*VOTING, "window.selected=48"]
-    write(path, "tiny-random", given, ((1, 2), (0, 3)), "8 of 8")
+    write_preset(path, "tiny-random", given, ((1, 2), (0, 3)), "8 of 8")
     made = preset.load(str(path))
     wanted = preset.load("tiny-random", [*given, "score.heads=[[1, 2], [0, 3]]"])
     assert made.model_dump(exclude={"name", "description"}) == wanted.model_dump(
@@ -448,48 +386,30 @@ def test_the_preset_says_what_the_options_said(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["few.yaml"]
 
 
+def test_a_preset_is_written_whole_and_only_over_one_of_its_own(tmp_path: Path) -> None:
+    base, path = tmp_path / "base.yaml", tmp_path / "few.yaml"
+    base.write_text("extends: tiny-random\nwindow:\n  selected: 32\n", "utf-8")
+    with pytest.raises(EsaError):
+        write_preset(path, "no-such-preset", [], ((0, 0),), "")
+    assert [file.name for file in tmp_path.iterdir()] == ["base.yaml"]
+    check_out(path, str(base))
+    write_preset(path, str(base), VOTING, ((0, 0),), "")
+    assert preset.load(str(path)).window.selected == 32
+    check_out(path, str(base))
+    for refused in (base, path.with_suffix(".json")):
+        with pytest.raises(UsageError):
+            check_out(refused, "tiny-random")
+    with pytest.raises(UsageError):
+        check_out(path, str(path))
+
+
 def test_heads_of_another_model_stay_with_it(tmp_path: Path) -> None:
     """A preset that names a model by --model and its heads keeps both."""
     path = tmp_path / "other.yaml"
-    write(path, "smollm2-135m", ['model="org/other"'], ((3, 1),), "")
+    write_preset(path, "smollm2-135m", ['model="org/other"'], ((3, 1),), "")
     made = preset.load(str(path))
     assert (made.model, made.score["heads"]) == ("org/other", [[3, 1]])
     assert made.answer.needs_rows
-
-
-def test_a_preset_beside_it_is_extended_by_its_name(tmp_path: Path) -> None:
-    base = tmp_path / "base.yaml"
-    base.write_text("extends: tiny-random\nwindow:\n  selected: 32\n", "utf-8")
-    out, far = tmp_path / "few.yaml", tmp_path / "sub" / "few.yaml"
-    far.parent.mkdir()
-    write(out, str(base), VOTING, ((0, 0),), "")
-    write(far, str(base), VOTING, ((0, 0),), "")
-    assert "extends: base.yaml\n" in out.read_text("utf-8")
-    assert preset.load(str(out)).window.selected == 32
-    assert preset.load(str(far)).window.selected == 32
-
-
-def test_what_does_not_hold_is_not_left_there(tmp_path: Path) -> None:
-    path = tmp_path / "few.yaml"
-    path.write_text("old", "utf-8")
-    with pytest.raises(EsaError):
-        write(path, "no-such-preset", [], ((0, 0),), "")
-    assert path.read_text("utf-8") == "old"
-    assert [one.name for one in tmp_path.iterdir()] == ["few.yaml"]
-
-
-def test_only_its_own_files_are_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "few.yaml"
-    refuse_foreign(path, "tiny-random")
-    path.write_text("model: mine\n", "utf-8")
-    with pytest.raises(UsageError, match="must be new or a file of"):
-        refuse_foreign(path, "tiny-random")
-    write(path, "tiny-random", VOTING, ((0, 0),), "")
-    refuse_foreign(path, "tiny-random")
-    with pytest.raises(UsageError, match="than the preset that it extends"):
-        refuse_foreign(path, str(path))
-    with pytest.raises(UsageError, match="--out must name"):
-        refuse_foreign(tmp_path / "few.json", "tiny-random")
 
 
 # The command
@@ -502,19 +422,6 @@ SHORT = ["--length", "1500", "--questions", "8"]
 @pytest.fixture
 def esa(surroundings: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Esa:
     return runner(capsys, "heads")
-
-
-def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) -> None:
-    result = esa(*TINY, *FEW, *SHORT)
-    assert result.code == 0
-    lines = result.out.splitlines()
-    assert lines[0].split() == [
-        *("layer", "head", "found", "of", "4", "of", "4", "held", "out", "margin", "chosen")
-    ]
-    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "yes"]
-    assert "of 4 held-out needles: 4 first by these 4 heads" in lines[-2]
-    assert "margin: 0.5 is a draw" in result.err
-    assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
 
 
 def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path) -> None:
@@ -532,95 +439,37 @@ def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path)
     assert preset.load("./few.yaml").score["heads"] == data["chosen"]
 
 
-def test_the_same_command_continues_its_journal(
-    esa: Esa, one_finds: tuple[int, int], tmp_path: Path
-) -> None:
-    """With the model's name as argument; other questions are refused."""
-    tiny = ["random:llama", *TINY, *FEW, "--journal", "votes.jsonl", "--json"]
-    first = esa(*tiny, *SHORT)
-    assert first.code == 0, first.err
-    again = esa(*tiny, *SHORT)
-    assert "8 questions are in votes.jsonl" in again.err
-    untimed = [{**json.loads(one.out), "seconds": 0} for one in (first, again)]
-    assert untimed[0] == untimed[1]
-    assert len((tmp_path / "votes.jsonl").read_text("utf-8").splitlines()) == 9
-    other = esa(*tiny, *SHORT, "--seed", "1")
-    assert other.code == 2
-    assert "results of another seed" in other.err
-
-
-def test_the_presets_own_heads_are_checked(esa: Esa, one_finds: tuple[int, int]) -> None:
+def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) -> None:
     result = esa(*TINY, *FEW, *SHORT, "--set", "score.heads=[[1, 2]]")
-    assert result.out.splitlines()[-2] == "4 by the preset's heads"
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "yes"]
+    assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
 
 
-def test_a_random_model_has_none(esa: Esa, tmp_path: Path) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--out", "few.yaml")
-    assert result.code == 5
-    assert "no few heads of" in result.out
-    assert "yes" not in result.out
-    assert "use them" not in result.out
-    assert "nothing was written" in result.err
-    assert not (tmp_path / "few.yaml").exists()
-
-
-def test_weak_heads_without_a_file_are_no_error(esa: Esa) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--json", "--quiet")
+def test_a_random_model_has_no_retrieval_heads(esa: Esa, tmp_path: Path) -> None:
+    tiny = [*TINY, *FEW, *SHORT, "--json", "--quiet"]
+    result = esa(*tiny, "--out", "few.yaml")
     data = json.loads(result.out)
-    assert (result.code, data["weak"], data["use"]) == (0, True, None)
-
-
-def test_the_written_preset_is_named(esa: Esa, one_finds: tuple[int, int]) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--out", "few ones.yaml")
-    assert result.out.endswith("use them with --preset 'few ones.yaml'\n")
+    assert (result.code, data["weak"], data["use"], data["written"]) == (5, True, None, None)
+    assert not (tmp_path / "few.yaml").exists()
+    (tmp_path / "hay.txt").write_text("The mill stood still for days. " * 200, "utf-8")
+    plain = esa(*tiny, "--haystack", "hay.txt")
+    assert (plain.code, json.loads(plain.out)["haystack"]) == (0, "hay.txt")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code"),
     [
-        ([], 2, "score.name must be vote"),
-        ([*FEW, "--length", "long"], 2, "must be a number of tokens"),
-        ([*FEW, "--questions", "33"], 2, "32"),
-        ([*FEW, "--length", "200"], 2, "room for 32"),
-        ([*FEW, "--haystack", "none.txt"], 3, "none.txt"),
-        ([*FEW, "--out", "few.txt"], 2, "must name a .yaml file"),
-        ([*FEW, "--out", "mine.yaml"], 2, "must be new or a file of"),
-        ([*FEW, "--set", "score.heads=[[0]]"], 4, "pairs"),
-        (["random:llama", "--model", "random:llama"], 2, "the model must be given once"),
-        ([*FEW, "--journal", "mine.yaml"], 2, "is not a results file of esa"),
-        ([*FEW, "--journal", "a.yaml", "--out", "a.yaml"], 2, "must be two files"),
+        ([], 2),
+        ([*FEW, "--length", "200"], 2),
+        ([*FEW, "--haystack", "none.txt"], 3),
+        ([*FEW, *SHORT, "--set", "window.ending=1200"], 2),
     ],
 )
-def test_mistakes(esa: Esa, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    (tmp_path / "mine.yaml").write_text("model: mine\n", "utf-8")
-    result = esa(*TINY, *arguments)
-    assert result.code == code
-    assert words in result.err
-    assert result.out == ""
-
-
-def test_a_haystack_of_ones_own(esa: Esa, tmp_path: Path) -> None:
-    (tmp_path / "hay.txt").write_text("The mill stood still for days. " * 200, "utf-8")
-    result = esa(*TINY, *FEW, *SHORT, "--haystack", "hay.txt", "--json", "--quiet")
-    assert json.loads(result.out)["haystack"] == "hay.txt"
-
-
-@pytest.mark.parametrize("journal", [(), ("--journal", "votes.jsonl")])
-def test_an_interruption(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch, journal: tuple[str, ...]
+def test_mistakes_are_refused_before_the_model_is_loaded(
+    esa: Esa, arguments: list[str], code: int
 ) -> None:
-    def interrupted(*_: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(head_votes.PrefilledText, "collect", interrupted)
-    stopped = esa(*TINY, *FEW, *SHORT, *journal)
-    assert stopped.code == 130
-    kept = "votes.jsonl keeps what was done; the same command goes on" in stopped.err
-    assert kept == bool(journal)
-
-
-def test_a_text_that_is_all_in_view_is_refused_before_the_model_is_loaded(esa: Esa) -> None:
-    refused = esa(*TINY, *FEW, *SHORT, "--set", "window.ending=1200")
-    assert refused.code == 2
-    assert "at least 4 needles must be where tokens are selected" in refused.err
-    assert "loading the model" not in refused.err
+    result = esa(*TINY, *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert "loading the model" not in result.err

@@ -11,6 +11,7 @@ import pytest
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
+from finder_encoder import new_finder, save_finder
 from reader_models import wide_model
 
 from esa_cli import models
@@ -21,9 +22,8 @@ from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_re
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.answering.reply import Evidence
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash, settings_hash
 
@@ -44,8 +44,8 @@ def folder(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(cache))
         host = models.load(str(made / "model"), device="cpu", dtype="float32")
-    finder = TokenEncoder.new(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
-    finder.save(made / "finder", "random:llama")
+    finder = new_finder(host.model, host.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    save_finder(finder, made / "finder", "random:llama")
     return made
 
 
@@ -75,8 +75,8 @@ def words(folder: Path, finder: bool = True) -> list[str]:
     return [word for one in given for word in ("--set", one)]
 
 
-def evidence(start: int, end: int) -> Evidence:
-    return Evidence("", None, 1, None, start, end, "", 0.5)
+def evidence(start: int, end: int) -> Passage:
+    return Passage("", "", None, 1, None, start, end, "", weight=0.5)
 
 
 # The name

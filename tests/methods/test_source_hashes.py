@@ -17,7 +17,7 @@ from esa_cli.attention.parts import Compressor, Moments, Score
 from esa_cli.errors import PresetError
 from esa_cli.methods import plugin_loading, registry
 from esa_cli.methods.registry import contents, register, without_file
-from esa_cli.qa.ingestion.archive import hindrance
+from esa_cli.qa.planning.row_storage import hindrance
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import settings_hash
 from esa_cli.qa.presets.resolved_preset import resolve

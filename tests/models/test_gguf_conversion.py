@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from esa_cli import models
-from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.files.resolve import cutting_note
 from esa_cli.models.gguf.gguf_conversion import split_as_named, unknown_way
+from esa_cli.qa.opening import ModelPlace, inspect_model
 from esa_cli.qa.presets.preset import load as load_preset
 
 __all__ = ["home", "tiny_gguf"]

@@ -12,7 +12,7 @@ import torch
 from conftest import ModelFactory
 from test_host_cache import METHODS, VOCABULARY, run
 
-from esa_cli.qa.ingestion.cache_placement import CachePlacement
+from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.storage.memory_store import MemoryStore, StorePlaces
 
 pytestmark = [

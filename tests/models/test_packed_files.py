@@ -21,7 +21,7 @@ from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.loading import quantization
 from esa_cli.models.loading.load import load_deferred
 from esa_cli.models.loading.quantization import bytes_needed
-from esa_cli.qa.planning.model_shape import shape_of, with_packing
+from esa_cli.qa.planning.model_shape import weights_of
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
@@ -155,17 +155,21 @@ def test_quantised_weights_are_not_quantised_again(save: Callable[..., Path]) ->
 
 
 def test_a_plan_counts_what_will_be_in_memory(
-    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def bytes_of(config: dict[str, Any], device: str) -> int:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return weights_of(tmp_path, device, 2).nbytes
+
     def planned(kind: str, device: str) -> tuple[int, str]:
         config = dense if kind != "mxfp4" else mixture
         config["quantization_config"] = PACKED[kind].settings
-        shape = with_packing(shape_of(config), config, device, "", 2)
-        return 2 * shape.weights, quantization.stored_as(config, device, "", "bfloat16")
+        said = quantization.stored_as(config, device, "", "bfloat16")
+        return bytes_of(config, device), said
 
     dense = build_model("llama", **SIZES).config.to_dict()
     mixture = build_model("gpt_oss").config.to_dict()
-    plain, experts = 2 * shape_of(dense).weights, 2 * shape_of(mixture).weights
+    plain, experts = bytes_of(dense, "cpu"), bytes_of(mixture, "cpu")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: (8, 9))
     assert planned("fp8 blocks", "cpu") == (plain, "quantised by fp8, dequantised to bfloat16")
     assert planned("mxfp4", "cuda")[0] == experts, "its kernels are not installed"

@@ -24,7 +24,7 @@ from esa_cli.models.inspection import kv_dtype, layer_devices, plain_weight
 from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import can_be_fused
-from esa_cli.qa.planning.model_shape import Shape, shape_of
+from esa_cli.qa.planning.model_shape import weights_of
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -213,11 +213,10 @@ def test_packed_files_are_not_packed_again(folder: Path, tmp_path: Path, way: st
 
 
 def test_bytes_of_weights(folder: Path) -> None:
-    shape: Shape = shape_of(json.loads((folder / "config.json").read_text("utf-8")))
-    plain = bytes_needed(folder, 4)
-    assert plain == pytest.approx(4 * shape.weights, rel=0.01)
+    plain, body = bytes_needed(folder, 4), weights_of(folder, "cpu", 4).body
     packed = bytes_needed(folder, 4, "int8")
-    assert plain - packed == pytest.approx(shape.body * (4 - 1.01), rel=0.01)
+    assert plain - packed == pytest.approx(body * (4 - 1.01), rel=0.01)
+    assert weights_of(folder, "cpu", 4, "int8").nbytes == packed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -31,7 +31,7 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of a few hundred tokens have several segments."""
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 64)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 128)
-    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 128)
+    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 128)
 
 
 @pytest.fixture
@@ -364,11 +364,6 @@ def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: P
         assert two.ask(QUESTION, [book]).text == answer
     with esa(loaded, library, "window.local=32") as other, pytest.raises(UsageError, match="other"):
         other.stored(library.entries()[0])
-
-
-def test_no_book_is_refused(loaded: Any) -> None:
-    with esa(loaded, None) as one, pytest.raises(UsageError, match="no document"):
-        one.ask(QUESTION, [])
 
 
 def test_rows_of_either_kind_are_found(loaded: Any, library: Library, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import KINDS, build_model
+from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.__main__ import main
@@ -18,7 +19,6 @@ from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.evidence.evidence import AttentionWeights
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 
@@ -178,11 +178,9 @@ def test_texts_answer_together(loaded: Any, tmp_path: Path) -> None:
 
 
 def test_an_index_is_stored_and_serves_several_documents(loaded: Any, tmp_path: Path) -> None:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=3, first=1, rank=2, dim=6, seed=1
-    )
+    made = new_finder(loaded.model, loaded.tokenizer, layers=3, first=1, rank=2, dim=6, seed=1)
     (tmp_path / "finder").mkdir()
-    made.save(tmp_path / "finder", str(loaded.folder))
+    save_finder(made, tmp_path / "finder", str(loaded.folder))
     finder = f"answer.finder={tmp_path / 'finder'}"
     chosen, library = preset.load("tiny-random", ["answer.from=text", finder]), tmp_path / "library"
     paths = [tmp_path / "gate.txt", tmp_path / "market.txt"]

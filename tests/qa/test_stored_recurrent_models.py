@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 256 tokens, in two pieces each."""
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
 
 

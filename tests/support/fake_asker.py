@@ -1,4 +1,4 @@
-"""An `Asker` without a model: says what it was asked, word by word, as slowly as it is told."""
+"""An `Esa` without a model: says what it was asked, word by word, as slowly as it is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.qa.answering.reply import Evidence, HeatMap, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, ShadedSpan, Turn
 
 
 class FakeBook(str):
@@ -156,9 +156,10 @@ class FakeAsker:
             raise
 
 
-def passages(books: Sequence[Any], count: int) -> tuple[Evidence, ...]:
+def passages(books: Sequence[Any], count: int) -> tuple[Passage, ...]:
     return tuple(
-        Evidence(
+        Passage(
+            f"book{rank}.txt",
             f"book{rank}.txt",
             rank + 1,
             10 * rank + 1,
@@ -166,7 +167,7 @@ def passages(books: Sequence[Any], count: int) -> tuple[Evidence, ...]:
             0,
             9,
             f"passage {rank}\nof {book}",
-            0.5,
+            weight=0.5,
         )
         for rank, book in zip(range(count), list(books) * count, strict=False)
     )

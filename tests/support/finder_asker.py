@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finder_encoder import new_finder, save_finder
 
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 
 
 @pytest.fixture
 def asker(loaded: Any, tmp_path: Path) -> Iterator[Esa]:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1
-    )
-    made.save(tmp_path / "finder", "random:llama")
+    made = new_finder(loaded.model, loaded.tokenizer, layers=1, first=0, rank=2, dim=8, seed=1)
+    save_finder(made, tmp_path / "finder", "random:llama")
     settings = ["answer.from=text", f"answer.finder={tmp_path / 'finder'}"]
     with Esa(loaded, preset.load("tiny-random", settings)) as esa:
         yield esa

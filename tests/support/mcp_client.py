@@ -22,7 +22,7 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
-from esa_cli.qa.ingestion.archive import restored
+from esa_cli.qa.ingestion.library_texts import restored
 from esa_cli.qa.presets.preset import load
 from esa_cli.storage.library import Entry, Library
 

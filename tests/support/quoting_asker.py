@@ -1,4 +1,4 @@
-"""An `Asker` without a model that quotes the sentence with most of the question's words."""
+"""An `Esa` without a model that quotes the sentence with most of the question's words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fake_asker import FakeAsker
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import (
     NOT_TOLD,
-    Evidence,
     HeatMap,
+    Passage,
     Quotation,
     Reply,
     ShadedSpan,
@@ -26,7 +26,7 @@ class QuotingAsker(FakeAsker):
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
-        self._evidence: tuple[Evidence, ...] = ()
+        self._evidence: tuple[Passage, ...] = ()
 
     def ask(
         self,
@@ -66,13 +66,13 @@ class QuotingAsker(FakeAsker):
         return [HeatMap(name, tuple(shaded)) for name, shaded in spans.items()]
 
 
-def _sentences(document: Any, words: set[str]) -> list[Evidence]:
+def _sentences(document: Any, words: set[str]) -> list[Passage]:
     out, at, sentences = [], 0, Sentences(document.text)
     while at < len(document.text):
         start, end = sentences.around(at)
         text = document.text[start:end]
         same = words & set(re.findall(r"\w{3,}", text.lower()))
         if text:
-            out.append(Evidence.of(document, start, end, float(len(same))))
+            out.append(Passage.of(document, start, end, weight=float(len(same))))
         at = max(end, at + 1)
     return out

@@ -15,7 +15,7 @@ from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.open_books import ScheduledBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.qa.answering.reply import Asker
+from esa_cli.qa.api import Esa
 from esa_cli.system.jsonl import OrderedJsonLines
 
 Opened = tuple[GatheredDocuments, list[Any]] | EsaError
@@ -66,7 +66,7 @@ def join_answers(
 
 
 def run_batch(
-    asker: Asker,
+    asker: Esa,
     questions: Sequence[BatchQuestion],
     answers: OrderedJsonLines,
     options: Mapping[str, Any],
@@ -92,7 +92,7 @@ def run_batch(
 
 
 def answer_groups(
-    asker: Asker, groups: Sequence[Group], options: Mapping[str, Any], say: Callable[[str], None]
+    asker: Esa, groups: Sequence[Group], options: Mapping[str, Any], say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each question's index and row, in the order of the groups; see `run_batch`."""
     open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in groups])
@@ -106,7 +106,7 @@ def answer_groups(
 
 
 def _rows(
-    asker: Asker,
+    asker: Esa,
     group: Group,
     open_books: ScheduledBooks,
     options: Mapping[str, Any],
@@ -130,7 +130,7 @@ def _open(open_books: ScheduledBooks, meant: SourceFiles, say: Callable[[str], N
 
 
 def _row(
-    asker: Asker, one: BatchQuestion, opened: Opened, options: Mapping[str, Any]
+    asker: Esa, one: BatchQuestion, opened: Opened, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     if one.fault:
         return error_row(DocumentError(f"line {one.line}: {one.fault}"))

@@ -25,7 +25,7 @@ def answer_row(
         "answered_from": reply.answered_from,
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
-        "evidence": [asdict(passage) for passage in reply.evidence],
+        "evidence": [passage.as_evidence() for passage in reply.evidence],
         "tokens": {"question": reply.question_tokens, "answer": reply.answer_tokens},
         "timing": {
             "first_token_s": round(reply.first_token_s, 3),

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.errors import HistoryError
-from esa_cli.qa.answering.reply import Asker, Evidence, Reply, Turn, says_not_told
+from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
 
 MAX_PASSAGES = 10
 """Passages of each answer that are recorded, for /evidence."""
@@ -30,7 +33,7 @@ class Exchange:
 
     question: str
     answer: str
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[Passage, ...] = ()
     found: bool = True
     cut: bool = False
     stopped: bool = False
@@ -46,7 +49,7 @@ class Conversation:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Esa,
         books: Sequence[Any],
         options: Mapping[str, Any] | None = None,
         passages: int = MAX_PASSAGES,
@@ -113,13 +116,13 @@ class Conversation:
                 del turns[0]
 
 
-def place(passage: Evidence) -> str:
+def place(passage: Passage) -> str:
     """The location of a passage: `book.pdf, page 3, line 40`."""
     page = f", page {passage.page}" if passage.page is not None else ""
     return f"{passage.document}{page}, line {passage.line}"
 
 
-def weighed_place(passage: Evidence, found: bool, chapter: str = "") -> str:
+def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
     """The location of a passage with how much it counts for the answer that was found, if any."""
     return f"{place(passage)}{chapter}" + (f" ({passage.weight:.0%})" if found else "")
 
@@ -135,7 +138,10 @@ def _as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -
         "model": model,
         "date": time.strftime("%Y-%m-%d"),
         "documents": list(documents),
-        "turns": [asdict(one) for one in record],
+        "turns": [
+            {**asdict(one), "evidence": [passage.as_evidence() for passage in one.evidence]}
+            for one in record
+        ],
     }
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 

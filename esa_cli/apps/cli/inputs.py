@@ -14,7 +14,7 @@ from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 Line = str | UsageError
 """A question, or why a line is not one."""
@@ -120,7 +120,7 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     return gathered
 
 
-def ingest_or_open(asker: Asker, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
+def ingest_or_open(asker: Esa, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
     """A book for each document. Ctrl-C ends the reading: the rest is asked by its words alone,
     where answers can do without. Raises DocumentError, ResourceError."""
     books: list[Any] = []

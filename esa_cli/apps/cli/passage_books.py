@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from esa_cli.apps.cli.model_choice.known_model import ModelPlace
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book, distinct, place_books
-from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
-from esa_cli.qa.ingestion.archive import INDEX, restored
+from esa_cli.qa.finding.passage_finder import PassageSearch
+from esa_cli.qa.ingestion.library_texts import INDEX, restored
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.system import machine
@@ -51,7 +51,7 @@ class PassageBooks:
         load: Callable[[], Any] | None = None,
     ) -> None:
         # At once: later it would look as if each document was of another model.
-        ModelPlace.of(model), machine.memory_limit()
+        _ = model.place, machine.memory_limit()
         self.preset, self._model, self._library = preset, model, library
         self._reporter, self._stack = reporter, stack
         self._read, self._keep = read, keep
@@ -101,7 +101,7 @@ class PassageBooks:
         return asker
 
     def _open_model(self) -> Esa:
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
 
         # Where nothing is read, a library that cannot be written is no matter.
         keep = self._keep if self._read or self._library.writable else False

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.qa.collecting.collection import CollectedPlace, Coverage, EarlierRun
+from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
 from esa_cli.system.jsonl import ANOTHER, JsonLines, append_row, begins_with, foreign, read_lines
 
 FIRST = "collect"
@@ -61,7 +60,7 @@ class CollectedFile(JsonLines):
                 continue
             try:
                 if "text" in row:
-                    self._places.append(_place(row))
+                    self._places.append(CollectedPlace.of_row(row))
                 else:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
@@ -81,7 +80,7 @@ class CollectedFile(JsonLines):
 
     def add(self, place: CollectedPlace) -> None:
         """Writes a place. Raises ResourceError, DocumentError."""
-        self._append(place_row(place))
+        self._append(place.as_row())
 
     def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
         """Writes how far the run is, if that is worth a row: the places of the first `settled`
@@ -95,19 +94,3 @@ class CollectedFile(JsonLines):
         if self._file is not None and self.path is not None:
             with self._errors(self.path):
                 append_row(self._file, row)
-
-
-def place_row(place: CollectedPlace) -> dict[str, Any]:
-    """A place as an object: fields that have no value are null."""
-    odds = place.log_odds
-    return {
-        **asdict(place),
-        "passage": list(place.passage),
-        "score": round(place.score, 3),
-        "log_odds": None if odds is None else round(odds, 3),
-    }
-
-
-def _place(row: Mapping[str, Any]) -> CollectedPlace:
-    start, end = row["passage"]
-    return CollectedPlace(**{**row, "passage": (start, end)})

@@ -15,7 +15,7 @@ from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.engine import Engine
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.second_model.reader_choice import ReaderChoice
+from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.system.jsonl import OrderedJsonLines
 
 MOST_TASKS = 64
@@ -30,7 +30,7 @@ class BatchWorker:
     """Answers questions about the same documents.
 
     Args:
-        asking: keyword arguments for `Asker.ask`. library: its folder; see `IngestWorker`.
+        asking: keyword arguments for `Esa.ask`. library: its folder; see `IngestWorker`.
     """
 
     preset: Preset
@@ -42,7 +42,7 @@ class BatchWorker:
 
     @contextmanager
     def open(self, reporter: Reporter) -> Iterator[Callable[[Group], AnsweredRows]]:
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
         from esa_cli.storage.library import Library
 
         def warn(text: str) -> None:

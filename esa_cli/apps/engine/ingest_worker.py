@@ -80,7 +80,7 @@ class IngestWorker:
     def open(
         self, reporter: Reporter
     ) -> Iterator[Callable[[tuple[int, Document]], tuple[int, IngestReport]]]:
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
         from esa_cli.storage.library import Library
 
         load_plugins(self.model.plugins)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
@@ -35,14 +35,13 @@ from esa_cli.apps.server.worker import Job
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Asker, Evidence, lacking
-from esa_cli.system.progress import Progress
+from esa_cli.qa.answering.reply import Passage, lacking
+from esa_cli.qa.api import Esa
 from esa_cli.system.text import has_lone_surrogate
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
     from esa_cli.qa.books import Book
-    from esa_cli.qa.finding.passage_finder import Passage
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.storage.library import Entry
 
@@ -79,49 +78,19 @@ Read = Annotated[
 ]
 
 
-class DocumentAsker(Asker, Protocol):
-    """An asker that finds passages, too, and opens documents of the library; `api.Esa` is one."""
-
-    def find(self, document: Document) -> Book | None:
-        """The document's book, if it was read before. Raises LibraryError."""
-        ...
-
-    def open(self, source: str | Document) -> Any:
-        """A `Book` that no model has read. Raises EsaError."""
-        ...
-
-    def ingest(self, source: str | Document, progress: Progress | None = None) -> Any:
-        """A `Book`. Raises EsaError."""
-        ...
-
-    def stored(self, entry: Entry) -> Book:
-        """A book of the library. Raises UsageError: it was read by another model. LibraryError."""
-        ...
-
-    def find_passages(
-        self,
-        question: str,
-        books: Sequence[Book],
-        count: int | None = ...,
-        minimum: float | None = ...,
-    ) -> list[Passage]:
-        """As `PassageSearch.passages`."""
-        ...
-
-
-def asker_on_demand(load: Callable[[], DocumentAsker]) -> DocumentAsker:
+def asker_on_demand(load: Callable[[], Esa]) -> Esa:
     """An asker that is loaded when something of it is first used.
 
     Args:
         load: raises UsageError, PresetError, ModelError or ResourceError; it is then called again
             the next time.
     """
-    return cast("DocumentAsker", _OnDemand(load))
+    return cast("Esa", _OnDemand(load))
 
 
 class _OnDemand:
-    def __init__(self, load: Callable[[], DocumentAsker]) -> None:
-        self._load, self._asker = load, list[DocumentAsker]()
+    def __init__(self, load: Callable[[], Esa]) -> None:
+        self._load, self._asker = load, list[Esa]()
 
     def __getattr__(self, name: str) -> Any:
         if not self._asker:
@@ -138,7 +107,7 @@ class DocumentTools:
 
     def __init__(
         self,
-        asker: DocumentAsker,
+        asker: Esa,
         names: DocumentNames,
         preset: Preset,
         model: ModelOptions,
@@ -202,7 +171,7 @@ class DocumentTools:
         return AskResult(
             answer=reply.text.strip(),
             found=reply.found,
-            passages=self._placed(reply.evidence, books),
+            passages=self._placed(reply.evidence, books, weighed=True),
             model=self.asker.name,
             note=_note([*lacking(books), *cut], unread),
         )
@@ -353,10 +322,13 @@ class DocumentTools:
             return distinct(best.books(question))
 
     def _placed(
-        self, passages: Sequence[Passage] | Sequence[Evidence], books: Sequence[Book]
+        self, passages: Sequence[Passage], books: Sequence[Book], weighed: bool = False
     ) -> list[PassageResult]:
         ids = self.names.ids(books) if passages else {}
-        return [_result(p, *ids.get(p.document, (p.document, None))) for p in passages]
+        return [
+            _result(p, p.weight if weighed else p.score, *ids.get(p.document, (p.document, None)))
+            for p in passages
+        ]
 
 
 def stored_facts(entry: Entry) -> DocumentFacts:
@@ -372,8 +344,7 @@ def stored_facts(entry: Entry) -> DocumentFacts:
     )  # fmt: skip
 
 
-def _result(passage: Passage | Evidence, id: str, file: str | None) -> PassageResult:
-    score = passage.weight if isinstance(passage, Evidence) else passage.score
+def _result(passage: Passage, score: float, id: str, file: str | None) -> PassageResult:
     return PassageResult(
         document=passage.document, id=id, file=file, page=passage.page, line=passage.line,
         chapter=passage.chapter, start=passage.start, end=passage.end, score=round(score, 3),

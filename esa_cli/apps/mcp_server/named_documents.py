@@ -82,7 +82,7 @@ class DocumentNames:
 
     def stored(self, entry: Entry) -> Document:
         """A document of the library, as it was stored. Raises LibraryError: it is damaged."""
-        from esa_cli.qa.ingestion.archive import restored
+        from esa_cli.qa.ingestion.library_texts import restored
 
         text, known = self.library.text(entry), entry.provenance
         return restored(text, entry.marks, {**known, "source": path_of(entry) or known["source"]})

@@ -21,9 +21,8 @@ from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.sources import find_any
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, LibraryError
-from esa_cli.qa.answering.reply import Asker
-from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts
+from esa_cli.qa.api import Esa
+from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
 from esa_cli.storage.library import Library
 from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress
@@ -139,7 +138,7 @@ class AllowedDocuments:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Esa,
         fixed: Sequence[Any],
         allowed: Sequence[Path],
         texts: Sequence[str] = (),

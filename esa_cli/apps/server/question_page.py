@@ -17,7 +17,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from esa_cli.qa.evidence.page_style import DARK, LIGHT
+from esa_cli.system.pages.page_style import DARK, LIGHT
 from esa_cli.version import __version__
 
 FOLDER = "page_files"

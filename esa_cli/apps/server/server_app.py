@@ -42,7 +42,8 @@ from esa_cli.apps.server.wire import (
 from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, LengthError
-from esa_cli.qa.answering.reply import Asker, Reply, lacking
+from esa_cli.qa.answering.reply import Reply, lacking
+from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
 """The longest a stream is silent."""
@@ -215,7 +216,7 @@ class ServerLimits:
 
 
 def make_app(
-    asker: Asker,
+    asker: Esa,
     documents: AllowedDocuments,
     token: str | None = None,
     limits: ServerLimits | None = None,
@@ -256,7 +257,7 @@ def make_app(
 
 @dataclass
 class _Routes:
-    asker: Asker
+    asker: Esa
     documents: AllowedDocuments
     limits: ServerLimits
     note: Callable[[str], None]

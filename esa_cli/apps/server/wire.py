@@ -196,7 +196,7 @@ class ChatRequest(BaseModel):
         return isinstance(options, dict) and options.get("include_usage") is True
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `Asker.ask`."""
+        """Keyword arguments of `Esa.ask`."""
         longest = self.max_completion_tokens
         return {
             "max_new_tokens": self.max_tokens if longest is None else longest,
@@ -307,7 +307,7 @@ class Completion:
         return {**about, "choices": choices, **more}
 
     def _evidence(self, reply: Reply) -> dict[str, Any]:
-        extra = {"evidence": [asdict(one) for one in reply.evidence], "found": reply.found}
+        extra = {"evidence": [one.as_evidence() for one in reply.evidence], "found": reply.found}
         extra["answered_from"] = reply.answered_from
         extra["read"] = reply.read
         extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)

@@ -230,19 +230,8 @@ class Shards:
             path.unlink()
 
 
-def _empty(folder: Path) -> None:
-    """Deletes a calibration's files in a folder, and nothing else."""
-    for path in folder.glob("*-*"):
-        kind, known = path.name.split("-")[0], (_SUFFIX, _UNFINISHED)
-        if kind in (_PART, _VALUES, MAPS) and path.suffix in known:
-            path.unlink()
-    (folder / SETTINGS).unlink()
-
-
-def open_folder(
-    folder: Path, settings: Mapping[str, Any], resume: bool = True, wanted: int = 0
-) -> Shards:
-    """The shards in `folder`, which is created, and emptied unless `resume`.
+def open_folder(folder: Path, settings: Mapping[str, Any], wanted: int = 0) -> Shards:
+    """The shards in `folder`, which is created.
 
     Args:
         settings: as JSON; a folder with other settings is refused. wanted: see `Shards`.
@@ -258,8 +247,6 @@ def open_folder(
             raise UsageError(
                 f"--work must be a folder of `esa calibrate`, got {folder}", "name another"
             )
-        if file.is_file() and not resume:
-            _empty(folder)
         folder.mkdir(parents=True, exist_ok=True)
     if not file.is_file():
         text = json.dumps(settings, indent=2, sort_keys=True)
@@ -272,7 +259,7 @@ def open_folder(
     return Shards(folder, wanted)
 
 
-_AFRESH = "--no-resume starts again there; --work names another folder"
+_AFRESH = "delete it to start again there; --work names another folder"
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -251,7 +251,7 @@ class CalibrationJob:
 def target_preset(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
-    made = resolved_preset.named(name, preset)
+    made = resolved_preset.compared(name, preset)
     if not resolve(made).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
@@ -262,7 +262,7 @@ def target_preset(name: str, preset: Preset) -> Preset:
 
 
 def open_job(
-    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path, resume: bool = True
+    loaded: LoadedModel, preset: Preset, text: str, tokens: int, folder: Path
 ) -> CalibrationJob:
     """Takes the text's first `tokens` tokens, and opens the work folder.
 
@@ -294,7 +294,7 @@ def open_job(
         "dtype": str(loaded.dtype),
         **{part: chosen[part] for part in parts},
     }
-    shards = open_folder(folder, settings, resume, len(ids))
+    shards = open_folder(folder, settings, len(ids))
     method = whole_key_method(resolve(preset).method)
     return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.report.statistics import BINS, Summary
-from esa_cli.qa.evidence import page_style as look
+from esa_cli.system.pages import page_style as look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from esa_cli.evaluation.report.figures import Chart, recall_chart, score_chart
 from esa_cli.evaluation.report.statistics import BINS, Row, Summary, summarise
-from esa_cli.qa.evidence import page_style as look
-from esa_cli.qa.evidence.evidence_page import render_page
+from esa_cli.system.pages import page_style as look
+from esa_cli.system.pages.page import render_page
 
 LONGEST = 4000
 """The most characters of a prompt or an answer that the page shows."""

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esa_cli.evaluation.report.statistics import BINS, REASONS, UNKNOWN, Cell, Summary
-from esa_cli.qa.evidence import page_style as look
+from esa_cli.system.pages import page_style as look
 
 T = TypeVar("T")
 

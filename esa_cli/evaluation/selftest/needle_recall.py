@@ -14,7 +14,7 @@ import torch
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.evaluation.tasks.task_sample import Fact
-from esa_cli.qa.answering.reply import Evidence
+from esa_cli.qa.answering.reply import Passage
 
 IN_VIEW = 0.5
 """Least share of a fact's tokens with which a layer has the fact in view."""
@@ -115,7 +115,7 @@ SHOWN = 3
 """First passages that count as evidence: as many as `esa ask` shows."""
 
 
-def covered_share(fact: Fact, passages: Sequence[Evidence]) -> float:
+def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
     """The share of the fact's characters in the passages, which may overlap."""
     inside = {
         at for one in passages for at in range(max(fact.start, one.start), min(fact.end, one.end))
@@ -124,7 +124,7 @@ def covered_share(fact: Fact, passages: Sequence[Evidence]) -> float:
 
 
 def evidence_recall_fields(
-    score: float, facts: Sequence[Fact], passages: Sequence[Evidence]
+    score: float, facts: Sequence[Fact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
     """The fields `recall` and `why` of a question's row.
 

@@ -44,7 +44,7 @@ from esa_cli.evaluation.tasks.task_sample import (
 )
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.answering.session import Answer, Session
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import build_method
@@ -425,5 +425,5 @@ def _memory(session: Session, kept: int) -> dict[str, int]:
     return {"kept_bytes": kept, "peak_bytes": peak_memory(str(session.model.device))}
 
 
-def _times(answer: Answer | Reply) -> dict[str, float]:
+def _times(answer: Reply) -> dict[str, float]:
     return {"ask_s": round(answer.total_s, 3), "first_token_s": round(answer.first_token_s, 3)}

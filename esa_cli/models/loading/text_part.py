@@ -142,6 +142,21 @@ def language_weights(folder: Path) -> list[StoredWeight]:
     return [one for one in weights if any(re.match(before, one.name) for before in own)]
 
 
+def unmade_weights(folder: Path) -> list[StoredWeight]:
+    """Names and shapes of the weights that transformers makes for a folder's config.json; they take
+    no memory. Raises ModelError: transformers knows no such model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    automatic: Any = AutoModelForCausalLM
+    config = language_config(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with quiet_transformers(), reading(folder / "config.json", _OTHER), torch.device("meta"):
+        model = automatic.from_config(config, trust_remote_code=False)
+    return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
+
+
 def name_mapping(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Patterns of names that a language model's weights have in a checkpoint of several parts ->
     what they begin with in the model by itself.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from esa_cli.attention.window import Window
@@ -102,14 +103,17 @@ class PromptTokens:
 
     def text(self, question: str, answer_prefix: str = "") -> str:
         """The text of the prompt after the document."""
-        tail = self._before_answer(answer_prefix)
-        return self._between + self._lead + question + tail + answer_prefix
+        return "".join(piece for piece, _ in self._asked(question, answer_prefix, False))
 
-    def _before_answer(self, answer_prefix: str) -> str:
-        """The text between question and answer; without a template, an answer whose first words
-        begin with a space goes on in the question's line."""
+    def _asked(self, question: str, answer_prefix: str, later: bool) -> list[tuple[str, bool]]:
+        """The pieces of the prompt after the document or an earlier answer, and whether each may
+        have special tokens. Without a template, an answer whose first words begin with a space
+        goes on in the question's line."""
+        between, lead = self._between_turns if later else (self._between, self._lead)
         goes_on = not self.chat and answer_prefix.startswith(" ")
-        return self._tail.rstrip("\n") if goes_on else self._tail
+        tail = self._tail.rstrip("\n") if goes_on else self._tail
+        question = question if self._verbatim else question.strip()
+        return [(between, True), (lead + question, False), (tail, True), (answer_prefix, False)]
 
     def document(self, text: str) -> list[int]:
         """Ids of everything up to the end of the document."""
@@ -135,12 +139,10 @@ class PromptTokens:
         Args:
             later: it comes after `history`.
         """
-        if not self._verbatim:
-            text = text.strip()
-        between, lead = self._between_turns() if later else (self._between, self._lead)
-        first = len(self._ids(between, special=True))
-        return first, first + len(self._ids(lead + text, special=False))
+        before, asked = (len(self._ids(*piece)) for piece in self._asked(text, "", later)[:2])
+        return before, before + asked
 
+    @cached_property
     def _between_turns(self) -> tuple[str, str]:
         """The text between an earlier answer and the next question."""
         return _apart(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
@@ -161,16 +163,10 @@ class PromptTokens:
             )
         tail = text.split(QUESTION)[1].split(ANSWER)[0]
         ids: list[int] = []
-        later = self._between_turns()
         for i, turn in enumerate(turns):
-            between, lead = later if i else (self._between, self._lead)
-            for piece, special in (
-                (between, True),
-                (lead + turn.question.strip(), False),
-                (tail, True),
-                (turn.answer.strip(), False),
-            ):
-                ids += self._ids(piece, special)
+            before = self._asked(turn.question.strip(), "", later=i > 0)[:2]
+            for piece in (*before, (tail, True), (turn.answer.strip(), False)):
+                ids += self._ids(*piece)
         return ids
 
     def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
@@ -183,22 +179,14 @@ class PromptTokens:
         Raises:
             UsageError: the question is empty, or no text.
         """
-        if not self._verbatim:
-            text = text.strip()
         if not text.strip():
             raise UsageError(
                 "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
             )
         if has_lone_surrogate(text):
             raise UsageError("the question must be UTF-8", "type it again in a terminal that is")
-        between, lead = self._between_turns() if later else (self._between, self._lead)
-        pieces = (
-            (between, True),
-            (lead + text, False),
-            (self._before_answer(answer_prefix), True),
-            (answer_prefix, False),
-        )
-        return [token for piece, special in pieces for token in self._ids(piece, special)]
+        pieces = self._asked(text, answer_prefix, later)
+        return [token for piece in pieces for token in self._ids(*piece)]
 
 
 def _apart(between: str) -> tuple[str, str]:

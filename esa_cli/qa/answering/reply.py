@@ -1,15 +1,11 @@
-"""An answer with the passages it rests on, and the protocol of whatever answers.
-
-Plain data, so that chat, batch, server and tests can be written against it alone.
-"""
+"""An answer and the passages it rests on: plain data, which imports no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -23,31 +19,58 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A passage that an answer rests on.
+class Passage:
+    """A passage of a document.
 
     Args:
-        document: the document's name. page: from 1, where the document has pages.
+        document: the document's name. source: its path. page: from 1, where the document has pages.
         line: from 1, in the document's extracted text. chapter: its heading, where there are any.
         start, end: character offsets into the document's extracted text; `text` lies between them.
-        weight: from 0 to 1: the share of all attention to the documents; in answers from text, of
-            the scores of all passages.
+        score: of finding, in standard deviations above the mean of all windows of the documents
+            searched; after reading, these times the prior plus the log-odds.
+        weight: from 0 to 1, in an answer: the share of all attention to the documents; in answers
+            from text, of the scores of all passages.
+        log_odds: that it tells the answer; None: it was not read.
+        quote: character offsets into the document of its most probable answer.
     """
 
     document: str
+    source: str
     page: int | None
     line: int
     chapter: str | None
     start: int
     end: int
     text: str
-    weight: float
+    score: float = 0.0
+    weight: float = 0.0
+    log_odds: float | None = None
+    quote: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, document: Document, start: int, end: int, weight: float) -> Evidence:
-        """These characters of a document."""
+    def of(cls, document: Document, start: int, end: int, **more: Any) -> Self:
+        """These characters of a document. `more`: score, weight and the fields after them."""
         at, text = document.place(start), document.text[start:end]
-        return cls(document.name, at.page, at.line, at.chapter, start, end, text, weight)
+        return cls(
+            document.name, document.source, at.page, at.line, at.chapter, start, end, text, **more
+        )
+
+    def as_found(self) -> dict[str, Any]:
+        """The fields of a passage that was found, for JSON."""
+        place = {"document": self.document, "source": self.source, "page": self.page}
+        return {**place, **self._rest(), "score": round(self.score, 3)}
+
+    def as_evidence(self) -> dict[str, Any]:
+        """The fields of a passage that an answer rests on, for JSON."""
+        return {
+            "document": self.document, "page": self.page, **self._rest(), "weight": self.weight
+        }  # fmt: skip
+
+    def _rest(self) -> dict[str, Any]:
+        return {
+            "line": self.line, "chapter": self.chapter, "start": self.start, "end": self.end,
+            "text": self.text,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,12 +129,12 @@ class Reply:
     """
 
     text: str
-    evidence: tuple[Evidence, ...]
-    found: bool
-    question_tokens: int
-    answer_tokens: int
-    first_token_s: float
-    total_s: float
+    evidence: tuple[Passage, ...] = ()
+    found: bool = True
+    question_tokens: int = 0
+    answer_tokens: int = 0
+    first_token_s: float = 0.0
+    total_s: float = 0.0
     cut: bool = False
     answered_from: AnsweredFrom = "rows"
     quotation: Quotation | None = None
@@ -123,92 +146,14 @@ class Reply:
         return not self.found and not says_not_told(self.text)
 
 
-class IngestedDocument(Protocol):
-    """A result of `Asker.ingest`: anything that has the document it was made of."""
+class HasDocument(Protocol):
+    """A book, or anything else that was made of one document."""
 
     @property
     def document(self) -> Document: ...
 
 
-def lacking(books: Sequence[IngestedDocument]) -> list[str]:
+def lacking(books: Sequence[HasDocument]) -> list[str]:
     """Parts of the documents that are missing in their texts, each as `NAME: what`."""
     documents = [book.document for book in books]
     return [f"{document.name}: {what}" for document in documents for what in document.missing]
-
-
-class Asker(Protocol):
-    """Reads documents and answers questions about them; `api.Esa` is one. Not thread-safe."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, as a person knows it."""
-        ...
-
-    @property
-    def answers_unread(self) -> bool:
-        """Whether a document can be asked before it is read, by its words alone."""
-        ...
-
-    def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Tokens of a question with its earlier turns, which the model does not read for that.
-
-        Raises:
-            UsageError: the question is empty, or too long whatever the documents are.
-        """
-        ...
-
-    def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within it, `on_step` is called often while the model reads or answers; an exception
-        raised in it ends that and passes through, and the asker stays usable."""
-        ...
-
-    def open(self, source: str | Document) -> IngestedDocument:
-        """A book that can be asked at once: found among those read before, or not read where
-        answers can do without. Raises: as `ingest`."""
-        ...
-
-    def ingest(
-        self, source: str | Document, progress: Callable[[int, int], None] | None = None
-    ) -> IngestedDocument:
-        """A book: one document, read, or found among those read before.
-
-        Args:
-            source: a path, - for standard input, or a document.
-            progress: called with (tokens read, tokens in all) while it is read; an exception
-                raised in it ends the reading and passes through, and the asker stays usable.
-
-        Raises:
-            DocumentError, ResourceError.
-        """
-        ...
-
-    def ask(
-        self,
-        question: str,
-        books: Sequence[Any],
-        *,
-        history: Sequence[Turn] = (),
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        evidence: int = 3,
-        on_text: Callable[[str], None] | None = None,
-    ) -> Reply:
-        """Answers one question about what `ingest` returned.
-
-        Args:
-            history: earlier turns, oldest first. None takes the preset's. evidence: passages.
-            on_text: called with each piece of the answer as it comes; an exception raised in it
-                ends the answer and passes through, and the asker stays usable.
-
-        Raises:
-            UsageError: no book, an empty question, or one that is too long.
-            HistoryError: it is too long with its history, and may not be with less of it.
-        """
-        ...
-
-    def heat_maps(self, books: Sequence[Any]) -> list[HeatMap]:
-        """The heat maps of the last answer: one for each of its documents, in their order, each
-        text once. Raises UsageError: it was not about these books."""
-        ...

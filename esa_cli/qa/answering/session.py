@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
-from esa_cli.qa.answering.reply import Turn
-from esa_cli.qa.ingestion.archive import check_joins
-from esa_cli.qa.ingestion.cache_placement import CachePlacement
+from esa_cli.qa.answering.reply import Reply, Turn
+from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.qa.planning.costs import FEED
+from esa_cli.qa.planning.row_storage import check_joins
 from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
 from esa_cli.qa.presets.resolved_preset import (
     ResolvedPreset,
@@ -112,18 +111,6 @@ def feed(
         model.base_model(input_ids=tokens, past_key_values=cache, **last_alone(model.config))
         if done:
             done(at + len(piece), len(ids))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer, its tokens and times in seconds; `cut`: it ended at `max_new_tokens`."""
-
-    text: str
-    question_tokens: int
-    answer_tokens: int
-    first_token_s: float
-    total_s: float
-    cut: bool = False
 
 
 class Session:
@@ -337,11 +324,11 @@ class Session:
         history: Sequence[Turn] = (),
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
-    ) -> Answer:
+    ) -> Reply:
         """Asks one question; afterwards the cache is as before, also after an interruption.
 
         Args:
-            prime: the answer prefix, with which the model's answer begins; not in `Answer.text`.
+            prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
             max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
             seed: for sampling. history: earlier turns. on_text: called with each piece of the
                 answer. trace: called with the `ChunkTrace` of each chunk of each layer.
@@ -361,7 +348,9 @@ class Session:
         streamer = Streamer(self.tokenizer, on_text)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
-        self._begin(query)
+        # Here, too: a second Ctrl-C may have come while the turn before was taken back.
+        self.cache.truncate(length)
+        self.cache.begin(query, self.method)
         try:
             self._process(asked.before)
             query.question = asked.span
@@ -375,7 +364,7 @@ class Session:
         finally:
             self.cache.truncate(length)
             self.cache.begin(QueryState())
-        return Answer(
+        return Reply(
             text=streamer.text.strip(),
             question_tokens=len(asked.before) + len(asked.ids),
             answer_tokens=streamer.count,
@@ -420,12 +409,6 @@ class Session:
                 "call resume() to read on, or read(text) with the part you want",
             )
         check_same_fit(self._read_by, self.method)
-
-    def _begin(self, query: QueryState) -> None:
-        """Begins a turn after the document, also where a second Ctrl-C came while the rows of the
-        turn before were taken back."""
-        self.cache.truncate(len(self._ids))
-        self.cache.begin(query, self.method)
 
     def _process(self, ids: list[int]) -> None:
         """Runs tokens through the model. Earlier turns have a forward call of their own, so that

@@ -10,8 +10,8 @@ line, or a few adjacent ones of similar weight."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from torch import Tensor
 from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.document import Document
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.qa.answering.reply import Evidence, HeatMap, Reply, ShadedSpan
+from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, ShadedSpan
+from esa_cli.qa.books import Book
+from esa_cli.qa.finding.passage_finder import token_bounds
 
 if TYPE_CHECKING:
     from esa_cli.qa.answering.session import Session
@@ -36,10 +37,9 @@ NEAR = -1
 class Share(NamedTuple):
     """Attention of some query heads to some of the documents' tokens in one chunk of one layer.
 
-    `heads`: which of the H. `start`: absolute position of the first of the C queries. `at`: (n,)
-    absolute positions of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities.
-    `lengths`: (g, n) norms of the tokens' values as multiples of their mean; h / g heads share a
-    key head.
+    `heads`: which of the H. `start`: position of the first of the C queries. `at`: (n,) positions
+    of the tokens. `logs`: (h, C, n) float32 logarithms of probabilities. `lengths`: (g, n) norms of
+    the values as multiples of their mean; h / g heads share a key head.
     """
 
     heads: range
@@ -209,21 +209,6 @@ JOIN = 0.5
 """An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 
 
-class EvidenceSource(Protocol):
-    """A document with its tokens' characters and rows.
-
-    `spans`: (n, 2) characters [first, end) of each token. `rows`: the n cached
-    tokens that are the document's.
-    """
-
-    @property
-    def document(self) -> Document: ...
-    @property
-    def spans(self) -> Tensor: ...
-    @property
-    def rows(self) -> range: ...
-
-
 @dataclass
 class _Passage:
     """Characters [start, end) of a book, their weight, and that of the heaviest sentence."""
@@ -243,7 +228,7 @@ class _Passage:
 
 
 def reply_from_rows(
-    session: Session, question: str, books: Sequence[EvidenceSource], evidence: int, **asking: Any
+    session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
     """The reply to one question about open books, and the weights (N,) of the cached tokens.
 
@@ -254,18 +239,32 @@ def reply_from_rows(
         As `Session.ask`.
     """
     weights = AttentionWeights(session.layers, session.document_tokens)
-    answer = session.ask(question, trace=weights, **asking)
+    reply = session.ask(question, trace=weights, **asking)
     passages, found = rests_on(weights, books, evidence)
-    reply = Reply(
-        answer.text, tuple(passages), found, answer.question_tokens, answer.answer_tokens,
-        answer.first_token_s, answer.total_s, answer.cut,
-    )  # fmt: skip
-    return reply, weights.weights
+    return replace(reply, evidence=passages, found=found), weights.weights
+
+
+def weighed_passages(
+    passages: Sequence[Passage], books: Sequence[Book]
+) -> tuple[list[Passage], Tensor]:
+    """Passages that were read with their weights, and the weights (N,) of the books' tokens: each
+    passage's weight, shared evenly by its tokens."""
+    shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
+    weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
+    by_name = {book.document.name: book for book in books}
+    weights = torch.zeros(max(book.rows.stop for book in books))
+    for one in weighed:
+        book = by_name[one.document]
+        first, last = token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
+        if count := int(last - first):
+            start = book.rows.start + int(first)
+            weights[start : start + count] += one.weight / count
+    return weighed, weights
 
 
 def rests_on(
-    weighed: AttentionWeights, books: Sequence[EvidenceSource], count: int
-) -> tuple[tuple[Evidence, ...], bool]:
+    weighed: AttentionWeights, books: Sequence[Book], count: int
+) -> tuple[tuple[Passage, ...], bool]:
     """At most `count` passages, heaviest first, and whether the documents seem to have the answer.
 
     Args:
@@ -273,15 +272,15 @@ def rests_on(
     """
     weights = weighed.weights
     passages = heaviest(weights, books, count)
-    total = sum(float(weights[_rows(book)].sum()) for book in books)
-    quoted = (
-        Evidence.of(books[one.book].document, one.start, one.end, one.weight / total)
+    total = sum(float(weights_of(book, weights).sum()) for book in books)
+    evidence = tuple(
+        Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
         for one in passages
     )
-    return tuple(quoted), strength(weighed.question_weights, books) >= FOUND
+    return evidence, strength(weighed.question_weights, books) >= FOUND
 
 
-def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
+def strength(asked: Tensor, books: Sequence[Book]) -> float:
     """Attention of the question's tokens to the best single sentence, averaged over layers.
 
     1.0 is one token of the sentence with the full attention of some head in every layer. It does
@@ -290,11 +289,11 @@ def strength(asked: Tensor, books: Sequence[EvidenceSource]) -> float:
     Args:
         asked: (N,), as `AttentionWeights.question_weights`.
     """
-    each = [w for book in books for w in _by_sentence(book, asked[_rows(book)]).values()]
+    each = [w for book in books for w in _by_sentence(book, weights_of(book, asked)).values()]
     return max(each, default=0.0)
 
 
-def heaviest(weights: Tensor, books: Sequence[EvidenceSource], count: int) -> list[_Passage]:
+def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passage]:
     """The passages with the most weight, none overlapping.
 
     Args:
@@ -304,7 +303,7 @@ def heaviest(weights: Tensor, books: Sequence[EvidenceSource], count: int) -> li
         (
             (weight, -book, -start, end)
             for book, one in enumerate(books)
-            for (start, end), weight in _by_sentence(one, weights[_rows(one)]).items()
+            for (start, end), weight in _by_sentence(one, weights_of(one, weights)).items()
         ),
         reverse=True,
     )
@@ -327,11 +326,7 @@ def heaviest(weights: Tensor, books: Sequence[EvidenceSource], count: int) -> li
     return sorted(out, key=lambda passage: -passage.weight)
 
 
-def _rows(book: EvidenceSource) -> slice:
-    return slice(book.rows.start, book.rows.stop)
-
-
-def _by_sentence(book: EvidenceSource, weights: Tensor) -> dict[tuple[int, int], float]:
+def _by_sentence(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
     """The weight of each sentence that has any; weights (n,) of the book's tokens."""
     text = book.document.text
     sentences, out = Sentences(text), dict[tuple[int, int], float]()
@@ -352,7 +347,7 @@ COLD = 1 / 64
 """A token with less than this share of the heaviest token's weight is plain."""
 
 
-def heat_maps(books: Sequence[EvidenceSource], weights: Tensor) -> list[HeatMap]:
+def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
     """One for each book, in shades of the heaviest token of all.
 
     Args:
@@ -365,12 +360,12 @@ def heat_maps(books: Sequence[EvidenceSource], weights: Tensor) -> list[HeatMap]
     ]
 
 
-def weights_of(book: EvidenceSource, weights: Tensor) -> Tensor:
+def weights_of(book: Book, weights: Tensor) -> Tensor:
     """(n,) of the book's tokens, out of (N,)."""
     return weights[book.rows.start : book.rows.stop]
 
 
-def heaviest_token(books: Sequence[EvidenceSource], weights: Tensor) -> float:
+def heaviest_token(books: Sequence[Book], weights: Tensor) -> float:
     """The highest weight of a token of the books; 0 where they have none."""
     return max(
         (float(weights_of(book, weights).max()) for book in books if len(book.rows)), default=0.0

@@ -6,58 +6,19 @@ generated. Weights and passages come from `evidence`.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from torch import Tensor
 
-from esa_cli.qa.answering.reply import Evidence, Reply
-from esa_cli.qa.evidence import page_style
-from esa_cli.qa.evidence.evidence import (
-    LEVELS,
-    EvidenceSource,
-    heaviest_token,
-    shaded_spans,
-    weights_of,
-)
-
-
-def render_page(template: Traversable, *styles: str, **content: object) -> str:
-    """The page; write it as UTF-8.
-
-    Args:
-        styles: style sheets beside this file that follow `page.css`.
-        content: the template's variables besides style, light, dark, script and digest.
-    """
-    folder = files(__package__)
-    script = folder.joinpath("page.js").read_text("utf-8")
-    sheets = [folder.joinpath(name).read_text("utf-8") for name in ("page.css", *styles)]
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(template.read_text("utf-8")).render(
-        style=Markup("".join(sheets)),
-        light=_variables(page_style.LIGHT, page_style.LIGHT_LINES),
-        dark=_variables(page_style.DARK, page_style.DARK_LINES),
-        script=Markup(script),
-        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        **content,
-    )
-    return page.encode("utf-8", "replace").decode("utf-8")
-
-
-def _variables(surfaces: Mapping[str, str], lines: tuple[str, ...]) -> Markup:
-    """CSS variables: the surfaces by name, and `l0`, `l1`, ... for the lines of charts."""
-    named = {**surfaces, **{f"l{slot}": line for slot, line in enumerate(lines)}}
-    return Markup("".join(f"--{name}:{value};" for name, value in named.items()))
-
+from esa_cli.qa.answering.reply import Passage, Reply
+from esa_cli.qa.books import Book
+from esa_cli.qa.evidence.evidence import LEVELS, heaviest_token, shaded_spans, weights_of
+from esa_cli.system.pages.page import render_page
+from esa_cli.system.pages.page_style import percent_sign
 
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
@@ -76,9 +37,7 @@ class ShadedText(NamedTuple):
     begins: bool
 
 
-def evidence_page(
-    reply: Reply, question: str, books: Sequence[EvidenceSource], weights: Tensor
-) -> str:
+def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
     """The page; write it as UTF-8.
 
     Args:
@@ -90,7 +49,7 @@ def evidence_page(
     shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
     return render_page(
         files(__package__).joinpath("evidence.html.jinja"),
-        "evidence.css",
+        files(__package__).joinpath("evidence.css"),
         question=question,
         reply=reply,
         passages=[(number, one, _where(one)) for number, one in enumerate(reply.evidence, 1)],
@@ -99,14 +58,14 @@ def evidence_page(
     )
 
 
-def _where(one: Evidence) -> str:
+def _where(one: Passage) -> str:
     parts = [one.document]
     parts += [f"page {one.page}"] if one.page is not None else []
     return ", ".join([*parts, f"line {one.line:,}", *([one.chapter] if one.chapter else [])])
 
 
 def _book(
-    book: EvidenceSource, weights: Tensor, evidence: Sequence[Evidence], top: float, whole: float
+    book: Book, weights: Tensor, evidence: Sequence[Passage], top: float, whole: float
 ) -> dict[str, Any]:
     name, text = book.document.name, book.document.text
     own = weights_of(book, weights).double()
@@ -118,7 +77,7 @@ def _book(
     heat = shaded_spans(book.spans, own, top)
     return {
         "name": name,
-        "share": page_style.percent_sign(float(own.sum()) / whole if whole else 0.0),
+        "share": percent_sign(float(own.sum()) / whole if whole else 0.0),
         "characters": f"{len(text):,}",
         "bars": _bars(book.spans, own, len(text)),
         "marks": _marks([(number, start / max(1, len(text))) for start, _, number in passages]),
@@ -149,38 +108,28 @@ def _blocks(
     text: str, heat: Sequence[tuple[int, int, int]], passages: Sequence[tuple[int, int, int]]
 ) -> Iterator[list[ShadedText]]:
     """The text as blocks of shaded runs; blocks end at lines, never in a passage or a shade."""
-    edges = {0, len(text)}
-    edges |= {edge for start, end, _ in (*heat, *passages) for edge in (start, end)}
-    places = sorted(edges)
+    spans = (*heat, *passages)
+    edges = {0, len(text), *(edge for start, end, _ in spans for edge in (start, end))}
     block: list[ShadedText] = []
-    size = warm = inside = 0
-    for start, end in pairwise(places):
-        while warm < len(heat) and heat[warm][1] <= start:
-            warm += 1
-        while inside < len(passages) and passages[inside][1] <= start:
-            inside += 1
-        level = heat[warm][2] if warm < len(heat) and heat[warm][0] <= start else 0
-        held = inside < len(passages) and passages[inside][0] <= start
-        number = passages[inside][2] if held else None
-        begins = held and passages[inside][0] == start
-        for piece, ends in _lines(text[start:end], size, held or level > 0):
-            block.append(ShadedText(piece, level, number, begins))
-            size += len(piece)
-            if ends:
-                yield block
-                block, size = [], 0
+    size = 0
+    for start, end in pairwise(sorted(edges)):
+        shade, passage = _covering(heat, start), _covering(passages, start)
+        while shade is None and passage is None and size + end - start > BLOCK:
+            cut = text.find("\n", start + max(0, BLOCK - size), end) + 1
+            if not cut:
+                break
+            yield [*block, ShadedText(text[start:cut], 0, None, begins=False)]
+            block, size, start = [], 0, cut
+        level, number = shade[2] if shade else 0, passage[2] if passage else None
+        if start < end:
+            begins = passage is not None and passage[0] == start
+            block.append(ShadedText(text[start:end], level, number, begins))
+            size += end - start
     if block:
         yield block
 
 
-def _lines(text: str, size: int, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Pieces of a run, and whether a block ends after each; `size` characters are in it so far."""
-    start = 0
-    while not whole and len(text) - start + size > BLOCK:
-        cut = text.find("\n", start + max(0, BLOCK - size)) + 1
-        if not cut:
-            break
-        yield text[start:cut], True
-        start, size = cut, 0
-    if start < len(text):
-        yield text[start:], False
+def _covering(spans: Sequence[tuple[int, int, int]], at: int) -> tuple[int, int, int] | None:
+    """The one of ascending spans (start, end, number) that has character `at`."""
+    before = bisect_right(spans, at, key=lambda span: span[0]) - 1
+    return spans[before] if before >= 0 and at < spans[before][1] else None

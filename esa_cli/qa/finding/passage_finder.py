@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import UsageError
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
@@ -70,13 +71,12 @@ class ReducedQueries:
 
     Args:
         words: weight of the words' score (BM25) beside theirs where the words single out a passage;
-            `VAGUE` of it elsewhere. around: weight of each score of the windows around.
+            `VAGUE` of it elsewhere.
     """
 
     queries: Tensor
     weights: Tensor
     words: float = 0.0
-    around: float = AROUND_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class WindowScores:
         total: what ranks them. words: of the question's words alone, in standard deviations.
         fitting: bool, whether a word of the question is in or around the window; or its document
             has been read for finding, and a document has a word of the question or the window's
-            late interaction is at least `FITS`. read: whether one has been for the finder.
+            late interaction is at least `FITS`. read: whether a document has been read for finding.
     """
 
     total: Tensor
@@ -114,14 +114,15 @@ class PassageFinder:
     ) -> None:
         self.index = LexicalIndex(texts, words)
         self._names = capitals_mean_names(texts)
-        self._spans, self._keys = list(spans), list(keys)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
-        self._own = [(documents == n).nonzero()[:, 0] for n in range(len(texts))]
-        self._bounds = [
-            token_bounds(one, windows[own]) if own.numel() else None
-            for one, own in zip(self._spans, self._own, strict=False)
-        ]
+        self._read: list[tuple[Tensor, tuple[Tensor, Tensor], Tensor | ReducedKeys]] = []
+        """Of each document with reduced keys: its windows, their tokens [first, last), and keys."""
+        for number, (own_spans, own_keys) in enumerate(zip(spans, keys, strict=False)):
+            own = (documents == number).nonzero()[:, 0]
+            if own_keys is not None and own.numel():
+                self._read.append((own, token_bounds(own_spans, windows[own]), own_keys))
+        self._any_keys = any(one is not None for one in keys)
 
     def unmentioned(self, question: str, small: Callable[[str], bool]) -> float:
         """Share of the words of a name in the question that no document mentions; see
@@ -148,40 +149,26 @@ class PassageFinder:
             words = words + 0.5 * self.index.scores(earlier)
         share, fitting = self.singled_out(words), words > 0
         known = bool(fitting.any())
-        total = words = standardised(words)
-        read = reduced is not None and any(one is not None for one in self._keys)
-        if reduced is not None and read:
-            late = self.late(reduced)
-            total = self._late(late, reduced, reduced.words * share * words, words)
-            fitting |= late[0] >= (-1.0 if known else FITS)
-        return WindowScores(total, words, fitting, read)
-
-    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
-        """The best `count` windows by their scores; see `find`."""
-        out = PassagesApart()
-        by_words = count // BY_WORDS if scores.read else 0
-        self._fill(out, scores.total, scores.total, count - by_words)
-        self._fill(out, scores.words, scores.total, count)
-        return out.passages
+        words = standardised(words)
+        if reduced is None or not self._any_keys:
+            return WindowScores(words, words, fitting, read=False)
+        late = self.late(reduced)
+        fitting |= late[0] >= (-1.0 if known else FITS)
+        read, total = ~late[0].isnan(), words.clone()
+        own, *around = (standardised(one[read]) for one in late)
+        wide = torch.stack(around).clamp(min=FAR).sum(0)
+        beside = reduced.words * share * words
+        total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
+        return WindowScores(total, words, fitting, read=True)
 
     def late(self, reduced: ReducedQueries) -> Tensor:
         """Late interaction of each window, and of the windows around it by `AROUND`,
         (1 + len(AROUND), windows); nan where a document has no reduced keys."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
-        for own, bounds, keys in zip(self._own, self._bounds, self._keys, strict=True):
-            if bounds is not None and keys is not None:
-                products = window_products(reduced.queries, keys, *bounds)
-                wide = [products_around(products, windows) for windows in AROUND]
-                out[:, own] = torch.stack([products, *wide]) @ reduced.weights
-        return out
-
-    def _late(self, late: Tensor, reduced: ReducedQueries, beside: Tensor, words: Tensor) -> Tensor:
-        """Scores of windows (windows,) by late interaction, see `late`, with `beside` (windows,)
-        added; `words` (windows,) where a document has no reduced keys."""
-        read, out = ~late[0].isnan(), words.clone()
-        own, *around = (standardised(one[read]) for one in late)
-        wide = torch.stack(around).clamp(min=FAR).sum(0)
-        out[read] = LATE * (own + reduced.around * wide + beside[read])
+        for own, bounds, keys in self._read:
+            products = window_products(reduced.queries, keys, *bounds)
+            wide = [products_around(products, windows) for windows in AROUND]
+            out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
     def singled_out(self, scores: Tensor) -> float:
@@ -194,23 +181,23 @@ class PassageFinder:
         ratio = float(scores[best]) / max(float(scores[next_best]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
-    def _overlap(self, one: int, other: int) -> bool:
-        a, b = self.index.windows[one], self.index.windows[other]
-        same = self.index.documents[one] == self.index.documents[other]
+    def _overlap(self, first: int, second: int) -> bool:
+        a, b = self.index.windows[first], self.index.windows[second]
+        same = self.index.documents[first] == self.index.documents[second]
         return same and a.start < b.end and b.start < a.end
 
-    def _fill(self, out: PassagesApart, by: Tensor, scores: Tensor, count: int) -> None:
-        """Adds the best windows by `by` that overlap none before, until there are `count`."""
-        if len(out.passages) == count:
-            return
-        for at in by.argsort(descending=True, stable=True).tolist():
-            window = self.index.windows[at]
-            score, document = float(scores[at]), self.index.documents[at]
-            if (
+    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
+        """The best `count` windows by their scores, none overlapping a better one by half; the last
+        ones by their words alone, see `BY_WORDS`."""
+        out, by_words = PassagesApart(), count // BY_WORDS if scores.read else 0
+        for ranking, most in ((scores.total, count - by_words), (scores.words, count)):
+            for at in ranking.argsort(descending=True, stable=True).tolist():
+                if len(out.passages) >= most:
+                    break
+                window, document = self.index.windows[at], self.index.documents[at]
+                score = float(scores.total[at])
                 out.add(FoundPassage(document, window.start, window.end, score))
-                and len(out.passages) == count
-            ):
-                break
+        return out.passages
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -229,28 +216,6 @@ def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
     return first, last.maximum(first)
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A passage that fits a question.
-
-    Args:
-        document: the document's name. source: its path. page: from 1, where the document has pages.
-        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
-        start, end: character offsets into the document's extracted text; `text` lies between them.
-        score: standard deviations above the mean of all windows of the documents searched.
-    """
-
-    document: str
-    source: str
-    page: int | None
-    line: int
-    chapter: str | None
-    start: int
-    end: int
-    text: str
-    score: float
-
-
 COUNT = 8
 ABOVE = 2.0
 """The least score where all passages are asked for: about one window in thirty has it."""
@@ -265,28 +230,32 @@ class PassageSearch:
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
-        self._kept: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
+        self._last: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
 
     def finder(self, books: Sequence[Book]) -> PassageFinder:
         """The finder of these books; that of the last ones is kept."""
-        texts = [book.document.text for book in books]
-        keys = [book.index for book in books]
-        if (
-            self._kept is None
-            or texts != self._kept[0]
-            or any(one is not other for one, other in zip(keys, self._kept[1], strict=True))
-        ):
+        texts, keys = [book.document.text for book in books], [book.index for book in books]
+        last = self._last
+        if last is None or texts != last[0] or list(map(id, keys)) != list(map(id, last[1])):
             spans, words = [book.spans for book in books], [book.words for book in books]
-            finder = PassageFinder(texts, spans, keys, words)
-            self._kept = texts, keys, finder
-        return self._kept[2]
+            last = self._last = texts, keys, PassageFinder(texts, spans, keys, words)
+        return last[2]
 
-    def reduced(self, asked: str, books: Sequence[Book]) -> ReducedQueries | None:
+    def reduced(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
         """The reduced queries of a question, where a document has reduced keys."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
-        queries, shares = self._encoder.questions([asked])
-        return ReducedQueries(queries[0].cpu(), shares[0].cpu(), self._words)
+        queries, weights = self._encoder.questions([question])
+        return ReducedQueries(queries[0].cpu(), weights[0].cpu(), self._words)
+
+    @torch.inference_mode()
+    def find(
+        self, question: str, books: Sequence[Book], count: int, earlier: str = ""
+    ) -> list[Passage]:
+        """The best `count` passages for an answer, best first; see `PassageFinder.find`."""
+        reduced = self.reduced(f"{earlier} {question}".strip(), books)
+        found = self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
+        return [_placed(books[one.document], one) for one in found]
 
     @torch.inference_mode()
     def passages(
@@ -296,11 +265,8 @@ class PassageSearch:
         count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:
-        """The best passages, best first, none overlapping a better one by half of it.
-
-        A document that has not been read for finding has those with a word of the question in
-        them or around them. Where no document has any of its words, those of a document that has
-        been read fit from a score of the finder that nonsense does not reach (`FITS`).
+        """The best passages, best first, none overlapping a better one by half of it. Those that
+        fit the question, see `WindowScores.fitting`.
 
         Args:
             count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
@@ -318,12 +284,12 @@ class PassageSearch:
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
         found = finder.pick(replace(scores, total=total), most)
-        best = max((one.score for one in found), default=0.0)
         if minimum is None:
+            best = max((one.score for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
-        kept = [one for one in found if one.score >= minimum and one.score > -torch.inf]
-        kept.sort(key=lambda one: -one.score)
-        return [_placed(books[one.document], one) for one in kept]
+        fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
+        fitting.sort(key=lambda one: -one.score)
+        return [_placed(books[one.document], one) for one in fitting]
 
 
 @dataclass(frozen=True)
@@ -339,27 +305,21 @@ class WordPassages:
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     """Every place with the content words of a query: all of them, or where no passage has all, as
     many as any passage has. The passages, best first by BM25, have every such sentence; a passage
-    whose sentences better ones have is left out.
-
-    Raises:
-        UsageError: there is no book.
-    """
+    whose sentences better ones have is left out. Raises UsageError: there is no book."""
     if not books:
         raise UsageError("no document to search", "name one")
-    books = [
-        replace(book, words=book.words or sentence_words(book.document.text)) for book in books
-    ]
-    finder = PassageSearch().finder(books)
-    languages = {book.words.language for book in books if book.words}
-    wanted, index = list(dict.fromkeys(question_words(query, languages))), finder.index
-    having = [_sentences_with(wanted, book) for book in books]
+    texts = [book.document.text for book in books]
+    words = [book.words or sentence_words(book.document.text) for book in books]
+    index = LexicalIndex(texts, words)
+    wanted = list(dict.fromkeys(question_words(query, {one.language for one in words})))
+    having = [_sentences_with(wanted, one) for one in words]
     left = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores = standardised(finder.scores(query).words)
+    scores = standardised(index.scores(query))
     passages: list[Passage] = []
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
         window, document = index.windows[at], index.documents[at]
@@ -371,22 +331,16 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(words: Sequence[tuple[str, ...]], book: Book) -> Any:
-    """(sentences, words) bool, which sentence of a book has which word, given as its stems."""
-    known = book.words
-    assert known is not None
-    numbers = {word: number for number, word in enumerate(known.vocabulary)}
-    sentences = numpy.repeat(numpy.arange(len(known.counts)), numpy.diff(known.ends))
-    out = numpy.zeros((len(known.counts), len(words)), dtype=bool)
-    for column, stems in enumerate(words):
+def _sentences_with(wanted: Sequence[tuple[str, ...]], words: SentenceWords) -> Any:
+    """(sentences, words) bool, which sentence of a document has which word, given as its stems."""
+    numbers = {word: number for number, word in enumerate(words.vocabulary)}
+    sentences = numpy.repeat(numpy.arange(len(words.counts)), numpy.diff(words.ends))
+    out = numpy.zeros((len(words.counts), len(wanted)), dtype=bool)
+    for column, stems in enumerate(wanted):
         for stem in set(stems) & numbers.keys():
-            out[sentences[known.ids == numbers[stem]], column] = True
+            out[sentences[words.ids == numbers[stem]], column] = True
     return out
 
 
 def _placed(book: Book, one: FoundPassage) -> Passage:
-    document, place = book.document, book.document.place(one.start)
-    return Passage(
-        document.name, document.source, place.page, place.line, place.chapter,
-        one.start, one.end, document.text[one.start : one.end], one.score,
-    )  # fmt: skip
+    return Passage.of(book.document, one.start, one.end, score=one.score)

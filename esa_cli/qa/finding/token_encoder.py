@@ -3,7 +3,7 @@
 A token's key is a low-rank map (the key map of Eq. (6)) of its hidden state after one of the
 model's middle layers; a question's tokens have a map of their own (the query map of Eq. (5)) and
 weights. A LoRA adapter on the layers below is trained with the maps by
-`benchmarks/training/train_finder.py`.
+`benchmarks/training/train_finder.py`, which writes the folders that are loaded here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
@@ -26,10 +25,9 @@ from esa_cli.models.text_passes.layer_calls import grouped, hidden_states, of_si
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
+from esa_cli.qa.presets.adapter_files import MAPS
 from esa_cli.storage.library import Layout
-from esa_cli.system.files import replacing
 
-MAPS = "maps.safetensors"
 PROMPT = "Question: {question}\nThe text that answers:"
 WEIGHT_SCALE = 8.0
 """Divides the logits of the question tokens' weights: they learn slowly."""
@@ -62,7 +60,7 @@ class TokenEncoder:
         fixed: bool = False,
     ) -> None:
         self._fixed = fixed
-        self._kept: FusedForward | None = None
+        self._fused_layers: FusedForward | None = None
         self.model, self.tokenizer, self.adapter = model, tokenizer, adapter
         self.maps, self.layers, self.prompt = dict(maps), layers, prompt
         size, most = model.config.hidden_size, len(model.base_model.layers)
@@ -74,35 +72,9 @@ class TokenEncoder:
             )
 
     @classmethod
-    def new(
-        cls, model: Any, tokenizer: Any, *, layers: int, first: int, rank: int, dim: int, seed: int
-    ) -> TokenEncoder:
-        """An untrained encoder.
-
-        Args:
-            first: of the layers that the adapter changes. rank: of the adapter; its alpha is twice
-                that. dim: R.
-        """
-        every = LoraAdapter.new(model, rank, 2 * rank, seed)
-        within = {
-            name: pair for name, pair in every.matrices.items() if first <= _layer(name) < layers
-        }
-        generator = torch.Generator().manual_seed(seed)
-        size = model.config.hidden_size
-        start, _ = torch.linalg.qr(torch.randn(size, dim, generator=generator))
-        maps = {
-            "query_map": start.clone(), "key_map": start.clone(), "query_weight": torch.zeros(size),
-            "query_bias": torch.zeros(1), "scale": torch.full((1,), 3.0),
-        }  # fmt: skip
-        return cls(model, tokenizer, LoraAdapter(model, within, every.scale), maps, layers)
-
-    @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Reads an encoder from its folder. fixed: see the class.
-
-        Raises:
-            ModelError: the folder has none, it is damaged, or of another model.
-        """
+        """Reads an encoder from its folder. fixed: see the class. Raises ModelError: the folder has
+        none, it is damaged, or of another model."""
         with reading(f"the finder {folder}", "use --set answer.finder=null"):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -119,18 +91,6 @@ class TokenEncoder:
         maps = {name: one.to(weight.device) for name, one in maps.items()}
         return cls(model, tokenizer, adapter, maps, layers, prompt, fixed=fixed)
 
-    def save(self, folder: Path, base: str) -> None:
-        """Writes adapter and maps. base: what names the model in the adapter's configuration."""
-        self.adapter.save(folder, base)
-        facts = {"layers": self.layers, "prompt": self.prompt, "base": base}
-        tensors = {
-            name: one.detach().to("cpu", torch.float32).contiguous()
-            for name, one in self.maps.items()
-        }
-        with replacing(folder / MAPS) as path:
-            # One key: the order of several would differ from file to file.
-            save_file(tensors, path, metadata={"finder": json.dumps(facts)})
-
     @property
     def dim(self) -> int:
         """R, numbers of a reduced key."""
@@ -142,26 +102,17 @@ class TokenEncoder:
         return index_layout(self.dim)
 
     @property
-    def first(self) -> int:
-        """The first layer, from 0, that the adapter changes."""
-        return min(map(_layer, self.adapter.matrices))
-
-    @property
     def digest(self) -> str:
         """SHA-256 of everything that shapes the keys of a document."""
-        found = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
+        digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
             tensors |= {f"{name}.A": a, f"{name}.B": b}
         for name, one in tensors.items():
-            found.update(f"{name} {tuple(one.shape)}".encode())
+            digest.update(f"{name} {tuple(one.shape)}".encode())
             plain = one.detach().to("cpu", torch.bfloat16).contiguous()
-            found.update(plain.view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
-
-    def parameters(self) -> list[Tensor]:
-        """What is trained: the adapter's matrices and the maps."""
-        return [*self.adapter.parameters(), *self.maps.values()]
+            digest.update(plain.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Reduced queries (B, M, R) of unit length, and weights (B, M) that sum to 1 a question;
@@ -211,10 +162,10 @@ class TokenEncoder:
 
     def _fused(self) -> FusedForward | None:
         """The layers' fused weights with the adapter in them; None where there are none."""
-        if self._kept is not None or not can_be_fused(self.model):
-            return self._kept
+        if self._fused_layers is not None or not can_be_fused(self.model):
+            return self._fused_layers
         fused = FusedForward(self.model, self.layers, self.adapter)
-        self._kept = fused if self._fixed else None
+        self._fused_layers = fused if self._fixed else None
         return fused
 
     def _states(
@@ -236,10 +187,3 @@ class TokenEncoder:
                     kept = one[: len(sequences[n])]
                     rows[n] = nn.functional.pad(kept, (0, 0, 0, width - kept.shape[0]))
         return torch.stack([rows[n] for n in range(len(sequences))]), lengths
-
-
-def _layer(name: str) -> int:
-    """The number of the layer that a module's name stands in; -1 outside."""
-    parts = name.split(".")
-    at = parts.index("layers") + 1 if "layers" in parts else len(parts)
-    return int(parts[at]) if at < len(parts) and parts[at].isdigit() else -1

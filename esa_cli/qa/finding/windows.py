@@ -10,7 +10,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from esa_cli.documents.sentences import bare, cuts
 
@@ -71,30 +70,15 @@ def sentence_windows(
     return out
 
 
-class Span(NamedTuple):
-    """Characters [start, end) of a passage, and their log-probability as the answer."""
-
-    start: int
-    end: int
-    log_probability: float
-
-
 @dataclass(frozen=True)
 class FoundPassage:
-    """Characters [start, end) of document number `document`.
-
-    Args:
-        score: in standard deviations; after reading, these times the prior plus the log-odds.
-        log_odds: that it tells the answer, after reading. span: its most probable one, where one
-            was looked for and was better than those before.
-    """
+    """Characters [start, end) of document number `document`, and its score in standard
+    deviations."""
 
     document: int
     start: int
     end: int
     score: float
-    log_odds: float = 0.0
-    span: Span | None = None
 
 
 class PassagesApart:

@@ -36,6 +36,7 @@ from esa_cli.system.content_words import (
 
 VERSION = "version"
 """The tensor that holds `_version`."""
+NUMBERS = ("spans", "counts", "ids", "ends")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,21 +68,20 @@ class SentenceWords:
             name: numpy.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=numpy.uint8)
             for name, text in texts.items()
         }
-        numbers = {"spans": self.spans, "counts": self.counts, "ids": self.ids, "ends": self.ends}
-        return save(arrays | numbers)
+        return save(arrays | {name: getattr(self, name) for name in NUMBERS})
 
     @classmethod
     def of_bytes(cls, data: bytes) -> SentenceWords | None:
         """A table as it was stored; None where this esa would cut or stem the text otherwise."""
         try:
-            found = load(data)
-            if found[VERSION].tobytes().decode() != _version():
+            tensors = load(data)
+            if tensors[VERSION].tobytes().decode() != _version():
                 return None
-            text = found["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
+            text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             vocabulary = text.split("\n") if text else []
-            language = found["language"].tobytes().decode()
-            spans, counts, ids, ends = (found[one] for one in ("spans", "counts", "ids", "ends"))
-            return cls(spans, counts, ids, ends, vocabulary, language)
+            language = tensors["language"].tobytes().decode()
+            numbers = {name: tensors[name] for name in NUMBERS}
+            return cls(vocabulary=vocabulary, language=language, **numbers)
         except (SafetensorError, KeyError, ValueError):
             return None
 
@@ -109,10 +109,10 @@ def sentence_words(text: str) -> SentenceWords:
 @cache
 def _version() -> str:
     """A digest of everything that shapes a table beside the text."""
-    found = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
+    digest = hashlib.sha256(f"{unicodedata.unidata_version} {words_version()}".encode())
     for file in (sentences.__file__, windows.__file__, __file__):
-        found.update(Path(file).read_bytes())
-    return found.hexdigest()
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 WINDOW_WORDS = 60
@@ -138,28 +138,29 @@ class LexicalIndex:
         self._vocabulary: dict[str, int] = {}
         self._languages: dict[str, None] = {}
         scales = [_Scale(size) for size in (WINDOW_WORDS, *(size for size, _ in AROUND))]
-        self._around: list[list[int]] = [[] for _ in AROUND]
+        around: list[list[int]] = [[] for _ in AROUND]
         for number, text in enumerate(texts):
-            own = None if words is None else words[number]
-            self._add(number, own or sentence_words(text), scales)
+            own = (words[number] if words else None) or sentence_words(text)
+            base = [scale.texts for scale in scales]
+            windows, *wide = self._cut(own, scales)
+            self.windows += windows
+            self.documents += [number] * len(windows)
+            for nearest, first, others in zip(around, base[1:], wide, strict=True):
+                nearest += [first + near for near in _nearest(windows, others)]
         self._scales = [scale.bm25(len(self._vocabulary)) for scale in scales]
-        self._nearest = [torch.tensor(nearest, dtype=torch.long) for nearest in self._around]
+        self._nearest = [torch.tensor(nearest, dtype=torch.long) for nearest in around]
 
-    def _add(self, number: int, words: SentenceWords, scales: Sequence[_Scale]) -> None:
+    def _cut(self, words: SentenceWords, scales: Sequence[_Scale]) -> list[list[TextWindow]]:
+        """A document's windows of each scale, which takes their words."""
         self._languages[words.language] = None
         known = self._vocabulary
         numbers = [known.setdefault(word, len(known)) for word in words.vocabulary]
         ids = numpy.array(numbers, dtype=numpy.int64)[words.ids]
-        spans = list(map(tuple, words.spans.tolist()))
-        base = [scale.texts for scale in scales]
-        windows, *wide = [
-            scale.add(ids, words.ends, sentence_windows(spans, words.counts.tolist(), scale.size))
+        spans, counts = list(map(tuple, words.spans.tolist())), words.counts.tolist()
+        return [
+            scale.add(ids, words.ends, sentence_windows(spans, counts, scale.size))
             for scale in scales
         ]
-        self.windows += windows
-        self.documents += [number] * len(windows)
-        for around, first, others in zip(self._around, base[1:], wide, strict=True):
-            around += [first + near for near in _nearest(windows, others)]
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,8 +15,8 @@ from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
 from esa_cli.qa.finding.words import SentenceWords, sentence_words
-from esa_cli.qa.ingestion.archive import INDEX, provenance
-from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
+from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
+from esa_cli.qa.ingestion.library_texts import INDEX
 from esa_cli.storage.library import Entry
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.memory_store import split_rows
@@ -43,20 +43,19 @@ def index_identity(model: Mapping[str, Any], digest: str) -> str:
 
 
 class IndexIngest(Ingest):
-    """Makes books with token indexes; `given`: the arguments of `Ingest`."""
+    """Makes books with token indexes; `options`: the arguments of `Ingest`."""
 
-    def __init__(self, encoder: Finder, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, encoder: Finder, *options: Any) -> None:
+        super().__init__(*options)
         self.encoder = encoder
 
     @cached_property
     def identity(self) -> str:
         """What its indexes depend on, beside the text; see `index_identity`."""
-        return index_identity(self.lazy.facts, self.encoder.digest)
+        return index_identity(self.esa.facts, self.encoder.digest)
 
-    def keys(self, text: str) -> list[str]:
-        assert self.library is not None
-        return [self.library.key(self.identity, text)]
+    def identities(self) -> list[str]:
+        return [self.identity]
 
     def owns(self, entry: Entry) -> bool:
         return entry.identity == self.identity
@@ -83,46 +82,39 @@ class IndexIngest(Ingest):
                 self.library.keep_words(entry, found.as_bytes())
         return found
 
-    def make(
-        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
-    ) -> Book:
-        if not text.ids:  # nothing to store
-            return self.compute(text, hear, started)
-        return super().make(text, hear, more, started)
-
     def form(self, text: TokenisedDocument) -> StoredForm:
-        return self.identity, text.ids, self.encoder.layout, (), 0
+        return StoredForm(self.identity, text.ids, self.encoder.layout)
 
     def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
         document, [store] = text.document, writer.layers
-        for start in range(writer.done, len(text.ids), PIECE):
-            stop = min(start + PIECE, len(text.ids))
-            keys = self._encoded(text.ids, start, stop)
+        for _, _, keys in self._pieces(text, writer.done, hear):
             store.append(*split_rows(keys, store.heads, store.shared))
             writer.flush()
-            hear(stop, len(text.ids))
         return writer.finish(
             text=document.text,
             offsets=text.offsets,
             marks=[list(mark) for mark in document.marks],
-            provenance=provenance(document, self.lazy.preset, INDEX),
+            provenance=provenance(document, self.esa.preset, INDEX),
         )
 
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
-        ids = text.ids
-        self.check_memory(len(ids))
-        self.events.started(text.document, len(ids), None)
-        layout = self.encoder.layout
-        keys = ReducedKeys.empty(len(ids), layout)
-        for start in range(0, len(ids), PIECE):
-            stop = min(start + PIECE, len(ids))
-            found = self._encoded(ids, start, stop)
-            keys.records[start:stop] = ReducedKeys.of(found, layout).records
-            hear(stop, len(ids))
+        tokens, layout = len(text.ids), self.encoder.layout
+        self.check_memory(tokens)
+        self.events.started(text.document, tokens, None)
+        index = ReducedKeys.empty(tokens, layout)
+        for start, stop, keys in self._pieces(text, 0, hear):
+            index.records[start:stop] = ReducedKeys.of(keys, layout).records
         spent = time.perf_counter() - started
-        return self.held(Book(text.document, None, text.offsets, None, spent, index=keys))
+        return self.held(Book(text.document, None, text.offsets, None, spent, index=index))
 
-    def _encoded(self, ids: Sequence[int], start: int, stop: int) -> Tensor:
-        """Keys (stop - start, R)."""
-        with self.lazy.suspended():
-            return self.encoder.encode(ids, start, stop)
+    def _pieces(
+        self, text: TokenisedDocument, first: int, hear: Progress
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """First token, end and keys (end - first, R) of each piece from `first` on; `hear` is
+        called when the piece has been used."""
+        for start in range(first, len(text.ids), PIECE):
+            stop = min(start + PIECE, len(text.ids))
+            with self.esa.suspended():
+                keys = self.encoder.encode(text.ids, start, stop)
+            yield start, stop, keys
+            hear(stop, len(text.ids))

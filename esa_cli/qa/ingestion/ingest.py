@@ -6,27 +6,32 @@ What is read of a document, on its own, are KV rows (`row_ingest`) or a token in
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.answering.lazy_session import LazySession
 from esa_cli.qa.books import Book, TokenisedDocument
-from esa_cli.qa.ingestion.archive import restored
-from esa_cli.qa.ingestion.library_texts import record_document
+from esa_cli.qa.ingestion.library_texts import record_document, restored
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.system.files import resolved_path
 from esa_cli.system.progress import Progress, WaitNotice, combined
+from esa_cli.version import __version__
 
 if TYPE_CHECKING:
+    from esa_cli.attention.method import Method
+    from esa_cli.qa.answering.session import Session
     from esa_cli.qa.planning.plan import Planner
+    from esa_cli.qa.presets.preset import Preset
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or one that is tokenised already."""
@@ -76,15 +81,38 @@ class ProgressEvents(IngestEvents):
             self._progress(done, total)
 
 
-StoredForm = tuple[str, Sequence[int], Layout, Sequence[torch.device], int]
-"""Identity and all token ids of a document in the library, the layout, each layer's device ((): all
-on the CPU), and the bytes of its states."""
+class StoredForm(NamedTuple):
+    """How a document is stored in the library: all its token ids, the layout, each layer's device
+    ((): all on the CPU), and the bytes of its states."""
+
+    identity: str
+    ids: Sequence[int]
+    layout: Layout
+    devices: Sequence[torch.device] = ()
+    states: int = 0
+
+
+class IngestHost(Protocol):
+    """What an ingest needs of `api.Esa`."""
+
+    preset: Preset
+    method: Method
+    tokenizer: Any
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def attaches(self) -> bool: ...
+    @property
+    def facts(self) -> dict[str, Any]: ...
+    def suspended(self) -> AbstractContextManager[None]: ...
 
 
 class Ingest(ABC):
     """Makes books with one model and preset.
 
     Args:
+        esa: of `api.Esa`.
         library: where documents are looked for; None: nowhere. keep: whether documents that are
             not there are stored there. events: the observer.
         planner: what is read must fit its memory; None: without a check.
@@ -92,21 +120,21 @@ class Ingest(ABC):
 
     def __init__(
         self,
-        lazy: LazySession,
+        esa: IngestHost,
         library: Library | None = None,
         keep: bool = True,
         events: IngestEvents | None = None,
         planner: Planner | None = None,
     ) -> None:
-        self.lazy, self.library, self.keep = lazy, library, keep
+        self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
         self.stored_tokens: int | None = None
         """Tokens on disk of the document that was read last; None: it is not stored there."""
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
-    def keys(self, text: str) -> list[str]:
-        """The keys under which a text serves, the best first; there is a library."""
+    def identities(self) -> list[str]:
+        """What stored documents that serve depend on, beside their text; the best first."""
 
     @abstractmethod
     def owns(self, entry: Entry) -> bool:
@@ -126,11 +154,7 @@ class Ingest(ABC):
 
     @abstractmethod
     def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
-        """Computes the book in memory.
-
-        Args:
-            started: when the ingest began.
-        """
+        """Computes the book in memory, of an ingest that began at `started`."""
 
     @property
     def reads(self) -> bool:
@@ -140,7 +164,7 @@ class Ingest(ABC):
     @property
     def needs_rows(self) -> bool:
         """Whether the preset answers from rows."""
-        return self.lazy.preset.answer.needs_rows
+        return self.esa.preset.answer.needs_rows
 
     @property
     def stores(self) -> bool:
@@ -162,8 +186,8 @@ class Ingest(ABC):
         """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
         if self.library is None:
             return None
-        for key in self.keys(document.text):
-            entry = self.library.find(key)
+        for identity in self.identities():
+            entry = self.library.find(self.library.key(identity, document.text))
             book = self._if_there(document, entry) if entry else None
             if book is not None:
                 self.events.found(book)
@@ -171,7 +195,7 @@ class Ingest(ABC):
         return None
 
     def _if_there(self, document: Document, entry: Entry) -> Book | None:
-        """The book, or None if somebody has removed it since it was found."""
+        """The book, or None if another process has removed it since it was found."""
         assert self.library is not None
         try:
             return self.opened(document, entry)
@@ -181,11 +205,8 @@ class Ingest(ABC):
             return None
 
     def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file.
-
-        Raises:
-            UsageError: it was read by another model or method. LibraryError: it is damaged.
-        """
+        """A book of the library, whatever became of its file. Raises UsageError: it was read by
+        another model or method. LibraryError: it is damaged."""
         assert self.library is not None
         if not self.owns(entry):
             raise UsageError(
@@ -199,41 +220,43 @@ class Ingest(ABC):
 
     def open(self, source: Source) -> Book:
         """See `api.Esa.open`."""
-        if self.needs_rows:
-            return self.ingest(source)
-        document, text = _document(source)
-        found = self.find(document)
-        return self._recorded(found) if found else self._unread(text or self._tokenised(document))
+        return self._ingest(source, reads=self.needs_rows)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """See `api.Esa.ingest`."""
+        return self._ingest(source, progress, reads=self.reads)
+
+    def _ingest(self, source: Source, progress: Progress | None = None, *, reads: bool) -> Book:
         started = time.perf_counter()
-        document, text = _document(source)
+        text = source if isinstance(source, TokenisedDocument) else None
+        document = text.document if text else source
+        if isinstance(document, str):
+            document = read_document(document)
+        assert isinstance(document, Document)
         if (found := self.find(document)) is not None:
             return self._recorded(found)
-        text = text or self._tokenised(document)
-        if not self.reads:
-            return self._unread(text)
-        hear = combined(self.events.progress, progress)
+        text = text or TokenisedDocument.of(document, self.esa.tokenizer)
+        if not reads:
+            self.events.unread(document, len(text.ids))
+            return Book(document, None, text.offsets)
         try:
-            return self._recorded(self.make(text, hear, progress, started))
+            return self._recorded(self._made(text, progress, started))
         finally:
             self.events.finished()
 
-    def make(
-        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
-    ) -> Book:
+    def _made(self, text: TokenisedDocument, more: Progress | None, started: float) -> Book:
         """Computes a book, in the library from where an earlier process stopped; in memory where
         its disk is full and `IngestEvents.unstored` says so.
 
         Args:
-            hear: called with what is done. more: called, too, while another process reads the
-                document. started: when the ingest began.
+            more: called with what is done, and while another process reads the document.
         """
         self.stored_tokens = None
-        if self.stores:
+        hear = combined(self.events.progress, more)
+        form = self.form(text) if self.stores else None
+        if form and form.ids:
             try:
-                return self._make_stored(text, hear, more, started)
+                return self._made_in_library(text, form, hear, more, started)
             except DiskError as error:
                 if not self.events.unstored(text.document, error):
                     raise
@@ -241,20 +264,27 @@ class Ingest(ABC):
             self.events.finished()
         return self.compute(text, hear, started)
 
-    def _make_stored(
-        self, text: TokenisedDocument, hear: Progress, more: Progress | None, started: float
+    def _made_in_library(
+        self,
+        text: TokenisedDocument,
+        form: StoredForm,
+        hear: Progress,
+        more: Progress | None,
+        started: float,
     ) -> Book:
-        library, document = self.library, text.document
-        identity, ids, layout, devices, states = self.form(text)
+        library, document, tokens = self.library, text.document, len(form.ids)
         assert library is not None
-        key, tokens = library.key(identity, document.text), len(ids)
+        key = library.key(form.identity, document.text)
         waiting = WaitNotice(self.events.waiting, more, tokens)
-        with library.write(key, identity, ids, layout, waiting, devices, states) as writer:
-            if isinstance(writer, Entry):
+        with library.write(
+            key, form.identity, form.ids, form.layout, waiting, form.devices, form.states
+        ) as writer:
+            if isinstance(writer, Entry):  # another process has read it
                 there = self._if_there(document, writer)
-                return there or self.make(text, hear, more, started)
+                return there or self._made(text, more, started)
             self.check_memory(tokens)
-            self.events.started(document, tokens, library.size_of(tokens, layout, states))
+            size = library.size_of(tokens, form.layout, form.states)
+            self.events.started(document, tokens, size)
             try:
                 entry = self.store(writer, text, hear)
             finally:
@@ -274,16 +304,17 @@ class Ingest(ABC):
                 record_document(catalogue, document)
         return book
 
-    def _unread(self, text: TokenisedDocument) -> Book:
-        self.events.unread(text.document, len(text.ids))
-        return Book(text.document, None, text.offsets)
 
-    def _tokenised(self, document: Document) -> TokenisedDocument:
-        return TokenisedDocument.of(document, self.lazy.tokenizer)
-
-
-def _document(source: Source) -> tuple[Document, TokenisedDocument | None]:
-    """The document, and its tokens where they are known. Raises DocumentError."""
-    if isinstance(source, TokenisedDocument):
-        return source.document, source
-    return (read_document(source) if isinstance(source, str) else source), None
+def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
+    """A document's source, preset and model as JSON data for people; no part of its key."""
+    return {
+        "name": document.name,
+        "source": document.source,
+        "path": resolved_path(document.source) if os.path.isfile(document.source) else "",
+        "bytes": document.bytes,
+        "missing": list(document.missing),
+        "model": preset.model,
+        "preset": preset.name,
+        "esa": __version__,
+        "rows": rows,
+    }

@@ -7,17 +7,34 @@ again first, so a former text neither answers nor is listed, and an unchanged fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.documents.sources import FoundFiles, LeftOut, find_any
 from esa_cli.errors import DiskError, DocumentError, LibraryError, UsageError
 from esa_cli.storage.library import Catalogue, Entry, FileRecord, Library
 from esa_cli.system.files import file_stamp, real_path, resolved_path
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
+
+INDEX = "index"
+"""What `ingest.provenance` says of a token index in place of the kind of rows."""
+
+
+def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
+    """A document as it was stored; `known` is its provenance."""
+    return Document(
+        known["name"],
+        text,
+        known["source"],
+        "utf-8",
+        known["bytes"],
+        tuple(Mark(*mark) for mark in marks),
+        tuple(known["missing"]),
+    )
 
 
 @dataclass
@@ -96,11 +113,12 @@ class FileIndexing:
 
     def _next(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
         """Reads a file if it must be; what then is to be written."""
-        files, path = self._catalogue.files, os.path.abspath(path)
+        files, texts, path = self._catalogue.files, self._catalogue.texts, os.path.abspath(path)
         known = files.find(path)
-        folder, away = self._folder or (known.folder if known else ""), False
-        if known is not None and known.is_current and self._has_words(known):
-            record, text = known._replace(folder=folder), ""
+        folder, away, text = self._folder or (known.folder if known else ""), False, ""
+        # A record alone is of a catalogue that was lost: its words are missing.
+        if known and known.is_current and (not known.digest or texts.has(known.digest)):
+            record = known._replace(folder=folder)
         else:
             record, text = self._opened(path, folder)
             # A file may be on a disk that is away: what is known of it stays.
@@ -114,21 +132,16 @@ class FileIndexing:
 
         def write() -> None:
             if text:
-                self._catalogue.texts.add(text, record.digest)
+                texts.add(text, record.digest)
             files.put(record)
 
         return write
 
-    def _has_words(self, known: FileRecord) -> bool:
-        """False of a record that came back alone, after the catalogue was lost."""
-        return not known.digest or self._catalogue.texts.has(known.digest)
-
     def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
         """The record and the text of a file that is read now."""
-        try:
+        stamp = ""
+        with suppress(OSError):
             stamp = file_stamp(path)
-        except OSError:
-            stamp = ""
         try:
             document = self._read(path)
         except DocumentError as error:
@@ -167,16 +180,9 @@ class FolderState:
 
 
 def check_folder(folder: str, library: Library) -> str:
-    """The absolute path of a folder that can be synchronised.
-
-    Raises:
-        DocumentError: it is no folder. UsageError: the library is in it, or it is in the library.
-    """
-    if not os.path.isdir(folder):
-        raise DocumentError(
-            f"{folder or 'FOLDER'} must be a folder, got {_kind(folder) if folder else 'no name'}",
-            "name a folder",
-        )
+    """The absolute path of a folder that can be synchronised. Raises DocumentError: it is no
+    folder. UsageError: the library is in it, or it is in the library."""
+    _check_is_folder(folder, "name a folder")
     path = os.path.abspath(folder)
     root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
@@ -188,8 +194,10 @@ def check_folder(folder: str, library: Library) -> str:
     return path
 
 
-def _kind(path: str) -> str:
-    return "a file" if os.path.exists(path) else "nothing of that name"
+def _check_is_folder(folder: str, hint: str) -> None:
+    if not os.path.isdir(folder):
+        kind = "a file" if os.path.exists(folder) else "nothing of that name"
+        raise DocumentError(f"{folder or 'FOLDER'} must be a folder, got {kind}", hint)
 
 
 def sync_folder(
@@ -211,10 +219,7 @@ def sync_folder(
         DocumentError: the folder is not there, may not be read, has too many files, or has none
             while some are to be forgotten. LibraryError, DiskError.
     """
-    if not os.path.isdir(folder):
-        raise DocumentError(
-            f"{folder} must be a folder, got {_kind(folder)}", "nothing was changed; name a folder"
-        )
+    _check_is_folder(folder, "nothing was changed; name a folder")
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     record_removed(catalogue, folder, found, folder)
@@ -394,10 +399,10 @@ def _to_update(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
 
 def _may_differ(entry: Entry) -> bool:
     """Whether the file of a document, of which there is no record, has changed since it was stored:
-    an earlier version of esa did so, or another machine."""
+    by an earlier version of esa, or on another machine."""
     try:
         facts = os.stat(entry.file)
     except OSError:
         return False
-    changed = max(facts.st_mtime, facts.st_ctime)
-    return changed > entry.created or facts.st_size != entry.provenance.get("bytes")
+    later = max(facts.st_mtime, facts.st_ctime) > entry.created
+    return later or facts.st_size != entry.provenance.get("bytes")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +16,10 @@ from esa_cli.documents.document import Document
 from esa_cli.models.attachment.families import key_shapes, latent_block
 from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
 from esa_cli.qa.books import Book, TokenisedDocument
-from esa_cli.qa.ingestion.archive import layout, maps, provenance, storable
-from esa_cli.qa.ingestion.ingest import Ingest, StoredForm
+from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.row_storage import layout, maps, storable
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
@@ -43,40 +42,38 @@ class RowIngest(Ingest):
     """Makes books with KV rows.
 
     Args:
-        rows: how these are stored, `int8`, or `native` bit for bit. given: those of `Ingest`.
+        rows: how these are stored, `int8`, or `native` bit for bit. options: those of `Ingest`.
     """
 
-    def __init__(self, rows: str, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, rows: str, *options: Any) -> None:
+        super().__init__(*options)
         self.rows = rows
 
     @property
     def session(self) -> Session:
         """Prefills the documents."""
-        return self.lazy.session
+        return self.esa.session
 
     def _layout(self, rows: str) -> Layout:
-        """The layout of this model's rows in the library.
-
-        Raises:
-            ModelError: its layers compute in different types.
-        """
-        session, shape = self.session, self.lazy.facts["fingerprint"]
-        dtype = str(kv_dtype(session.model)).removeprefix("torch.")
+        """The layout of this model's rows in the library. Raises ModelError: its layers compute in
+        different types."""
+        session = self.session
         config, running = session.model.config, session.attachment.method_layers
-        selecting = [i for i, at in enumerate(session.attachment.row_layers) if at in running]
-        block, states = latent_block(config), len(session.cache.states.layers)
-        wide = key_shapes(config)
-        return layout(session.method, shape, dtype, rows, selecting, block, states, wide)
+        return layout(
+            session.method,
+            self.esa.facts["fingerprint"],
+            str(kv_dtype(session.model)).removeprefix("torch."),
+            rows,
+            [i for i, at in enumerate(session.attachment.row_layers) if at in running],
+            latent_block(config),
+            len(session.cache.states.layers),
+            key_shapes(config),
+        )
 
     def _identity(self, layout: Layout) -> str:
         session = self.session
         head = session.prompt.head()
-        return cache_key(self.lazy.facts, head, session.preset, session.method, layout)
-
-    def _key(self, text: str, rows: str) -> str:
-        assert self.library is not None
-        return self.library.key(self._identity(self._layout(rows)), text)
+        return cache_key(self.esa.facts, head, session.preset, session.method, layout)
 
     @property
     def stores(self) -> bool:
@@ -89,12 +86,11 @@ class RowIngest(Ingest):
 
     @property
     def _storable(self) -> bool:
-        return self.lazy.attaches and storable(self.lazy.method)
+        return self.esa.attaches and storable(self.esa.method)
 
-    def keys(self, text: str) -> list[str]:
-        if not self._storable:
-            return []
-        return [self._key(text, rows) for rows in SERVES.get(self.rows, (self.rows,))]
+    def identities(self) -> list[str]:
+        kinds = SERVES.get(self.rows, (self.rows,)) if self._storable else ()
+        return [self._identity(self._layout(kind)) for kind in kinds]
 
     def owns(self, entry: Entry) -> bool:
         return self._storable and self._identity(self._layout(entry.layout.kind)) == entry.identity
@@ -115,7 +111,7 @@ class RowIngest(Ingest):
         layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
         model = self.session.model
         states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
-        return self._identity(layout), ids, layout, layer_devices(model), states
+        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
 
     @cached_property
     def _forms(self) -> list[StateForm]:
@@ -123,11 +119,12 @@ class RowIngest(Ingest):
 
     def _placed(self, states: Sequence[State], key: str) -> list[State]:
         """Stored states of the document of this key, each on its layer's device. Raises
-        LibraryError: they are not this model's."""
+        LibraryError: they are not this model's, as in a stranger's export."""
         assert self.library is not None
-        if any(states):  # those before the first token are empty
+        # Those before the first token are empty.
+        if any(states) and [form_of(one) for one in states] != self._forms:
             path = LibraryPaths(self.library.root).document(key, "states")
-            check_states(states, self._forms, path, key)
+            raise damage_error(path, "its states have other shapes than this model's", key)
         devices = state_devices(self.session.model)
         return [
             {name: one.to(device) for name, one in state.items()}
@@ -188,10 +185,8 @@ class RowIngest(Ingest):
 
 @torch.inference_mode()
 def state_forms(session: Session) -> list[StateForm]:
-    """The form of each layer's state, of one token that passes the model.
-
-    Only the model's own code knows them: configurations name the sizes otherwise in each family.
-    """
+    """The form of each layer's state, of one token that passes the model: configurations name the
+    sizes otherwise in each family."""
     from esa_cli.qa.answering.session import feed
 
     cache = session.attachment.new_cache()
@@ -202,16 +197,3 @@ def state_forms(session: Session) -> list[StateForm]:
 
 def form_of(state: Mapping[str, Tensor]) -> StateForm:
     return {name: (one.shape, one.dtype) for name, one in state.items()}
-
-
-def check_states(
-    states: Sequence[Mapping[str, Tensor]], forms: Sequence[StateForm], path: Path, key: str
-) -> None:
-    """Raises LibraryError where a file's states are not of these forms: a stranger's export can
-    have any tensors, and the model would fail in the midst of a question.
-
-    Args:
-        path, key: the file, and its document's.
-    """
-    if [form_of(state) for state in states] != list(forms):
-        raise damage_error(path, "its states have other shapes than this model's", key)

@@ -6,7 +6,6 @@
 
 Layers are those with attention. R is summed over them, which need not be alike. A state is of one
 document, however long it is. P counts the weights outside the embeddings.
-Only sizes are looked at, never weights.
 """
 
 from __future__ import annotations
@@ -19,52 +18,58 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
 from esa_cli.attention.selection import KEEP_ELEMENTS, SumScore, TopK
 from esa_cli.attention.step import BLOCK_ELEMENTS
-from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
+from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
-from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning.model_shape import Shape
 from esa_cli.storage.growing_rows import RESERVE, with_reserve
-from esa_cli.storage.library import Layout
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on
-2 cores: 512 to 1,024 is best, larger activations leave the processor's cache."""
+2 cores: 512 to 1,024 is best, larger activations leave the CPU's cache."""
 LIBRARIES = 400 << 20
 """Bytes of torch, transformers and Python themselves."""
 STATES = 4
 """The states of a cache's layers, two snapshots that were asked for, and that of the last call."""
 TOKEN_BYTES = 64
 """Bytes of a token beside its rows: text, id and offsets, and their copies when they are stored."""
+STORED_AT_ONCE = 8192
+"""Most tokens whose rows are in memory while a document is stored in the library."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """The cost of one method on one model, per token and in all; `rank` is of `rank_of`."""
+    """The cost of one method on one model; `rank` is of `rank_of`, `body` of `Weights`."""
 
     shape: Shape
     method: Method
     rank: int
     on_gpu: bool
+    body: int = 0
 
     def stored(self, tokens: int) -> int:
         """Rows allocated for `tokens`; RAM that was never written to is not taken."""
         return with_reserve(tokens) if self.on_gpu else tokens
 
     def keys_values(self, tokens: int, size: int) -> int:
+        """Bytes, with numbers of `size` bytes."""
         return self.stored(tokens) * self.shape.numbers * size
 
     def reduced_keys(self, tokens: int, size: int) -> int:
         return self.stored(tokens) * self.rank * size
+
+    def activations(self, rows: int) -> int:
+        """Numbers of a layer's activations for so many tokens."""
+        shape = self.shape
+        projections = (shape.heads + 2 * shape.groups) * shape.dim
+        return rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
 
     def working(self, tokens: int, size: int) -> int:
         """Activations, gathered keys, scores, the compressor's moments, states, the tokens
         themselves, and the libraries."""
         shape, window = self.shape, self.method.window
         folded = shape.groups * shape.dim
-        projections = (shape.heads + 2 * shape.groups) * shape.dim
-        activations = FEED * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
         attended = min(tokens, window.budget) + window.chunk
         gathered = 6 * attended * folded + 2 * window.chunk * shape.heads * shape.dim
         rows = window.chunk * (1 if self.method.score.features else shape.heads)
@@ -72,9 +77,8 @@ class Costs:
         fitting = 0
         if self.method.score.features and self.method.compressor.fit_tokens:
             fitting = 8 * folded * folded * (2 * shape.rows + 8)
-        states = STATES * shape.states(size)
-        rest = scores + fitting + states + tokens * TOKEN_BYTES + LIBRARIES
-        return (activations + gathered) * size + rest
+        rest = scores + fitting + STATES * shape.states(size) + tokens * TOKEN_BYTES + LIBRARIES
+        return (self.activations(FEED) + gathered) * size + rest
 
     def operations(self, tokens: int) -> float:
         """Floating-point operations of reading; a multiplication and an addition are two."""
@@ -89,7 +93,7 @@ class Costs:
             whole = shape.rows * shape.heads * shape.dim
             width = width if self.method.score.features else whole
             scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
-        return tokens * (2 * shape.body + shape.rows * attention + scoring)
+        return tokens * (2 * self.body + shape.rows * attention + scoring)
 
     @property
     def ratios(self) -> tuple[float, float] | None:
@@ -107,24 +111,15 @@ class Costs:
 
 def rank_of(method: Method, shape: Shape) -> int:
     """R, the reduced keys' width that the compressor stores, summed over the layers; 0 for none.
-
-    Raises:
-        PresetError: the compressor is not for a model of this shape.
-    """
+    Raises PresetError: the compressor is not for a model of this shape."""
     if not method.score.features:
         return 0
     folded = shape.groups * shape.dim
-    if method.compressor.fit_tokens == 0:
-        return sum(_fitted_rank(method, layer, folded) for layer in range(shape.layers))
-    return shape.rows * method.compressor.stored_rank(folded)
-
-
-def _fitted_rank(method: Method, layer: int, folded: int) -> int:
-    projection = method.compressor.fit(layer, Moments())
-    if projection is None:
-        return 0
+    if method.compressor.fit_tokens:
+        return shape.rows * method.compressor.stored_rank(folded)
+    maps = [method.compressor.fit(layer, Moments()) for layer in range(shape.layers)]
     try:
-        return projection.keys(torch.zeros(1, folded)).shape[1]
+        return sum(one.keys(torch.zeros(1, folded)).shape[1] for one in maps if one is not None)
     except RuntimeError as error:
         raise PresetError(
             f"the compressor does not fit this model: folded keys have {folded} dimensions",
@@ -137,76 +132,38 @@ SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
 
 
 @dataclass(frozen=True)
-class IndexCosts(Costs):
-    """The cost of an index of these sizes; the method reads nothing."""
+class PassageCosts(Costs):
+    """The cost of reading one prompt at a time, whatever the documents' length; with `finder`, that
+    of the token index beside it."""
 
-    sizes: FinderSizes
-
-    @property
-    def layout(self) -> Layout:
-        """Of the index."""
-        return self.sizes.layout
+    finder: FinderSizes | None = None
 
     def keys_values(self, tokens: int, size: int) -> int:
         return 0
 
     def reduced_keys(self, tokens: int, size: int) -> int:
         """As they are stored, whatever the model's type."""
-        return tokens * self.layout.row_bytes
+        return tokens * self.finder.layout.row_bytes if self.finder else 0
 
     def working(self, tokens: int, size: int) -> int:
-        shape, together = self.shape, PIECE // SEGMENT_TOKENS
-        rows = together * SEQUENCE
-        projections = (shape.heads + 2 * shape.groups) * shape.dim
-        activations = rows * (6 * shape.hidden + 3 * shape.inner + 3 * projections) * size
-        scores = rows * SEQUENCE * shape.heads * size
-        tokenised = tokens * TOKEN_BYTES
-        return activations + scores + tokenised + self.fused_weights(size) + LIBRARIES
-
-    def fused_weights(self, size: int) -> int:
-        """Copies of the layers for the finder and for reading passages, on the processor."""
-        copied = self.shape.body * size
+        if self.finder is None:
+            return super().working(0, size) + tokens * TOKEN_BYTES
+        shape, rows = self.shape, PIECE // SEGMENT_TOKENS * SEQUENCE
+        computed = (self.activations(rows) + rows * SEQUENCE * shape.heads) * size
+        copied = self.body * size
         if self.on_gpu or copied > MOST_BYTES:
-            return 0
-        finder = copied * self.sizes.layers // self.shape.layers
-        return copied + finder
+            copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
+        copied += copied * self.finder.layers // shape.layers
+        return computed + tokens * TOKEN_BYTES + copied + LIBRARIES
 
     def operations(self, tokens: int) -> float:
+        if self.finder is None:
+            return 0.0
         shape = self.shape
         attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
-        share = self.sizes.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
-        return tokens * (
-            share * (2 * shape.body + attention) + 2 * shape.hidden * self.layout.width
-        )
-
-
-class PassageCosts(Costs):
-    """The cost of reading one prompt at a time, whatever the documents' length."""
-
-    def keys_values(self, tokens: int, size: int) -> int:
-        return 0
-
-    def reduced_keys(self, tokens: int, size: int) -> int:
-        return 0
-
-    def working(self, tokens: int, size: int) -> int:
-        return super().working(0, size) + tokens * TOKEN_BYTES
-
-    def operations(self, tokens: int) -> float:
-        return 0.0
-
-
-STORED_AT_ONCE = 8192
-"""Most tokens whose rows are in memory while a document is stored in the library."""
-
-
-def near_tokens(window: Window, longest: int = 0) -> int:
-    """Tokens of a layer in host memory that its device keeps: L, and what is read at once.
-
-    Args:
-        longest: window of the model's own, in layers that do not run the method.
-    """
-    return max(window.local, window.dense_below, longest) + FEED + window.chunk
+        share = self.finder.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
+        maps = 2 * shape.hidden * self.finder.layout.width
+        return tokens * (share * (2 * self.body + attention) + maps)
 
 
 @dataclass(frozen=True)
@@ -219,14 +176,16 @@ class RowPlaces:
 
 
 def row_places(costs: Costs, tokens: int, size: int, host_layers: int) -> RowPlaces:
-    """The places of so many tokens' rows, of `size` bytes a number."""
-    shape = costs.shape
+    """The places of so many tokens' rows, of `size` bytes a number. A layer in host memory keeps
+    its local tokens on the device, and those that are read at once."""
+    shape, window = costs.shape, costs.method.window
     there = costs.keys_values(tokens, size) // shape.rows * (shape.rows - host_layers)
-    kinds, width = 1 if shape.shared else 2, shape.groups * shape.dim * size
-    # What is asked about an opened document is on the device.
-    kept = near_tokens(costs.method.window, shape.window) + RESERVE
-    near = kept * shape.row * size
-    return RowPlaces(host_layers, there + host_layers * near, host_layers * kinds * width * tokens)
+    # What is asked about an opened document is on the device, too.
+    local = max(window.local, window.dense_below, shape.window)
+    near = (local + FEED + window.chunk + RESERVE) * shape.row * size
+    return RowPlaces(
+        host_layers, there + host_layers * near, host_layers * shape.row * size * tokens
+    )
 
 
 def fewest_host_layers(
@@ -238,15 +197,10 @@ def fewest_host_layers(
     Args:
         layers: that the device has; None: all.
     """
-    every = costs.shape.rows
-    own = every if layers is None else layers
-    resident, near = (row_places(costs, tokens, size, count).on_device for count in (0, every))
-    lacking, saved = resident * own // every - room, (resident - near) // every
+    total = costs.shape.rows
+    own = total if layers is None else layers
+    resident, near = (row_places(costs, tokens, size, count).on_device for count in (0, total))
+    lacking, saved = resident * own // total - room, (resident - near) // total
     if lacking <= 0 or saved <= 0:
         return 0
     return min(own, -(-lacking // saved))
-
-
-def tokens_at_once(tokens: int, cache: str) -> int:
-    """Tokens whose rows are in memory at once."""
-    return min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens

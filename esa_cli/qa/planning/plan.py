@@ -12,31 +12,32 @@ import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
 from esa_cli.models.files.prepared_models import home
-from esa_cli.qa.finding.load_encoder import FinderSizes
-from esa_cli.qa.ingestion.archive import storable
+from esa_cli.models.loading.text_part import language_settings
+from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning.costs import (
     FEED,
+    STORED_AT_ONCE,
     Costs,
-    IndexCosts,
     PassageCosts,
-    RowPlaces,
     fewest_host_layers,
     rank_of,
     row_places,
-    tokens_at_once,
 )
-from esa_cli.qa.planning.model_shape import Shape, shape_of, with_packing
+from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
+from esa_cli.qa.planning.row_storage import storable
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
 
 SECONDS = 0.15
+EFFICIENCY = 0.6
+"""Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
 
 
 def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
@@ -53,11 +54,11 @@ def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
 
 
 def rates_file() -> Path:
-    """`rates.json` in esa's cache folder."""
+    """`rates.json` in esa's cache folder: operations per second of the last ingest of each kind."""
     return home() / "rates.json"
 
 
-def _read() -> dict[str, float]:
+def _rates() -> dict[str, float]:
     try:
         data = json.loads(rates_file().read_text("utf-8"))
     except (OSError, ValueError):
@@ -69,20 +70,16 @@ def _read() -> dict[str, float]:
 
 def recall(key: str) -> float | None:
     """Operations per second measured last for `key`, or None."""
-    return _read().get(key)
+    return _rates().get(key)
 
 
 def remember(key: str, rate: float) -> None:
-    """Keeps `rate`, in operations per second; whatever goes wrong is passed over."""
+    """Keeps `rate`, in operations per second, where the file can be written."""
     path = rates_file()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_text(json.dumps({**_read(), key: rate}, indent=1) + "\n", "utf-8")
-
-
-EFFICIENCY = 0.6
-"""Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
+            part.write_text(json.dumps({**_rates(), key: rate}, indent=1) + "\n", "utf-8")
 
 
 class Planner:
@@ -90,7 +87,7 @@ class Planner:
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
-        config: the model's config.json. dtype: of weights and keys.
+        folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch, or "balanced"; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the index that is computed instead of rows; see `index_sizes`.
@@ -99,14 +96,14 @@ class Planner:
         packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
     Raises:
-        PresetError: the compressor is not for this model. ModelError: config.json lacks a size.
-        UsageError: $ESA_MEMORY_LIMIT is not a size.
+        PresetError: the compressor is not for this model. ModelError: config.json lacks a size, or
+            the weights' files are damaged. UsageError: $ESA_MEMORY_LIMIT is not a size.
     """
 
     def __init__(
         self,
         resolved: ResolvedPreset,
-        config: dict[str, Any],
+        folder: Path,
         *,
         dtype: torch.dtype,
         device: str,
@@ -116,18 +113,18 @@ class Planner:
         cache: str = "auto",
         packing: str = "",
     ) -> None:
-        shape = with_packing(shape_of(config), config, device, packing, dtype.itemsize)
-        method = resolved.method
-        given = shape, method, rank_of(method, shape), device not in ("cpu", "mps")
-        of_rows = PassageCosts if by_words else Costs
-        self.costs = of_rows(*given) if index is None else IndexCosts(*given, index)
+        method, shape = resolved.method, shape_of(language_settings(folder))
+        self.weights = weights_of(folder, device, dtype.itemsize, packing)
+        on_gpu = device not in ("cpu", "mps")
+        sizes = shape, method, rank_of(method, shape), on_gpu, self.weights.body
         reads_rows = index is None and not by_words
+        self.costs = Costs(*sizes) if reads_rows else PassageCosts(*sizes, index)
         self.ratios = self.costs.ratios if reads_rows else None
         self.dtype, self.device = dtype, device
         self.memory = machine.available_memory(device) if memory is None else memory
         self.cache = cache if reads_rows else "device"
         self.may_store_rows = reads_rows and storable(method)
-        self.host_memory = machine.available_memory("cpu") if self.costs.on_gpu else 0
+        self.host_memory = machine.available_memory("cpu") if on_gpu else 0
         self.packing, how = packing, method.reading if index is None else "index"
         model, threads = resolved.preset.model, torch.get_num_threads()
         self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
@@ -146,16 +143,23 @@ class Planner:
         """Operations per second; where none was measured it takes a moment to find one."""
         return self.measured or EFFICIENCY * probe(self.costs.shape, self.dtype, self.device)
 
-    def plan(self, tokens: int) -> Plan:
-        """The plan of an ingest of `tokens` tokens."""
-        return self._plan(tokens, self.dtype.itemsize, self.cache)
+    def plan(self, tokens: int, size: int | None = None, cache: str | None = None) -> Plan:
+        """The plan of an ingest of `tokens` tokens.
 
-    def _plan(self, tokens: int, size: int, cache: str) -> Plan:
-        """Args: size: bytes of a number."""
-        costs = self.costs
-        weights, working = costs.shape.weights * size, costs.working(tokens, size)
-        reduced = costs.reduced_keys(tokens_at_once(tokens, cache), size)
-        rows = self._rows(tokens, size, cache, self.memory - weights - working - reduced)
+        Args:
+            size: bytes of a number; None: of `dtype`. cache: another place of rows.
+        """
+        costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
+        at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
+        weights, working = self.weights.bytes_of(size), costs.working(tokens, size)
+        reduced = costs.reduced_keys(at_once, size)
+        layers = 0
+        if costs.on_gpu and cache == "host":
+            layers = costs.shape.rows
+        elif costs.on_gpu and cache == "auto":
+            room = self.memory - weights - working - reduced
+            layers = fewest_host_layers(costs, at_once, size, room)
+        rows = row_places(costs, at_once, size, layers)
         return Plan(
             tokens=tokens,
             device=self.device,
@@ -165,38 +169,19 @@ class Planner:
             reduced_keys=reduced,
             working=working,
             available=self.memory,
-            host_layers=rows.host_layers,
+            host_layers=layers,
             host_keys_values=rows.on_host,
             host_available=self.host_memory,
             operations=costs.operations(tokens),
             planner=self,
         )
 
-    def _rows(self, tokens: int, size: int, cache: str, room: int) -> RowPlaces:
-        """Where the rows are when the device has `room` bytes for them."""
-        count = tokens_at_once(tokens, cache)
-        layers = 0
-        if self.costs.on_gpu and cache == "host":
-            layers = self.costs.shape.rows
-        elif self.costs.on_gpu and cache == "auto":
-            layers = fewest_host_layers(self.costs, count, size, room)
-        return row_places(self.costs, count, size, layers)
-
-    def fits(self, tokens: int, size: int, cache: str) -> bool:
-        """Whether so many tokens fit, with numbers of `size` bytes, and rows at this place."""
-        return self._plan(tokens, size, cache).fits
-
-    def fits_processor(self, tokens: int, size: int) -> bool:
-        """Whether they would fit into the memory of the host, with all that is needed."""
-        plan = self._plan(tokens, size, "device")
-        return plan.needed <= self.host_memory
-
     def most_tokens(self, size: int) -> int:
         """Tokens that fit, with numbers of `size` bytes."""
         low, high = 0, 1 << 28
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.fits(middle, size, self.cache)
+            fits = self.plan(middle, size).fits
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
@@ -258,7 +243,29 @@ class Plan:
         """Settings that would make it fit, best first; empty when it does."""
         if self.fits:
             return ()
-        return tuple(_remedies(self.planner, self.tokens))
+        planner, tokens = self.planner, self.tokens
+        size, cache, on_gpu = planner.dtype.itemsize, planner.cache, planner.costs.on_gpu
+        most, half = planner.most_tokens(size), planner.most_tokens(2)
+        on_cpu = on_gpu and planner.plan(tokens, size, "device").needed <= planner.host_memory
+        ways = (
+            (size > 2 and planner.plan(tokens, 2).fits, "use --dtype bfloat16, which fits"),
+            (
+                on_gpu and cache == "device" and planner.plan(tokens, size, "host").fits,
+                "use --cache host, which fits",
+            ),
+            (
+                planner.may_store_rows
+                and cache != "disk"
+                and planner.plan(tokens, size, "disk").fits,
+                "use --cache disk, which fits",
+            ),
+            (on_cpu, "use --device cpu, where it fits"),
+            (most > 0, f"give fewer or shorter documents: {most:,} tokens fit"),
+            (0 == most < half, f"give shorter documents and --dtype bfloat16: {half:,} tokens fit"),
+            (True, "use a smaller model with --model"),
+            (True, "raise ESA_MEMORY_LIMIT" if _capped(self.device) else "free some memory"),
+        )
+        return tuple(text for helps, text in ways if helps)
 
     def check(self) -> None:
         """Raises ResourceError, with what would make it fit, when it does not."""
@@ -279,22 +286,3 @@ def _capped(device: str) -> bool:
     """True if a person's limit, not the memory there is, decides."""
     limit = machine.memory_limit()
     return limit is not None and limit < machine.free_memory(device)
-
-
-def _remedies(planner: Planner, tokens: int) -> list[str]:
-    out, size, cache = [], planner.dtype.itemsize, planner.cache
-    if size > 2 and planner.fits(tokens, 2, cache):
-        out.append("use --dtype bfloat16, which fits")
-    if planner.costs.on_gpu and cache == "device" and planner.fits(tokens, size, "host"):
-        out.append("use --cache host, which fits")
-    if planner.may_store_rows and cache != "disk" and planner.fits(tokens, size, "disk"):
-        out.append("use --cache disk, which fits")
-    if planner.costs.on_gpu and planner.fits_processor(tokens, size):
-        out.append("use --device cpu, where it fits")
-    most, half = planner.most_tokens(size), planner.most_tokens(2)
-    if most > 0:
-        out.append(f"give fewer or shorter documents: {most:,} tokens fit")
-    elif half > 0:
-        out.append(f"give shorter documents and --dtype bfloat16: {half:,} tokens fit")
-    more = "raise ESA_MEMORY_LIMIT" if _capped(planner.device) else "free some memory"
-    return [*out, "use a smaller model with --model", more]

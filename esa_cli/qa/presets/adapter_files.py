@@ -6,10 +6,12 @@ from pathlib import Path
 
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
-from esa_cli.qa.finding.token_encoder import MAPS
 from esa_cli.qa.presets.preset import AnswerSettings, Preset
 from esa_cli.qa.presets.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
+
+MAPS = "maps.safetensors"
+"""The file of a finder's maps."""
 
 
 def check_adapter(settings: AnswerSettings) -> None:
@@ -37,24 +39,16 @@ def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
 
 
 def adapter_folder(name: str) -> Path:
-    """The folder of an adapter: a path, or the name of a shipped one.
-
-    Raises:
-        PresetError: there is none.
-    """
-    return _folder(name, "adapter", CONFIG, "use --set answer.adapter=null")
+    """The folder of an adapter: a path, or the name of a shipped one. Raises PresetError."""
+    return _folder(name, "adapter", CONFIG)
 
 
 def finder_folder(name: str) -> Path:
-    """The folder of a finder: a path, or the name of a shipped one.
-
-    Raises:
-        PresetError: there is none.
-    """
-    return _folder(name, "finder", MAPS, "use --set answer.finder=null")
+    """The folder of a finder: a path, or the name of a shipped one. Raises PresetError."""
+    return _folder(name, "finder", MAPS)
 
 
-def _folder(name: str, kind: str, file: str, otherwise: str) -> Path:
+def _folder(name: str, kind: str, file: str) -> Path:
     own = in_home(name, f"answer.{kind}", PresetError)
     shipped = [] if "/" in name else [shipped_dir() / f"{kind}s" / name]
     for folder in (*shipped, own):
@@ -62,5 +56,5 @@ def _folder(name: str, kind: str, file: str, otherwise: str) -> Path:
             return folder
     raise PresetError(
         f"answer.{kind} must be a folder with {file}, got {name!r}",
-        f"write the path of one, or {otherwise}",
+        f"write the path of one, or use --set answer.{kind}=null",
     )

@@ -8,7 +8,6 @@ the form of states is transformers' own, so where layers keep one, its version c
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,11 +34,8 @@ SAMPLES = 1024
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Properties of a model and its tokenizer that shape the rows.
-
-    Raises:
-        ModelError: its weights are not in memory, or cannot be looked at.
-    """
+    """Properties of a model and its tokenizer that shape the rows. Raises ModelError: its weights
+    are not in memory, or cannot be looked at."""
     return {
         "fingerprint": json.loads(fingerprint(model).as_text()),
         "config": _config(model.config),
@@ -94,9 +90,9 @@ def _config(config: Any) -> dict[str, Any]:
 
 
 def _weights(model: Any) -> str:
-    """Of every parameter its name, shape and some of its numbers: a model that was trained on
-    differs in nearly all of them. Of packed weights, too, which are no parameters."""
-    digest = hashlib.sha256()
+    """Of every weight, quantised ones included, its name, shape and some of its numbers: a model
+    that was trained on differs in nearly all of them."""
+    digest = sha256()
     for name, weight in weight_tensors(model):
         with weight_errors(name):
             flat = weight.detach().reshape(-1)
@@ -121,39 +117,34 @@ def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",))
 
 
 def text_settings_hash(preset: Preset) -> str:
-    """Of a preset that answers from text, and of the files of its adapter and finder.
-
-    Raises:
-        PresetError: one of them is missing.
-    """
+    """Of a preset that answers from text, and of the files of its adapter and finder. Raises
+    PresetError: one of them is missing."""
     answer, hashes = preset.answer, {}
     for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
         for path in [] if name is None else sorted(folder(name).iterdir()):
             if path.suffix in (".json", ".safetensors"):
                 hashes[f"{folder.__name__} {path.name}"] = sha256(path.read_bytes()).hexdigest()
-    facts = {**preset.model_dump(mode="json", exclude={"name", "description"}), "files": hashes}
-    return text_digest(json.dumps(facts, sort_keys=True))[:16]
+    return _short({**_settings(preset, ("name", "description")), "files": hashes})
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of all that a method's preset says, and of the files behind it.
-
-    Args:
-        without: fields that do not count.
-
-    Raises:
-        PresetError: it does not hold, or a file of it cannot be read.
-    """
-    # Rows are of answers from the rows that a method selects: `answer` does not count.
-    facts = preset.model_dump(mode="json", exclude={*without, "answer"})
-    method = resolve(preset).method
+    """Of a method's preset but its fields `without`, and of the files behind it. `answer` does not
+    count, for it answers from the rows that it selects. Raises PresetError: it does not hold, or a
+    file of it cannot be read."""
+    facts, method = _settings(preset, (*without, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
         named = method.compressor.files if kind == "compressor" else ()
-        hashed = contents(facts[kind], named)
-        files |= {
-            f"{kind}.{key}": hashed[key] for key in hashed if hashed[key] != facts[kind].get(key)
-        }
-    if files:  # so that what has none keeps the hash that rows were written with
-        facts["files"] = files
+        for key, value in contents(facts[kind], named).items():
+            if value != facts[kind].get(key):
+                files[f"{kind}.{key}"] = value
+    # Without files the hash is that of rows written before there were any.
+    return _short({**facts, "files": files} if files else facts)
+
+
+def _settings(preset: Preset, without: tuple[str, ...]) -> dict[str, Any]:
+    return preset.model_dump(mode="json", exclude={*without})
+
+
+def _short(facts: Mapping[str, Any]) -> str:
     return text_digest(json.dumps(facts, sort_keys=True))[:16]

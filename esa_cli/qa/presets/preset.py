@@ -36,24 +36,40 @@ from esa_cli.qa.presets.preset_files import (
     available,
     facts_of,
     find,
+    is_address,
     known_models,
     read_file,
     reference,
     shipped,
 )
-from esa_cli.qa.second_model.server_address import is_address
 from esa_cli.system.registry import nearest
 from esa_cli.system.strict_yaml import MOST_DEEP, dump_yaml, load_yaml
 
+DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
 FIELDS = ("{passage}", "{question}")
 UNANSWERED = "(not told)"
+TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
-class WorkedExample(BaseModel):
+def valid_temperature(temperature: float) -> bool:
+    """Whether logits divided by it are finite, or it is 0, which is greedy."""
+    return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+
+class WorkedExample(_Strict):
     """A passage with a question and its answer, words of the passage; None: it does not tell it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     passage: str
     question: str
@@ -67,7 +83,7 @@ class WorkedExample(BaseModel):
         return answer
 
 
-class AnswerSettings(BaseModel):
+class AnswerSettings(_Strict):
     """How a question is answered.
 
     Args:
@@ -77,13 +93,11 @@ class AnswerSettings(BaseModel):
         form: `span`: always a quotation. `text`: free text, written from the best passages.
             `auto`: free text for questions that ask for more than a quotation.
         documents: of folders, patterns and the library that are opened for a question, where these
-            have more: the best by their words.
-        passages: that are read again.
+            have more: the best by their words. passages: that are read again.
         prompt: around one passage; {question} may stand twice.
         examples: worked ones, in the form of `prompt` before each passage; not shown to an adapter,
             which was trained without them.
-        unanswered: what a passage that does not tell is answered with, by the adapter's training
-            or by the examples.
+        unanswered: the answer of the adapter, or of the examples, for a passage without one.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         reader: another model that words the answers from the passages: a hub id, a folder, a file,
             a name of `esa models list --known`, or the address of a server; None: the preset's own.
@@ -92,18 +106,8 @@ class AnswerSettings(BaseModel):
             (BM25) beside theirs, in standard deviations, for a question whose words single out a
             passage; for others it is less.
         prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
-        threshold: log-odds of the answer's passage below which nothing is found that answers; None:
-            never.
+        threshold: least log-odds of a passage that answers; None: the best one always does.
     """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-    )
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
     form: Literal["auto", "span", "text"] = "auto"
@@ -152,53 +156,10 @@ class AnswerSettings(BaseModel):
         return self.source == "text" and not self.has_index
 
 
-def parse_override(text: str) -> dict[str, Any]:
-    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML.
-
-    Raises:
-        PresetError: no '=' or an unreadable value.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise PresetError(
-            f"--set must be KEY=VALUE, got {reprlib.repr(text)}",
-            "for example --set window.selected=2048",
-        )
-    try:
-        parsed = load_yaml(value)
-    except yaml.YAMLError as error:
-        shown, problem = reprlib.repr(text), getattr(error, "problem", None)
-        hint = f"quote it; {problem}" if problem else "quote it"
-        raise PresetError(f"the value of --set must be YAML, got {shown}", hint) from error
-    parts = key.strip().split(".")
-    if len(parts) > MOST_DEEP:
-        raise PresetError(
-            f"a key of --set must have at most {MOST_DEEP} parts, got {len(parts)}",
-            "see `esa presets show`",
-        )
-    for part in reversed(parts):
-        parsed = {part: parsed}
-    assert isinstance(parsed, dict)
-    return parsed
-
-
-DEFAULT = "default"
-TEMPERATURES = "0, or at least 1e-06 and finite"
-
-
-def valid_temperature(temperature: float) -> bool:
-    """Whether logits divided by it are finite, or it is 0, which is greedy."""
-    return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 class Prompt(_Strict):
     """The words around the document and the question, inside the model's chat template.
 
-    `before` comes before the document; `after` comes behind it and holds `{question}`.
+    `before` comes before the document; `after` comes after it and holds `{question}`.
     `chat`: inside the model's chat template, if it has one.
     """
 
@@ -239,6 +200,35 @@ class Preset(_Strict):
     prompt: Prompt = Prompt()
     answer: AnswerSettings = AnswerSettings()
     generation: Generation = Generation()
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML. Raises
+    PresetError: no '=' or an unreadable value."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise PresetError(
+            f"--set must be KEY=VALUE, got {reprlib.repr(text)}",
+            "for example --set window.selected=2048",
+        )
+    try:
+        parsed = load_yaml(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None)
+        raise PresetError(
+            f"the value of --set must be YAML, got {reprlib.repr(text)}",
+            f"quote it; {problem}" if problem else "quote it",
+        ) from error
+    parts = key.strip().split(".")
+    if len(parts) > MOST_DEEP:
+        raise PresetError(
+            f"a key of --set must have at most {MOST_DEEP} parts, got {len(parts)}",
+            "see `esa presets show`",
+        )
+    for part in reversed(parts):
+        parsed = {part: parsed}
+    assert isinstance(parsed, dict)
+    return parsed
 
 
 _sizes: dict[str, Any] = {
@@ -290,11 +280,8 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with answers from rows: of the model `answer.reader`, where there is one.
-
-    Raises:
-        PresetError: this model is on a server.
-    """
+    """The settings with answers from rows: of the model `answer.reader`, where there is one. Raises
+    PresetError: this model is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_address(reader):
@@ -340,26 +327,13 @@ def way_of(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-def _known_keys(model: type[BaseModel], where: Sequence[str | int]) -> list[str]:
-    keys = [key for key in model.model_fields if not (model is Preset and key == "name")]
-    for part in where:
-        annotation = model.model_fields[str(part)].annotation
-        if annotation is Window:
-            annotation = _WINDOW
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return keys
-        model = annotation
-        keys = list(model.model_fields)
-    return keys
-
-
 def _explain(error: ValidationError, source: str) -> PresetError:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *above, key = first["loc"]
         before = "".join(f"{part}." for part in above)
-        hint = nearest(str(key), _known_keys(Preset, above), before)
+        hint = nearest(str(key), _known_keys(above), before)
         return PresetError(f"preset {source} has no setting {where!r}", hint)
     if first["type"] == "missing":
         return PresetError(
@@ -370,6 +344,15 @@ def _explain(error: ValidationError, source: str) -> PresetError:
         f"preset {source}: {where} {message}, got {reprlib.repr(first['input'])}",
         "see `esa presets show`",
     )
+
+
+def _known_keys(where: Sequence[str | int]) -> list[str]:
+    """The settings of a section, or of a worked example in it."""
+    sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
+    section: Any = sections.get(str(where[0]), Generation) if where else Preset
+    if len(where) > 1:
+        section = WorkedExample
+    return [key for key in section.model_fields if not (section is Preset and key == "name")]
 
 
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
@@ -400,11 +383,8 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
 
 
 def validated(name: str, data: Mapping[str, Any]) -> Preset:
-    """The preset `name` with these settings.
-
-    Raises:
-        PresetError: one is malformed, or they contradict each other.
-    """
+    """The preset `name` with these settings. Raises PresetError: one is malformed, or they
+    contradict each other."""
     try:
         window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
         preset = Preset.model_validate({**data, "window": Window(**window), "name": name})
@@ -412,32 +392,34 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
         raise _explain(error, name) from error
     except ValueError as error:
         raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
-    window = preset.window
-    total = window.initial + window.selected + window.local + window.chunk
-    if total > preset.context:
-        raise PresetError(
-            f"preset {preset.name}: window.initial + selected + local + chunk must be at most the "
-            f"model's window of {preset.context}, got {total}",
+    sizes, most = preset.window, f"at most the model's window of {preset.context}"
+    total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
+    questions = preset.prompt.after.count("{question}")
+    for holds, rule, hint in (
+        (
+            total <= preset.context,
+            f"window.initial + selected + local + chunk must be {most}, got {total}",
             "lower window.selected or window.local",
-        )
-    if (window.dense or 0) > preset.context:
-        raise PresetError(
-            f"preset {preset.name}: window.dense must be at most the model's window of "
-            f"{preset.context}, got {window.dense}",
+        ),
+        (
+            (sizes.dense or 0) <= preset.context,
+            f"window.dense must be {most}, got {sizes.dense}",
             "full attention beyond the window is noise; lower window.dense",
-        )
-    if (count := preset.prompt.after.count("{question}")) != 1:
-        raise PresetError(
-            f"preset {preset.name}: prompt.after must have {{question}} once, got {count}",
+        ),
+        (
+            questions == 1,
+            f"prompt.after must have {{question}} once, got {questions}",
             "see `esa presets show`",
-        )
+        ),
+    ):
+        if not holds:
+            raise PresetError(f"preset {name}: {rule}", hint)
     return preset
 
 
 def dump(preset: Preset) -> str:
     """The whole preset as YAML that can be saved and used as one."""
-    data = preset.model_dump(exclude={"name"})
-    return dump_yaml(data)
+    return dump_yaml(preset.model_dump(exclude={"name"}))
 
 
 def chosen_generation(

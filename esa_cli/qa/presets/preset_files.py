@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,13 +37,8 @@ def user_dir() -> Path:
 
 
 def available() -> dict[str, Path]:
-    """Preset name -> file, the user's own over the shipped ones; 9b is before 14b."""
-    every = {**shipped(), **_presets_in(user_dir())}
-    return {name: every[name] for name in sorted(every, key=_with_long_numbers)}
-
-
-def _with_long_numbers(name: str) -> str:
-    return re.sub(r"\d+", lambda number: number[0].zfill(9), name)
+    """Preset name -> file, the user's own over the shipped ones."""
+    return dict(sorted({**shipped(), **_presets_in(user_dir())}.items()))
 
 
 def shipped() -> dict[str, Path]:
@@ -58,11 +52,8 @@ def _presets_in(folder: Path) -> dict[str, Path]:
 
 
 def find(name: str, near: Path | None = None) -> Path:
-    """The file of a preset given by name or path; a path may be relative to `near`.
-
-    Raises:
-        PresetError: there is no such preset; the message names the nearest.
-    """
+    """The file of a preset given by name or path; a path may be relative to `near`. Raises
+    PresetError: there is no such preset; the message names the nearest."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([near] if near else []) + [Path()]:
             path = base / in_home(name, "preset", PresetError)
@@ -81,11 +72,8 @@ def find(name: str, near: Path | None = None) -> Path:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a preset file.
-
-    Raises:
-        PresetError: it cannot be read, or is not a mapping of settings.
-    """
+    """The settings in a preset file. Raises PresetError: it cannot be read, or is not a mapping of
+    settings."""
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -141,3 +129,8 @@ def reference(named: str) -> str:
 def facts_of(model: str) -> ModelFacts | None:
     """What the table says of a hub id; None: nothing."""
     return next((one for one in known_models().values() if one.model == model), None)
+
+
+def is_address(text: str) -> bool:
+    """Whether a reader is named by a web address."""
+    return text.strip().lower().startswith(("http://", "https://"))

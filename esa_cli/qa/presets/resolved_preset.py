@@ -30,49 +30,39 @@ from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, v
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.system.registry import nearest
 
-PROTOCOLS = {
-    "selector": Selector,
-    "score": Score,
-    "compressor": Compressor,
-    "position": PositionEncoding,
+PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "selector": (Selector, ("sums_layers", "surveys", "observes", "window_size")),
+    "score": (Score, ("features", "rotates", "last_layer")),
+    "compressor": (Compressor, ("fit_tokens", "files")),
+    "position": (PositionEncoding, ("distance", "max_distance")),
 }
-
-CONSTANTS = {
-    "selector": ("sums_layers", "surveys", "observes", "window_size"),
-    "score": ("features", "rotates", "last_layer"),
-    "compressor": ("fit_tokens", "files"),
-    "position": ("distance", "max_distance"),
-}
-"""Members of each kind of part that are read in many places: one that fails is found here."""
+"""The class that each kind of part is derived from, and members that are read in many places: one
+that fails is found here."""
 
 
 def _part(kind: str, options: dict[str, Any]) -> Any:
-    part = registry.build(kind, options)
-    protocol = PROTOCOLS[kind]
-    if not isinstance(part, protocol):
+    part, (base, members) = registry.build(kind, options), PARTS[kind]
+    name = type(part).__name__
+    if not isinstance(part, base):
         raise PluginError(
-            f"{kind} {options['name']!r} must be derived from {protocol.__name__}, got class "
-            f"{type(part).__name__}",
-            f"write `class {type(part).__name__}({protocol.__name__}):`, see docs/plugins.md",
+            f"{kind} {options['name']!r} must be derived from {base.__name__}, got class {name}",
+            f"write `class {name}({base.__name__}):`, see docs/plugins.md",
         )
     with blame_plugins({kind: part}):
-        for name in CONSTANTS[kind]:
-            getattr(part, name)
+        for member in members:
+            getattr(part, member)
     return part
 
 
 def build_method(preset: Preset) -> Method:
-    """The preset's method.
-
-    Raises:
-        PresetError: a part, one of its settings, or the kernel does not hold.
-    """
+    """The preset's method. Raises PresetError: a part, one of its settings, or the kernel does not
+    hold."""
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PROTOCOLS}
+    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PARTS}
     if not parts["selector"].sums_layers:
         with blame_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
@@ -106,11 +96,6 @@ FROM_TEXT = "text"
 `preset` is its selector over stored rows there."""
 
 
-def base_of(preset: Preset, length: int = 0) -> Base:
-    """Settings of a preset that a recipe may use; `length` in tokens, 0 where it is not known."""
-    return Base(preset.window, preset.context, preset.position, length)
-
-
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     """The preset with the method `name` at its token budget.
 
@@ -122,40 +107,55 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
         PresetError: its settings do not hold, or it takes more tokens.
     """
     load_installed()
-    found = registry.find_recipe(name)
-    settings = _given(found, base_of(preset, length))
-    # What is published sees the last tokens before the current ones, whatever a preset does, and
+    recipe = registry.find_recipe(name)
+    base = Base(preset.window, preset.context, preset.position, length)
+    # A published method sees the last tokens before the current ones, whatever a preset does, and
     # answers from the rows it selects.
     plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
-    laid = merge(plain, settings)
-    if found.full or laid["selector"]["name"] == "full":
+    laid = merge(plain, _settings(recipe, base))
+    if recipe.full or laid["selector"]["name"] == "full":
         # Read by I and L alone, the text's keys would know nothing of what came before.
         laid["reading"] = "select"
-    made = validated(preset.name, laid)
-    if not found.full and made.window.budget != preset.window.budget:
+    changed = validated(preset.name, laid)
+    if not recipe.full and changed.window.budget != preset.window.budget:
         raise PresetError(
             f"method {name!r} must take the preset's {preset.window.budget} tokens, got "
-            f"{made.window.budget}",
+            f"{changed.window.budget}",
             "a recipe must keep initial + selected + local",
         )
-    return made
+    return changed
 
 
-def named(name: str, preset: Preset, length: int = 0) -> Preset:
-    """The preset as it is for the name `preset`, else as `apply`."""
-    return preset if name == AS_IS else apply(name, preset, length)
+def _settings(recipe: registry.Recipe, base: Base) -> Mapping[str, Any]:
+    """What a recipe returns, checked to be a mapping of settings that a recipe may set."""
+    try:
+        settings = recipe.settings(base)
+    except (EsaError, *NOT_BLAMED):
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} fails: {type(error).__name__}: {error}",
+            f"it is defined in {recipe.origin}",
+        ) from error
+    if not isinstance(settings, Mapping):
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} gives no mapping but {settings!r}",
+            f"it may set {', '.join(LAID)}",
+        )
+    if wrong := [key for key in settings if key not in LAID]:
+        raise PluginError(
+            f"the recipe of method {recipe.name!r} sets {wrong[0]!r}",
+            f"{nearest(str(wrong[0]), LAID)}; the rest is the preset's",
+        )
+    return settings
 
 
 def compared(name: str, preset: Preset, length: int = 0) -> Preset:
-    """As `named`; the preset as it is also for the name `text`.
-
-    Raises:
-        UsageError: the preset answers from rows, or there is no such method. PluginError,
-            PresetError.
-    """
-    if name != FROM_TEXT:
-        return named(name, preset, length)
-    if preset.answer.source != "text":
+    """As `apply`; the preset as it is for the names `preset` and `text`. Raises as `apply`, and
+    UsageError: `text` of a preset that answers from rows."""
+    if name not in (AS_IS, FROM_TEXT):
+        return apply(name, preset, length)
+    if name == FROM_TEXT and preset.answer.source != "text":
         raise UsageError(
             f"method {name!r} must be with a preset that answers from text, got "
             f"{preset.name} with answer.from = {preset.answer.source}",
@@ -169,40 +169,9 @@ def compared_by_default(preset: Preset) -> tuple[str, ...]:
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
-def _given(found: registry.Recipe, base: Base) -> Mapping[str, Any]:
-    """Settings that the recipe returns, checked to be a mapping of what a recipe may set."""
-    try:
-        settings = found.settings(base)
-    except (EsaError, *NOT_BLAMED):
-        raise
-    except BaseException as error:
-        raise PluginError(
-            f"the recipe of method {found.name!r} fails: {type(error).__name__}: {error}",
-            f"it is defined in {found.origin}",
-        ) from error
-    if not isinstance(settings, Mapping):
-        raise PluginError(
-            f"the recipe of method {found.name!r} gives no mapping but {settings!r}",
-            f"it may set {', '.join(LAID)}",
-        )
-    for key in settings:
-        if key not in LAID:
-            raise PluginError(
-                f"the recipe of method {found.name!r} sets {key!r}",
-                f"{nearest(str(key), LAID)}; the rest is the preset's",
-            )
-    return settings
-
-
 def for_length(name: str, preset: Preset, length: int) -> Preset:
-    """`apply`, which refuses a method that is made for one length where none is known.
-
-    Args:
-        length: tokens of the documents; 0: nobody knows.
-
-    Raises:
-        UsageError: so it is, or there is no such method. PluginError, PresetError.
-    """
+    """As `apply`, but a method that is made for one length is refused where none is known (0).
+    Raises UsageError: it is refused, or there is no such method. PluginError, PresetError."""
     if not length and stretches(name, preset):
         raise UsageError(
             f"method {name!r} is made for the length of its documents, which is not known here",
@@ -213,16 +182,17 @@ def for_length(name: str, preset: Preset, length: int) -> Preset:
 
 
 def stretches(name: str, preset: Preset) -> bool:
-    """True if the method is another one for a longer document, as NTK and YaRN are.
-
-    Raises:
-        UsageError: no such method. PresetError: its settings do not hold.
-    """
+    """True if the method is another one for a longer document, as NTK and YaRN are. Raises
+    UsageError: no such method. PresetError: its settings do not hold."""
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
-def check_context(preset: Preset, config: dict[str, Any], model: str) -> None:
-    """Raises PresetError where the preset's `context` is beyond the model's window."""
+HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
+
+
+def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
+    """Raises PresetError where the preset's `context` is beyond the window of a model, or
+    `score.heads` beyond its layers and heads; config: its config.json."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
@@ -230,10 +200,6 @@ def check_context(preset: Preset, config: dict[str, Any], model: str) -> None:
             f"was trained on, got {preset.context}",
             f"use --set context={longest}, and window sizes that fit in it",
         )
-
-
-def check_heads(preset: Preset, config: dict[str, Any], model: str) -> None:
-    """Raises PresetError where `score.heads` names a layer or a head that the model lacks."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     if not layers or not heads:
         return
@@ -243,19 +209,13 @@ def check_heads(preset: Preset, config: dict[str, Any], model: str) -> None:
                 raise PresetError(
                     f"preset {preset.name}: score.heads must be below the {layers} layers and "
                     f"{heads} heads of {model}, got [{layer}, {head}]",
-                    "they are another model's: `esa heads` finds its own, or set score.heads=[]",
+                    HEADS_HINT,
                 )
 
 
-HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
-
-
 def check_same_fit(old: Method | None, new: Method) -> None:
-    """Checks that a prefill by one method (None: not known) can be asked by another.
-
-    Raises:
-        PresetError: the new one needs reduced keys of another compressor.
-    """
+    """Raises PresetError where a prefill by one method (None: not known) cannot be asked by another
+    one, which needs reduced keys of another compressor."""
     if old is None or not new.score.features:
         return
     fits = new.compressor.fit_tokens > 0
@@ -266,13 +226,10 @@ def check_same_fit(old: Method | None, new: Method) -> None:
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Checks that a prefilled document has the reduced keys that a method scores by.
+    """Raises PresetError where a prefilled document lacks the reduced keys that a method scores by.
 
     `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
     later, but the stores of a prefilled document are not written to.
-
-    Raises:
-        PresetError: it has none.
     """
     compressor = method.compressor
     if compressor.fit_tokens or not method.score.features or any(document.projections):
@@ -285,11 +242,7 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 
 
 def check_fits_model(method: Method, model: Any) -> None:
-    """Checks that a method with maps or heads of a model was made for this one.
-
-    Raises:
-        PresetError: its compressor or its heads were found for another model.
-    """
+    """Raises PresetError where a method has maps or heads that were found for another model."""
     check_maps(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
@@ -319,13 +272,13 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     """
     if method.kernel == "auto":
         return
-    place = torch.device("cuda" if device == "balanced" else device)
     settings = SimpleNamespace(**config)
-    cap = config.get(family_of(settings).attention_cap) or 0.0
     try:
         _, dim = key_shape(settings)
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
+    cap = config.get(family_of(settings).attention_cap) or 0.0
+    place = "cuda" if device == "balanced" else device
     choose(torch.empty(1, 1, dim, dtype=dtype, device=place), method.kernel, cap)
 
 

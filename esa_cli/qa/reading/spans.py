@@ -5,9 +5,7 @@ passage its probabilities are good (exact-extract, arXiv 2108.05857). Each hypot
 the passage from some word on, and ends with a line end where a word ends. Texts are compared as
 UTF-8: a token may end within a character. What belongs to the first or last word of a span is part
 of it: `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
-
-
-from __future__ import annotations"""
+"""
 
 from __future__ import annotations
 
@@ -17,11 +15,10 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from esa_cli.qa.finding.windows import Span
 from esa_cli.system.content_words import SPACELESS_CHARACTER
 
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
@@ -240,6 +237,14 @@ class _EncodedPassage:
         if last is None or not self._words.ends(last, wanted):
             return None
         return self._words.whole(self._at[start], last)
+
+
+class Span(NamedTuple):
+    """Characters [start, end) of a passage, and their log-probability as the answer."""
+
+    start: int
+    end: int
+    log_probability: float
 
 
 def most_probable_span(

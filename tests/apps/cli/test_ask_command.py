@@ -15,7 +15,7 @@ from command import TINY, Esa, fail
 from esa_cli.apps.chat.conversation import Exchange, transcript
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.answering.reply import NOT_TOLD, Evidence, Reply, says_not_told
+from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, says_not_told
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
@@ -150,7 +150,7 @@ QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model's window has 512 bytes."""
-    monkeypatch.setattr("esa_cli.qa.answering.from_text.ROOM", 256)
+    monkeypatch.setattr("esa_cli.qa.reading.span.ROOM", 256)
 
 
 def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
@@ -185,7 +185,7 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
 
 def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
     for text, warned in (("At nine.", True), (NOT_TOLD, False)):
-        evidence = (Evidence("a.md", None, 1, None, 0, 5, "Words", 1.0),)
+        evidence = (Passage("a.md", "a.md", None, 1, None, 0, 5, "Words", weight=1.0),)
         show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
         record = [Exchange("When?", text, evidence, found=False)]
         below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)

@@ -56,7 +56,7 @@ def surroundings(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 128)
     monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.SEGMENT", 256)
-    monkeypatch.setattr("esa_cli.qa.ingestion.archive.SEGMENT", 256)
+    monkeypatch.setattr("esa_cli.qa.planning.row_storage.SEGMENT", 256)
     monkeypatch.chdir(tmp_path)
     for name, text in (("gate.txt", GATE), ("boat.txt", BOAT), ("long.txt", LONG)):
         Path(name).write_text(text, "utf-8")

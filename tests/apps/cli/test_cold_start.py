@@ -52,7 +52,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     plugin_loading: Any = importlib.import_module("esa_cli.methods.plugin_loading")
     plugin_loading.load_installed.cache_clear()
     transformers: Any = importlib.import_module("transformers")
-    known_model: Any = importlib.import_module("esa_cli.apps.cli.model_choice.known_model")
+    known_model: Any = importlib.import_module("esa_cli.qa.opening")
     call, tokens = transformers.PreTrainedTokenizerBase.__call__, known_model.count_tokens
 
     def seen(text: Any) -> None:
@@ -166,7 +166,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
     for name in ("load", "load_for_text"):
         monkeypatch.setattr(
-            f"esa_cli.apps.cli.model_choice.known_model.KnownModel.{name}",
+            f"esa_cli.qa.opening.KnownModel.{name}",
             lambda *given: pytest.fail("the model was loaded"),
         )
 

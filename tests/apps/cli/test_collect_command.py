@@ -15,7 +15,7 @@ from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
 from esa_cli.__main__ import main
-from esa_cli.qa.collecting.collection import Collection
+from esa_cli.qa.collecting import Collection
 
 __all__ = ["cache", "esa", "surroundings"]
 

@@ -44,7 +44,7 @@ def run(
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the model nor its small files are opened."""
-    for place in ("model_choice.open_esa.opened", "model_choice.open_esa.prepare"):
+    for place in ("open_esa.opened", "open_esa.prepare"):
         monkeypatch.setattr(f"esa_cli.apps.cli.{place}", lambda *given, **more: pytest.fail("used"))
 
 

@@ -170,7 +170,7 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
 ) -> None:
     monkeypatch.setattr("esa_cli.models.load", lambda *given, **named: pytest.fail("loaded"))
-    monkeypatch.setattr("esa_cli.qa.second_model.server_reader.BACKOFF_S", 0.001)
+    monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code)
 
 

@@ -21,8 +21,8 @@ from command import TINY, Result
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli import inputs
+from esa_cli.apps.cli import open_esa as opening
 from esa_cli.apps.cli.commands import mcp_command
-from esa_cli.apps.cli.model_choice import open_esa as opening
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document

@@ -140,9 +140,9 @@ def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
+    module = types.ModuleType("esa_cli.apps.cli.open_esa")
     module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
+    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     monkeypatch.setattr(server_run, "run", lambda app, sock: None)
     app = typer.Typer()
     app.command()(command.serve)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from finder_batches import FinderBatch, FinderBatches, neighbours
 from finder_texts import CONTEXT, CROP_TOKENS, FinderText
+from question_pairs import TrainingText, read_training_texts
 from reader_pairs import write_text
 from transformers import AutoTokenizer
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.question_pairs import TrainingText, read_training_texts
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.models.files.random_model import write_tokenizer
 

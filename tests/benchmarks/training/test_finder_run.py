@@ -17,16 +17,17 @@ from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, sco
 from finder_texts import FinderText, PassageCrop
 from finder_trainer import FinderTrainer, FinderTrainingSettings
 from passage_scores import crop_keys, late_interaction
+from question_pairs import read_training_texts, split_texts
 from reader_pairs import write_text
 from training_checkpoint import FILE, TrainingState
 from training_events import Events
 from training_folder import RECORD
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.calibration.question_pairs import read_training_texts, split_texts
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets.adapter_files import MAPS
 
 pytestmark = pytest.mark.training
 

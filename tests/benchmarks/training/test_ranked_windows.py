@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from question_pairs import read_training_texts
 from ranked_windows import read_ranked_windows
 from reader_examples import ExampleText
 from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError
-from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 
 
 def test_wrong_windows_are_those_of_the_file(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import pytest
 from example_batches import ExampleBatches, TokenExample
+from question_pairs import read_training_texts
 from reader_examples import WORDS, ExampleText
 from reader_pairs import write_text
 from recurring_spans import BLANK, cloze_examples, recurring_spans
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.question_pairs import read_training_texts
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
 
 
 class Words:
@@ -158,7 +158,7 @@ def test_token_examples(text: ExampleText) -> None:
     made = batches(text)
     for example in made.epoch(0)[0]:
         assert isinstance(example, TokenExample)
-        said = made.prompt.texts(example.answer)
+        said = made.prompt.tokenizer.decode(example.answer)
         assert said.endswith("\n")
         if example.source in ("absent", "wrong"):
             assert example.answer == made.prompt.unanswered_ids

@@ -19,6 +19,7 @@ import training_run
 from answer_logits import answer_logits, answer_losses
 from conftest import ModelFactory
 from example_batches import TokenExample
+from question_pairs import read_training_texts, split_texts
 from reader_examples import ExampleText
 from reader_pairs import ANIMALS, write_text
 from reader_run import ReaderRun, StartAdapter
@@ -31,12 +32,11 @@ from training_folder import RECORD
 from training_steps import training_attention
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.calibration.question_pairs import read_training_texts, split_texts
 from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.models.loading.load import LoadedModel, load
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
-from esa_cli.qa.finding.windows import Span
-from esa_cli.qa.reading.reader import PassagePrompt
+from esa_cli.qa.reading.span import PassagePrompt
+from esa_cli.qa.reading.spans import Span
 
 pytestmark = pytest.mark.training
 

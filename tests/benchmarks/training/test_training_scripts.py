@@ -11,7 +11,7 @@ import train_reader
 from reader_pairs import ANIMALS, write_text
 
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
-from esa_cli.qa.finding.token_encoder import MAPS
+from esa_cli.qa.presets.adapter_files import MAPS
 
 pytestmark = pytest.mark.training
 

@@ -96,6 +96,7 @@ def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
     session.clear()
     gc.collect()
     assert cache() is None
+    assert session.document_tokens == session.cache.nbytes == 0
 
 
 def test_interrupted_answer_is_taken_back(session: Session) -> None:
@@ -175,6 +176,11 @@ def test_nothing_read_and_nothing_asked(session: Session) -> None:
         session.ask("  \n")
     with pytest.raises(UsageError, match="must be UTF-8"):
         session.ask("caf\udce9?")
+    for wrong in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}):
+        with pytest.raises(UsageError, match="temperature must be 0, or at least 1e-06"):
+            session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="max_new_tokens must be"):
+        session.ask(QUESTION, max_new_tokens=0)
 
 
 def test_the_model_is_put_back(loaded: Any) -> None:
@@ -299,14 +305,6 @@ def test_offsets_are_those_of_the_documents_tokens(session: Session) -> None:
     assert all(low <= high for low, high in spans)
 
 
-def test_forgetting_frees_what_was_read(session: Session) -> None:
-    session.read(TEXT)
-    session.clear()
-    assert session.document_tokens == session.cache.nbytes == 0
-    with pytest.raises(UsageError, match="no document"):
-        session.ask(QUESTION)
-
-
 TWICE = [
     "selector.name=consensus",
     "selector.rounds=2",
@@ -413,13 +411,6 @@ def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
             config.eos_token_id = ends
 
 
-@pytest.mark.parametrize("most", [0, -1])
-def test_no_answer_is_no_answer(session: Session, most: int) -> None:
-    session.read(TEXT)
-    with pytest.raises(UsageError, match="max_new_tokens must be"):
-        session.ask(QUESTION, max_new_tokens=most)
-
-
 def test_what_is_in_view_of_a_question_counts_against_the_window(loaded: Any) -> None:
     ending = preset.load("tiny-random", ["window.ending=250"])
     with Session(loaded.model, loaded.tokenizer, ending) as session:
@@ -486,23 +477,6 @@ def test_the_question_stays_in_view_and_the_documents_end_does_not(
         length = session.document_tokens
         assert len({one.start for one in seen}) > 4
         assert all(one.start - one.local == length - ending for one in seen)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -1.0},
-        {"temperature": 1e-320},
-        {"temperature": float("nan")},
-        {"temperature": float("inf")},
-        {"top_p": 0.0},
-        {"top_p": 2.0},
-    ],
-)
-def test_sampling_that_cannot_be_is_refused(session: Session, wrong: dict[str, float]) -> None:
-    session.read(TEXT)
-    with pytest.raises(UsageError, match="temperature must be 0, or at least 1e-06"):
-        session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
 
 
 AGREED = [

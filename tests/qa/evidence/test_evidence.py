@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
-from esa_cli.documents.document import Document
+from esa_cli.documents.document import Document, Mark
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.loki import Loki
 from esa_cli.methods.rope_scaling import ReRoPE
@@ -342,29 +342,6 @@ def test_a_session_is_watched_whatever_the_answers_length(session: Session, most
     assert torch.equal(witness.weights, witness.question_weights) is (most == 1)
 
 
-@dataclass(frozen=True)
-class Where:
-    page: int | None
-    line: int
-    chapter: str | None
-
-
-@dataclass(frozen=True)
-class Doc:
-    name: str
-    text: str
-
-    def place(self, offset: int) -> Where:
-        return Where(7, self.text.count("\n", 0, offset) + 1, None)
-
-
-@dataclass(frozen=True)
-class Shelf:
-    document: Doc
-    spans: torch.Tensor
-    rows: range
-
-
 class Told:
     """Stands in for a witness."""
 
@@ -372,17 +349,19 @@ class Told:
         self.question_weights, self.weights = asked, weights
 
 
-def shelf(text: str, first: int, name: str = "a.txt") -> Shelf:
+def shelf(text: str, first: int = 0, name: str = "a.txt") -> Book:
     """Every character is a token."""
-    spans = torch.tensor([(at, at + 1) for at in range(len(text))]).reshape(-1, 2)
-    return Shelf(Doc(name, text), spans, range(first, first + len(text)))
+    at = torch.arange(len(text))
+    document = Document(name, text, name, "utf-8", 1, (Mark(0, 7),))
+    rows = range(first, first + len(text))
+    return Book(document, None, torch.stack([at, at + 1], 1), rows=rows)
 
 
 ONE = "The gate opens at nine. The mayor is deaf.\nNobody came.\n\nA bell rang twice. Then it fell."
 TWO = "Mr. Holt keeps bees. They sting."
 
 
-def weighed(books: Sequence[Shelf], *heavy: tuple[int, str, float]) -> torch.Tensor:
+def weighed(books: Sequence[Book], *heavy: tuple[int, str, float]) -> torch.Tensor:
     weights = torch.zeros(max(book.rows.stop for book in books))
     for book, words, weight in heavy:
         at = books[book].document.text.index(words)
@@ -392,12 +371,12 @@ def weighed(books: Sequence[Shelf], *heavy: tuple[int, str, float]) -> torch.Ten
 
 
 @pytest.fixture
-def books() -> Iterator[list[Shelf]]:
+def books() -> Iterator[list[Book]]:
     first = shelf(ONE, 4)
     return [first, shelf(TWO, first.rows.stop, "b.txt")]
 
 
-def test_passages_are_whole_sentences_heaviest_first(books: list[Shelf]) -> None:
+def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
     weights = weighed(books, (0, "opens", 2.0), (1, "bees", 3.0), (0, "rang", 1.0))
     weights[:4] = 100.0  # the prompt's head belongs to no book
     evidence, found = rests_on(Told(weights, weights), books, 3)  # type: ignore[arg-type]
@@ -414,7 +393,7 @@ def test_passages_are_whole_sentences_heaviest_first(books: list[Shelf]) -> None
         assert text[one.start : one.end] == one.text
 
 
-def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Shelf]) -> None:
+def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Book]) -> None:
     weights = weighed(books, (0, "rang", 2.0), (0, "fell", 1.2), (0, "deaf", 0.4))
     weights += weighed(books, (0, "came", 0.9))
     found = [books[0].document.text[p.start : p.end] for p in heaviest(weights, books, 3)]
@@ -422,7 +401,7 @@ def test_sentences_that_weigh_alike_and_follow_each_other_are_one(books: list[Sh
     assert len(heaviest(weights, books, 1)) == 1
 
 
-def test_no_passage_reaches_over_a_blank_line_or_into_another_book(books: list[Shelf]) -> None:
+def test_no_passage_reaches_over_a_blank_line_or_into_another_book(books: list[Book]) -> None:
     weights = weighed(books, (0, "came", 1.0), (0, "rang", 1.0), (0, "fell", 1.0), (1, "Holt", 1.0))
     found = [(p.book, p.end - p.start) for p in heaviest(weights, books, 9)]
     assert sorted(found) == [(0, 12), (0, 32), (1, 20)]
@@ -432,12 +411,12 @@ def test_a_token_that_begins_with_space_belongs_to_its_word() -> None:
     text = "One goes. Two stay."
     at = text.index(" Two")
     spans = torch.tensor([(0, 9), (at, at + 4), (at + 4, len(text))])
-    book = Shelf(Doc("c.txt", text), spans, range(3))
+    book = replace(shelf(text), spans=spans, rows=range(3))
     (passage,) = heaviest(torch.tensor([0.0, 1.0, 0.0]), [book], 3)
     assert text[passage.start : passage.end] == "Two stay."
 
 
-def test_found_is_the_strongest_sentence_of_the_question(books: list[Shelf]) -> None:
+def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> None:
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
     assert strength(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
@@ -446,19 +425,13 @@ def test_found_is_the_strongest_sentence_of_the_question(books: list[Shelf]) -> 
     assert rests_on(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]
 
 
-def test_no_weight_no_passage_and_not_found(books: list[Shelf]) -> None:
+def test_no_weight_no_passage_and_not_found(books: list[Book]) -> None:
     nothing = torch.zeros(books[-1].rows.stop)
     assert rests_on(Told(nothing, nothing), books, 3) == ((), False)  # type: ignore[arg-type]
 
 
-def book(name: str, text: str) -> Book:
-    """A token for each character."""
-    at = torch.arange(len(text))
-    return Book(Document(name, text, name, "utf-8", 1), None, torch.stack([at, at + 1], 1))
-
-
 def test_shades_are_of_the_heaviest_token_of_all() -> None:
-    books = [book("a.txt", "abcd"), book("b.txt", "efgh"), book("c.txt", "")]
+    books = [shelf("abcd"), shelf("efgh", name="b.txt"), shelf("", name="c.txt")]
     weights = torch.tensor([0.0, 0.25, 0.25, 0.001, 1.0, 0.0, 0.0, 1 / 64])
     found = heat_maps(place_books(books), weights)
     assert [one.document for one in found] == ["a.txt", "b.txt", "c.txt"]

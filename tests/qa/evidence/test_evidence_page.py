@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
 import torch
 
-from esa_cli.qa.answering.reply import Evidence, Reply
-from esa_cli.qa.evidence import page_style as look
+from esa_cli.documents.document import Document
+from esa_cli.qa.answering.reply import Passage, Reply
+from esa_cli.qa.books import Book
 from esa_cli.qa.evidence.evidence_page import BLOCK, LEVELS, evidence_page
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
-
-
-@dataclass(frozen=True)
-class Doc:
-    name: str
-    text: str
-
-    def place(self, offset: int) -> Any:
-        raise AssertionError("the page takes places from the evidence")
-
-
-@dataclass(frozen=True)
-class Shelf:
-    document: Doc
-    spans: torch.Tensor
-    rows: range
 
 
 class Page(HTMLParser):
@@ -74,18 +57,18 @@ class Page(HTMLParser):
             self.words += data
 
 
-def shelf(text: str, first: int = 0, name: str = "a.txt", size: int = 1) -> Shelf:
+def shelf(text: str, first: int = 0, name: str = "a.txt", size: int = 1) -> Book:
     spans = [(at, min(len(text), at + size)) for at in range(0, len(text), size)]
-    return Shelf(
-        Doc(name, text), torch.tensor(spans).reshape(-1, 2), range(first, first + len(spans))
-    )
+    document, rows = Document(name, text, name, "utf-8", 1), range(first, first + len(spans))
+    return Book(document, None, torch.tensor(spans).reshape(-1, 2), rows=rows)
 
 
-def quote(book: Shelf, words: str, weight: float = 0.5, **changes: Any) -> Evidence:
+def quote(book: Book, words: str, weight: float = 0.5, **changes: Any) -> Passage:
     start = book.document.text.index(words)
     facts = {"page": None, "line": 3, "chapter": None, **changes}
-    return Evidence(
+    return Passage(
         document=book.document.name,
+        source=book.document.name,
         start=start,
         end=start + len(words),
         text=words,
@@ -94,13 +77,11 @@ def quote(book: Shelf, words: str, weight: float = 0.5, **changes: Any) -> Evide
     )
 
 
-def reply(*evidence: Evidence, text: str = "At nine.", found: bool = True) -> Reply:
+def reply(*evidence: Passage, text: str = "At nine.", found: bool = True) -> Reply:
     return Reply(text, evidence, found, 9, 3, 0.5, 1.0)
 
 
-def shown(
-    books: Sequence[Shelf], weights: torch.Tensor, *evidence: Evidence, **changes: Any
-) -> Page:
+def shown(books: Sequence[Book], weights: torch.Tensor, *evidence: Passage, **changes: Any) -> Page:
     return Page(evidence_page(reply(*evidence, **changes), "When?", books, weights))
 
 
@@ -157,14 +138,6 @@ def test_everything_is_escaped_and_nothing_is_fetched() -> None:
     assert "".join(page.blocks) == book.document.text
 
 
-def test_it_says_when_the_answer_may_not_be_there() -> None:
-    book = shelf(TEXT)
-    weights = torch.zeros(len(book.rows))
-    assert "may not contain the answer" in shown([book], weights, found=False).words
-    assert "may not contain the answer" not in shown([book], weights).words
-    assert "No passage of the text got any attention" in shown([book], weights).words
-
-
 def test_evidence_of_another_text_is_not_marked() -> None:
     book = shelf(TEXT)
     other = shelf("The gate opens at nine.", name="c.txt")
@@ -188,27 +161,3 @@ def test_a_text_without_lines_or_without_tokens() -> None:
     for book in (shelf("x" * 20000), shelf(""), shelf(" ")):
         page = shown([book], torch.ones(max(1, len(book.rows))))
         assert "".join(page.blocks) == book.document.text
-
-
-def blend(heat: tuple[int, int, int], strength: float, page: str) -> str:
-    ground = look.channels(page)
-    mixed = (round(h * strength + g * (1 - strength)) for h, g in zip(heat, ground, strict=True))
-    return "#" + "".join(f"{value:02x}" for value in mixed)
-
-
-@pytest.mark.parametrize("surfaces", [look.LIGHT, look.DARK], ids=["light", "dark"])
-def test_text_can_be_read_on_every_shade(surfaces: dict[str, str]) -> None:
-    html = evidence_page(reply(), "When?", [shelf(TEXT)], torch.zeros(len(TEXT)))
-    found = re.findall(r"--page:(#\w+);.*?--heat:(\d+),(\d+),(\d+);--strength:([.\d]+)", html)
-    (heat, strength) = next(
-        ((int(r), int(g), int(b)), float(s))
-        for page, r, g, b, s in found
-        if page == surfaces["page"]
-    )
-    contrast: Callable[[str, str], float] = lambda a, b: (  # noqa: E731
-        (max(look.luminance(a), look.luminance(b)) + 0.05)
-        / (min(look.luminance(a), look.luminance(b)) + 0.05)
-    )
-    grounds = [blend(heat, strength * level, surfaces["page"]) for level in range(LEVELS + 1)]
-    assert all(contrast(surfaces["text"], ground) >= 4.5 for ground in grounds)
-    assert contrast(grounds[-1], surfaces["page"]) > 1.3, "the hottest stands out"

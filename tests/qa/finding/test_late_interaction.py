@@ -39,13 +39,8 @@ def test_against_a_loop() -> None:
                 for q, w in zip(queries, weights, strict=True)
             )
         assert abs(score - want) < 1e-5
-
-
-def test_no_tokens() -> None:
-    none = torch.tensor([0, 0])
-    assert window_scores(
-        torch.ones(2, 3), torch.tensor([0.5, 0.5]), torch.zeros(0, 3), none, none
-    ).tolist() == [-1, -1]
+    none = window_scores(queries, weights, keys[:0], first * 0, last * 0)
+    assert none.tolist() == pytest.approx([-float(weights.sum())] * len(windows))
 
 
 @pytest.mark.parametrize("windows", [0, 1, 3, 50])

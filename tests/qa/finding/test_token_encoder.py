@@ -7,28 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from finder_encoder import new_finder, save_finder
 
 from esa_cli.errors import ModelError
 from esa_cli.qa.finding import token_encoder
-from esa_cli.qa.finding.token_encoder import MAPS, TokenEncoder
+from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.presets.adapter_files import MAPS
 
 
 @pytest.fixture
 def encoder(loaded: Any) -> TokenEncoder:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3
-    )
+    made = new_finder(loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=3)
     torch.manual_seed(4)
     for _, b in made.adapter.matrices.values():
         b.data.normal_(std=0.2)
     made.maps["query_weight"].normal_()
     return made
-
-
-def test_only_layers_from_the_first_are_adapted(encoder: TokenEncoder) -> None:
-    assert encoder.adapter.matrices
-    assert all("layers.1." in name for name in encoder.adapter.matrices)
-    assert encoder.dim == 6
 
 
 def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) -> None:
@@ -50,19 +44,17 @@ def test_a_document_is_the_same_in_every_division(
     ids = [(7 * n + 3) % 50 + 1 for n in range(45)]
     whole = encoder.encode(ids, 0, 45)
     parts = torch.cat([encoder.encode(ids, 0, 16), encoder.encode(ids, 16, 45)])
-    assert whole.shape == (45, 6)
+    assert whole.shape == (45, encoder.dim)
+    assert encoder.encode([], 0, 0).shape == (0, 6)
+    assert all("layers.1." in name for name in encoder.adapter.matrices), "from the first on"
     torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         one = encoder.tokens([ids[5:16]])[0, 3:]
     torch.testing.assert_close(whole[8:16], one, atol=1e-5, rtol=1e-5)
 
 
-def test_an_empty_document_has_no_keys(encoder: TokenEncoder) -> None:
-    assert encoder.encode([], 0, 0).shape == (0, 6)
-
-
 def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
-    encoder.save(tmp_path, "tiny")
+    save_finder(encoder, tmp_path, "tiny")
     again = TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
     ids = list(range(1, 30))
     assert again.layers == 2
@@ -77,7 +69,7 @@ def test_saved_and_loaded(encoder: TokenEncoder, tmp_path: Path) -> None:
 
 @torch.enable_grad()
 def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
-    for one in encoder.parameters():
+    for one in (*encoder.adapter.parameters(), *encoder.maps.values()):
         one.requires_grad_(True)
     queries, weights = encoder.questions(["who is it"])
     keys = encoder.tokens([list(range(1, 20))])
@@ -90,7 +82,7 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
 def test_a_damaged_or_missing_finder_is_said(encoder: TokenEncoder, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"finder .* cannot be read"):
         TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
-    encoder.save(tmp_path, "tiny")
+    save_finder(encoder, tmp_path, "tiny")
     (tmp_path / MAPS).write_bytes(b"nothing")
     with pytest.raises(ModelError, match=r"finder .* cannot be read"):
         TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)

@@ -10,13 +10,7 @@ from itertools import pairwise
 import pytest
 
 from esa_cli.documents.sentences import LONGEST
-from esa_cli.qa.finding.windows import (
-    FoundPassage,
-    PassagesApart,
-    TextWindow,
-    sentence_spans,
-    sentence_windows,
-)
+from esa_cli.qa.finding.windows import FoundPassage, PassagesApart, sentence_spans, sentence_windows
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 
@@ -33,10 +27,6 @@ def test_sentences_of_all_paragraphs_without_white_space_around_them() -> None:
         "Nobody",
         "spoke.",
     ]
-
-
-def test_chinese_sentences() -> None:
-    assert sentences("門在九點開。市場在黃昏關。") == ["門在九點開。", "市場在黃昏關。"]
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n \t\n"])
@@ -85,10 +75,6 @@ def test_windows_cover_all_sentences_and_overlap_by_half(words: int) -> None:
         whole = sum(counts[one.first : one.last])
         longest = max(counts[one.first : one.last])
         assert skipped <= whole / 2 + longest
-
-
-def test_one_sentence_is_one_window() -> None:
-    assert sentence_windows([(3, 9)], [2], 60) == [TextWindow(3, 9, 0, 1)]
 
 
 def by_loop(passages: list[FoundPassage]) -> list[FoundPassage]:

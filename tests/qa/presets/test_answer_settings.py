@@ -23,43 +23,21 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    "override",
     [
-        ("answer.from=elsewhere", "answer.from must"),
-        ("answer.form=verse", "answer.form must"),
-        ("answer.passages=0", "answer.passages must"),
-        ("answer.passages=257", "answer.passages must"),
-        ("answer.passages=many", "answer.passages must"),
-        ("answer.examples=[3]", "answer.examples.0 must"),
-        ("answer.examples=[{passage: a, question: b}]", "lacks 'answer.examples.0.answer'"),
-        ("answer.examples=[{passage: a, question: b, answer: ''}]", "examples.0.answer must"),
-        (
-            "answer.examples=[{passage: The cat., question: 'Who?', answer: dog}]",
-            "answer.examples.0.answer must be words of its passage, or null, got 'dog'",
-        ),
-        (
-            "answer.examples=[{passage: a, question: b, answer: a, text: c}]",
-            "has no setting 'answer.examples.0.text'",
-        ),
-        ("answer.prior=-0.5", "answer.prior must"),
-        ("answer.threshold=high", "answer.threshold must"),
-        ("answer.adapter=3", "answer.adapter must"),
-        ("answer.adaptor=x", "has no setting 'answer.adaptor'"),
-        ("answer=text", "answer must"),
-        ("answer.prompt=Text", "answer.prompt must have {passage} and {question}, got 'Text'"),
-        ("answer.prompt='{passage}'", "answer.prompt must have {passage} and {question}, got"),
+        "from=elsewhere", "form=verse", "passages=0", "passages=257", "passages=many", "prior=-0.5",
+        "threshold=high", "adapter=3", "adaptor=x", "prompt=Text", "prompt='{passage}'",
+        "examples=[3]", "examples=[{passage: a, question: b}]",
+        "examples=[{passage: a, question: b, answer: ''}]",
+        "examples=[{passage: The cat., question: 'Who?', answer: dog}]",
+        "examples=[{passage: a, question: b, answer: a, text: c}]",
     ],
-)
-def test_what_does_not_hold_is_refused(override: str, message: str) -> None:
-    with pytest.raises(PresetError, match="preset tiny-random") as error:
-        preset.load("tiny-random", [FROM_TEXT, override])
-    assert message in str(error.value)
-
-
-def test_a_misspelt_setting_gets_the_nearest() -> None:
+)  # fmt: skip
+def test_what_does_not_hold_is_refused(override: str) -> None:
     with pytest.raises(PresetError) as error:
-        preset.load("tiny-random", ["answer.adaptor=x"])
-    assert "adapter" in error.value.hint
+        preset.load("tiny-random", [FROM_TEXT, f"answer.{override}"])
+    assert f"answer.{override.partition('=')[0]}" in str(error.value)
+    assert "adapter" in error.value.hint or override != "adaptor=x"
 
 
 def extending(folder: Path, text: str) -> preset.Preset:
@@ -117,7 +95,7 @@ def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply("esa", made).answer.source == "rows"
-    assert resolved_preset.named(resolved_preset.AS_IS, made).answer.source == "text"
+    assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
 
 
 def test_rows_do_not_depend_on_it() -> None:

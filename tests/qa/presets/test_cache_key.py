@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,8 @@ import pytest
 import torch
 from conftest import build_model
 
-from esa_cli import models
 from esa_cli.attention.compression import Linear, save_learned
-from esa_cli.errors import ModelError, ResourceError
-from esa_cli.qa.ingestion.archive import layout, storable
+from esa_cli.qa.planning.row_storage import layout, storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -116,46 +112,31 @@ def test_states_are_of_one_version_of_transformers(monkeypatch: pytest.MonkeyPat
     assert keys["5.23.0"][1] != keys["5.24.0"][1]
 
 
-def test_a_selector_that_gathers_side_data_cannot_be_stored() -> None:
-    assert storable(resolve(preset.load("tiny-random")).method)
-    given = preset.load("tiny-random", ["selector.name=infllm", "position.name=infllm"])
-    assert not storable(resolve(given).method)
-
-
-@pytest.mark.parametrize(("score", "tokens", "stored"), [
-    ("sum", 4096, True), ("sum", 4097, False), ("vote", 4097, True),
-])  # fmt: skip
-def test_a_compressor_that_fits_on_more_than_a_segment_cannot_be_stored(
-    score: str, tokens: int, stored: bool
-) -> None:
-    """In the library it would be fitted on the first segment alone, and in memory on all."""
-    named = [f"score.name={score}", "compressor.name=closed-form"]
-    given = preset.load("tiny-random", [*named, f"compressor.fit_tokens={tokens}"])
-    assert storable(resolve(given).method) == stored
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        ([], True),
+        (["selector.name=infllm", "position.name=infllm"], False),
+        (["compressor.fit_tokens=4096"], True),
+        (["compressor.fit_tokens=4097"], False),
+        (["score.name=vote", "compressor.fit_tokens=4097"], True),
+    ],
+)
+def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
+    """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
+    fitted on the first segment alone in the library, in memory on all."""
+    assert storable(resolve("tiny-random", settings).method) == stored
 
 
 def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
     maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
     save_learned(tmp_path / "maps.safetensors", maps)
-    name = f"compressor.file={tmp_path / 'maps.safetensors'}"
-    given = preset.load("tiny-random", ["score.name=sum", "compressor.name=learned", name])
-    made = layout(
-        resolve(given).method,
-        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
-        "float32",
-        "native",
-        range(2),
-    )
-    assert (made.reduced, made.fit) == ((3, 5), 0)
-    vote = preset.load("tiny-random", ["score.name=vote"])
-    made = layout(
-        resolve(vote).method,
-        {"kind": "llama", "layers": 2, "groups": 2, "dim": 8},
-        "float32",
-        "int8",
-        range(2),
-    )
-    assert (made.reduced, made.kind) == ((0, 0), "int8")
+    learned = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps.safetensors'}"]
+    shape = {"layers": 2, "groups": 2, "dim": 8}
+    for settings, widths in ((["score.name=sum", *learned], (3, 5)), (["score.name=vote"], (0, 0))):
+        method = resolve("tiny-random", settings).method
+        made = layout(method, shape, "float32", "native", range(2))
+        assert (made.reduced, made.fit, made.kind) == (widths, 0, "native")
 
 
 # What stands in the weights
@@ -196,71 +177,3 @@ def test_buffers_of_packed_weights_count(loaded: Any) -> None:
     assert of(other, loaded) == of(one, loaded) != of(loaded.model, loaded)
     other.model.layers[1].mlp.down_proj.codes[0, 0] += 1
     assert of(other, loaded) != of(one, loaded)
-
-
-@pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="torch cannot quantise here")
-def test_weights_that_torch_has_packed_count(loaded: Any) -> None:
-    """They are neither parameters nor buffers, and `weight` is no tensor."""
-
-    def quantised(model: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
-
-    one = quantised(loaded.model)
-    changed = copy.deepcopy(loaded.model)
-    changed.model.layers[1].mlp.down_proj.weight[0, 0] = 1.0
-    assert weights(quantised(loaded.model), loaded) == weights(one, loaded)
-    assert weights(quantised(changed), loaded) != weights(one, loaded)
-
-
-class Strange(torch.Tensor):
-    """Weights of a kind that torch's operations were not written for."""
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is torch.Tensor.reshape:
-            raise NotImplementedError("no reshape\nin here")
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Keeps(torch.nn.Module):
-    def get_extra_state(self) -> Any:
-        return object()
-
-
-def test_what_cannot_be_looked_at_is_named(loaded: Any) -> None:
-    one = copy.deepcopy(loaded.model)
-    one.model.layers[1].register_buffer("odd", torch.ones(3).as_subclass(Strange))
-    with pytest.raises(
-        ModelError, match=r"layers\.1\.odd .* cannot be read: no reshape$"
-    ) as refused:
-        model_facts(one, loaded.tokenizer)
-    assert "quantisation" in refused.value.hint
-    two = copy.deepcopy(loaded.model)
-    two.model.layers[0].mlp.extra = Keeps()
-    with pytest.raises(
-        ModelError, match=r"mlp\.extra\._extra_state .* must be a tensor, got object"
-    ):
-        model_facts(two, loaded.tokenizer)
-
-
-def test_a_model_whose_weights_are_elsewhere_is_refused(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the library, and where it is loaded: there they found no room."""
-    import accelerate
-
-    load = importlib.import_module("esa_cli.models.loading.load")
-    model = accelerate.cpu_offload(copy.deepcopy(loaded.model), execution_device="cpu")
-    with pytest.raises(ModelError, match="weights are offloaded"):
-        model_facts(model, loaded.tokenizer)
-    monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained",
-        lambda *given, **options: (model, {"missing_keys": set()}),
-    )
-    monkeypatch.setattr(load, "resolve", lambda *given, **options: loaded.folder)
-    with pytest.raises(ResourceError, match="found no room on cpu"):
-        models.load("random:llama", device="cpu", dtype="float32")

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.finding.windows import Span
 from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.spans import WholeWords, byte_letters, most_probable_span, token_bytes
+from esa_cli.qa.reading.spans import Span, WholeWords, byte_letters, most_probable_span, token_bytes
 
 END = 0
 PIECES = (

@@ -37,11 +37,11 @@ from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.document_search import BestBooks
-    from esa_cli.apps.cli.model_choice.open_esa import Preflight
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker, Reply
+    from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book, TokenisedDocument
+    from esa_cli.qa.opening import Preflight
     from esa_cli.qa.presets.preset import Preset
 
 Arguments = Annotated[
@@ -127,11 +127,11 @@ class AskRun:
         """Opens the documents, of folders, patterns and library the best, and answers on standard
         output; the exit code. Raises EsaError."""
         from esa_cli.apps.cli import document_search as searching
-        from esa_cli.apps.cli.model_choice.known_model import answerable
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
         from esa_cli.models import parse_reference
         from esa_cli.models.tokenization.tokenizer import read_ahead
         from esa_cli.qa.books import distinct
+        from esa_cli.qa.opening import answerable
 
         ways, reporter, lines = self.ways, self.reporter, self.question == "-"
         chosen, search = answer.load_preset(model, asked_by=ways.method), None
@@ -191,9 +191,9 @@ class AskRun:
         self, chosen: Preset, model: ModelOptions, documents: Sequence[Document]
     ) -> Preflight:
         """The method and the model's small files."""
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
-        from esa_cli.qa.ingestion.archive import check_asked_together
+        from esa_cli.qa.opening import prepare
         from esa_cli.qa.planning.model_shape import shape_of
+        from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.resolved_preset import stretches
 
         ways = self.ways
@@ -204,7 +204,12 @@ class AskRun:
                 "name the documents in place of --library",
             )
         ready = prepare(
-            chosen, model, self.reporter, method=ways.method, documents=documents, keep=ways.keep
+            chosen,
+            model.place,
+            self.reporter,
+            method=ways.method,
+            documents=documents,
+            keep=ways.keep,
         )
         resolved, config = ready.resolved, ready.model.config
         if len({document.text for document in documents}) > 1:
@@ -313,7 +318,7 @@ def _first_words(reply: Reply) -> tuple[Any, ...]:
 
 
 def ask_lines(
-    asker: Asker,
+    asker: Esa,
     books: Sequence[Any],
     lines: Iterable[tuple[int, inputs.Line]],
     out: IO[str],

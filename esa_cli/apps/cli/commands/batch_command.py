@@ -68,7 +68,7 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
+    from esa_cli.qa.opening import answerable
 
     engines.check()
     chosen = answer.load_preset(model, method)
@@ -76,7 +76,7 @@ def batch(
     reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
 
     def answer_here(answers: OrderedJsonLines, end: int, progress: Callable[[], None]) -> None:
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
 
         with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             run_batch(
@@ -87,11 +87,11 @@ def batch(
     def answer_by_workers(
         answers: OrderedJsonLines, end: int, progress: Callable[[], None]
     ) -> None:
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
+        from esa_cli.qa.opening import prepare
         from esa_cli.storage.library.formats.library_paths import default_root
 
-        prepare(chosen, model, reporter, keep=keep)
+        prepare(chosen, model.place, reporter, keep=keep)
         if reader is not None and reader.address is not None:
             url = reader.address.url
             reporter.note(f"esa: questions and the passages found are sent to {url}", dim=False)

@@ -22,12 +22,12 @@ from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table, 
 from esa_cli.errors import EsaError, LengthError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.bench import Benchmark, BenchRecord
     from esa_cli.evaluation.bench.bench_runner import TaskSelection
     from esa_cli.evaluation.report.bench_table import MeanScores
     from esa_cli.qa.answering.session import Session
+    from esa_cli.qa.opening import KnownModel, ModelPlace
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.progress import Progress
@@ -343,8 +343,8 @@ def _download(name: str, benchmark: Benchmark, folder: Path, reporter: Reporter)
 
 def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: bool) -> None:
     """Asks the records and shows the scores; what was asked before Ctrl-C is shown as well."""
-    from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
     from esa_cli.evaluation.bench.bench_runner import presets
+    from esa_cli.qa.opening import inspect_model
 
     until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
     if told and (left := ", ".join(order.left_out())):
@@ -352,11 +352,11 @@ def _go(request: BenchRequest, order: TaskSelection, reporter: Reporter, told: b
     survey = order.survey()
     reporter.stage("import", 0, None)
     made = presets(request.preset, request.methods, survey.length)
-    place = ModelPlace.of(request.model)
+    place = request.model.place
     journal = _journal(request, order, made, header(request, survey.length, place), reporter)
     known = inspect_model(request.preset, place, reporter)
     texts = (record.before + record.document for record in order.records())
-    known.check_methods(made, known.count_tokens(max(texts, key=len, default="")))
+    known.check(made, known.count_tokens(max(texts, key=len, default="")))
     left_out: list[NoRoom] = []
     print_scores = partial(
         show, order, journal, request.preset, left_out,

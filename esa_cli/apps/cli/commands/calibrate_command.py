@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +20,9 @@ from esa_cli.errors import UsageError
 from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
+    from esa_cli.qa.opening import KnownModel
     from esa_cli.qa.presets.preset import Preset
 
 
@@ -75,16 +76,9 @@ class CalibrationOptions:
     out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
         "compressor.safetensors"
     )
-    report: Annotated[
-        list[Path] | None,
-        option("--report FILE", "Recall per layer, as a.json, a.png or a.html. Repeatable."),
-    ] = None
     work: Annotated[
         Path | None, option("--work DIR", "Keep what was read there, not beside --out.")
     ] = None
-    resume: Annotated[
-        bool, option("--resume/--no-resume", "Go on where an earlier run stopped.")
-    ] = True
 
     @property
     def ks(self) -> list[int]:
@@ -117,14 +111,11 @@ class CalibrationOptions:
         """Refuses, before an hour of reading, what would fail after it.
 
         Raises:
-            UsageError: an unknown choice; two options name one place; a file of somebody else's at
-                `out`; or no matplotlib for a picture or a page.
-            UsageError, DocumentError: as `output_paths.check`, `output_paths.spare`,
-                `document.source_files`.
+            UsageError: an unknown choice; two options name one place, or a document; somebody
+                else's file at `out`. DocumentError: a place that cannot be written.
         """
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
-        from esa_cli.evaluation.report.figures import require_matplotlib
 
         if self.method not in METHODS:
             known = ", ".join(METHODS)
@@ -132,12 +123,6 @@ class CalibrationOptions:
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         written = {"--out": self.out, "--work": self.folder}
-        for report in self.report or ():
-            files.apart({**written, "--report": report})
-            files.spare("--report", report, sources)
-            files.check("--report", report)
-            if report.suffix.lower() != ".json":
-                require_matplotlib("--report")
         files.apart(written)
         for name, path in written.items():
             files.spare(name, path, sources)
@@ -151,15 +136,6 @@ class CalibrationOptions:
 
 PARTS = ("selector", "score", "position")
 """Settings that the use of maps depends on; as `selector.name`."""
-
-
-@dataclass(frozen=True)
-class CalibrationOutcome:
-    """The study, the JSON object, and the options with which `esa ask` uses the maps."""
-
-    study: CalibrationStudy
-    result: dict[str, Any]
-    options: str
 
 
 def options_for(given: Preset, made: Preset, file: Path) -> str:
@@ -178,33 +154,6 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
     words += ["--set", "answer.from=rows"] * bool(words)
     words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
     return shlex.join(words)
-
-
-def outcome(wanted: CalibrationOptions, preset: Preset, study: CalibrationStudy) -> dict[str, Any]:
-    """The JSON object; writes it, the picture and the page, where they are asked for.
-
-    Raises:
-        ResourceError, DocumentError: as `output_paths.writing`.
-    """
-    result = {"model": preset.model, "preset": preset.name, "for": wanted.aim, **study.as_dict()}
-    result["training"] = wanted.training
-    result["written"] = {"file": str(wanted.out), "method": study.best}
-    series = {name: recall.series() for name, recall in study.results.items()}
-    title = f"recall@{study.ks[-1]} per layer, {preset.name}"
-    for report in wanted.report or ():
-        if report.suffix.lower() == ".json":
-            files.write(report, json.dumps(result, indent=2) + "\n")
-        elif report.suffix.lower() == ".png":
-            from esa_cli.evaluation.report.figures import recall_chart
-
-            with files.writing(report):
-                recall_chart(series, title).write_png(report)
-        else:
-            from esa_cli.evaluation.report.report_page import recall_page
-
-            page = recall_page(series, title, {**result, "command": "esa calibrate"})
-            files.write(report, page)
-    return result
 
 
 def tell_limits(wanted: CalibrationOptions, job: CalibrationJob, reporter: Reporter) -> None:
@@ -263,7 +212,7 @@ def calibrate(
     wanted.check(texts)
     reporter = Reporter(quiet)
     try:
-        done = _steps(texts, model, wanted, reporter)
+        study, chosen = _calibrate(texts, model, wanted, reporter)
     except KeyboardInterrupt:
         reporter.settle()
         if wanted.folder.exists():
@@ -272,45 +221,44 @@ def calibrate(
     finally:
         reporter.settle()
     if as_json:
-        print_json(done.result)
+        facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.aim}
+        written = {"file": str(wanted.out), "method": study.best}
+        print_json({**facts, **study.as_dict(), "training": wanted.training, "written": written})
     else:
-        show(done.study)
-        reporter.note(f"{done.study.best} is in {wanted.out}; use it with", dim=False)
-        reporter.note(f"  {done.options}", dim=False)
+        show(study)
+        use = options_for(model.method_preset(), chosen, wanted.out)
+        reporter.note(f"{study.best} is in {wanted.out}; use it with", dim=False)
+        reporter.note(f"  {use}", dim=False)
         reporter.note(
             f"{wanted.folder} can be used by further runs on this text, and may be deleted"
         )
 
 
-def _steps(
+def _calibrate(
     texts: Sequence[str], model: ModelOptions, wanted: CalibrationOptions, reporter: Reporter
-) -> CalibrationOutcome:
-    """Prefills, fits, measures and writes."""
+) -> tuple[CalibrationStudy, Preset]:
+    """Prefills, fits, measures and writes; the study, and the preset that will use the maps."""
     from esa_cli.apps.cli import inputs
-    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.train_maps import FitSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import prepare
 
     given = model.method_preset()
     text = join(inputs.read(texts, reporter).documents)
-    ready = prepare(given, model, reporter, attaches=True)
+    ready = prepare(given, model.place, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
-    job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder, wanted.resume)
+    job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder)
     tell_limits(wanted, job, reporter)
     with quiet_transformers():
         _collect(job, ready.model, reporter)
-
-    def progress(layers: int, of: int) -> None:
-        reporter.stage("fitting and measuring", layers, of)
-
     fitting = FitSettings.of(wanted.method, wanted.training)
-    done = job.study(wanted.rank, fitting, wanted.ks, progress)
-    job.save(wanted.out, done, fitting)
-    use = options_for(given, chosen, wanted.out)
-    return CalibrationOutcome(done, outcome(wanted, chosen, done), use)
+    progress = partial(reporter.stage, "fitting and measuring")
+    study = job.study(wanted.rank, fitting, wanted.ks, progress)
+    job.save(wanted.out, study, fitting)
+    return study, chosen
 
 
 def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None:
@@ -325,7 +273,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
         return job.collect()
     planner = Planner(
         ResolvedPreset(job.preset, job.method),
-        model.config,
+        model.folder,
         dtype=job.loaded.dtype,
         device=model.place.device,
         packing=model.place.packing,

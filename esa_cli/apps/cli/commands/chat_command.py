@@ -21,7 +21,7 @@ from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 
 @options.command
@@ -43,8 +43,8 @@ def chat(
     Without a terminal, each line of standard input is a question. Exit code 7 then: some lines got
     an error in place of an answer.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.qa.opening import answerable
 
     named = documents or []
     inputs.check(named, questions_on_stdin=True)
@@ -62,7 +62,7 @@ def chat(
 
 
 def run(
-    asker: Asker,
+    asker: Esa,
     documents: Sequence[Document],
     reporter: Reporter,
     asking: dict[str, Any],

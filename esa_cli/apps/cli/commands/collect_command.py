@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from esa_cli.apps.collect.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
-    from esa_cli.qa.collecting.collection import CollectedPlace, Coverage
+    from esa_cli.qa.collecting import CollectedPlace, Coverage
     from esa_cli.qa.presets.preset import Preset
 
 FIELDS = (
@@ -154,11 +154,11 @@ def _collect(
 ) -> None:
     """Collects, and says on standard error how much was read. Raises EsaError."""
     from esa_cli.apps.cli.document_search import library_books
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.options.output_paths import spare
-    from esa_cli.apps.collect.collected_file import CollectedFile, place_row
+    from esa_cli.apps.collect.collected_file import CollectedFile
     from esa_cli.qa.books import distinct
-    from esa_cli.qa.collecting.collection import distinct_places
+    from esa_cli.qa.collecting import distinct_places
     from esa_cli.qa.presets.adapter_files import check_adapter
 
     started, reporter = time.perf_counter(), places.reporter
@@ -190,8 +190,8 @@ def _collect(
                 "count": len(places.all) if coverage.read else None,
                 "distinct": len(different) if coverage.read else None,
                 "caveat": caveat,
-                "places": [place_row(p) for p in (different if ways.distinct else places.all)],
-                "coverage": asdict(coverage),
+                "places": [p.as_row() for p in (different if ways.distinct else places.all)],
+                "coverage": coverage._asdict(),
                 "documents": asked_documents(books),
                 "left_out": [one.as_dict() for one in gathered.left_out],
                 "model": chosen.model,
@@ -208,7 +208,7 @@ def _collect(
 
 def _preset(ways: CollectOptions, model: ModelOptions, answer: AnswerOptions) -> Preset:
     """The preset with answers from text, which are its own or those that `from` leaves open."""
-    from esa_cli.apps.cli.model_choice.known_model import from_text
+    from esa_cli.qa.opening import from_text
 
     chosen = answer.load_preset(model)
     if ways.least is not None and chosen.answer.reader is not None:
@@ -226,7 +226,7 @@ def _preset(ways: CollectOptions, model: ModelOptions, answer: AnswerOptions) ->
 
 def _key(question: str, chosen: Preset, books: Sequence[Book], how: dict[str, Any]) -> str:
     """A digest of all that the places depend on."""
-    from esa_cli.qa.collecting.told_spans import FIT, NEAR, SIEVE, WHOLE
+    from esa_cli.qa.collecting import FIT, NEAR, SIEVE, WHOLE
     from esa_cli.qa.presets.cache_key import text_settings_hash
     from esa_cli.system.text import text_digest
 
@@ -292,13 +292,11 @@ class _Places:
 
     def _add(self, place: CollectedPlace) -> None:
         """Takes a place in its turn; CSV and JSON lines are written at once."""
-        from esa_cli.apps.collect.collected_file import place_row
-
         self.all.append(place)
         if self.ways.distinct and place.words in self._words:
             return
         self._words.add(place.words)
-        row = place_row(place)
+        row = place.as_row()
         if self.ways.form == "jsonl":
             print(as_json(row), flush=True)
         elif self.ways.form == "csv":
@@ -310,7 +308,7 @@ class _Places:
 
     def _print_table(self) -> None:
         """Writes the places so far, unless they go out in another form."""
-        from esa_cli.qa.collecting.collection import distinct_places
+        from esa_cli.qa.collecting import distinct_places
 
         ways = self.ways
         if not self.all or ways.count or ways.as_json or ways.form != "table":

@@ -78,21 +78,21 @@ def _results(
     reporter: Reporter,
 ) -> Sequence[MethodAnswer]:
     """Reads the text and asks, by each method."""
-    from esa_cli.apps.cli.model_choice.open_esa import prepare
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
 
-    ready = prepare(chosen, model, reporter, attaches=True)
+    ready = prepare(chosen, model.place, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
     rows = [one for group in grouped if not group.text for one in group.presets]
     if rows:
         ready.model.planner(ready.resolved).check(tokens)
     if len(rows) < len(names):
-        ready.model.check_methods({FROM_TEXT: chosen}, tokens)
+        ready.model.check({FROM_TEXT: chosen}, tokens)
     if note := all_in_view(tokens, rows):
         reporter.note(f"esa: {note}", dim=False)
 

@@ -44,11 +44,11 @@ def demo(
 
     Nothing is left behind. Works in any folder. The first use fetches the model.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.documents.document import Document
     from esa_cli.evaluation.tasks.chronicle_task import build
     from esa_cli.models import parse_reference
+    from esa_cli.qa.opening import answerable
 
     started, reporter, screen = time.perf_counter(), Reporter(quiet), make_console(sys.stdout)
     text = build()

@@ -28,8 +28,8 @@ from esa_cli.storage.library import Library
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from esa_cli.qa.answering.reply import Passage
     from esa_cli.qa.books import Book
-    from esa_cli.qa.finding.passage_finder import Passage
 
 TOP = 8
 Read = Annotated[

@@ -78,14 +78,14 @@ def ingest(
     chosen = None if words else without_adapter(model.load_preset())
 
     def opened() -> AbstractContextManager[Esa]:
-        from esa_cli.apps.cli.model_choice import open_esa
+        from esa_cli.apps.cli import open_esa
 
         assert chosen is not None
         return open_esa.opened(chosen, model, reporter, keep=True, rows=rows)
 
     def work(documents: Sequence[Document]) -> Iterator[IngestReport]:
-        from esa_cli.apps.cli.model_choice.open_esa import prepare
         from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
+        from esa_cli.qa.opening import prepare
         from esa_cli.storage.library.formats.library_paths import default_root
 
         assert chosen is not None
@@ -94,7 +94,7 @@ def ingest(
                 for document in documents:
                     yield ingest_document(esa, document, rows, reporter)
             return
-        prepare(chosen, model, reporter, keep=True)
+        prepare(chosen, model.place, reporter, keep=True)
         worker = IngestWorker(chosen, model, rows, default_root().absolute())
         with engines.open(reporter, model.device) as engine:
             yield from ingest_by(engine, worker, documents, reporter)

@@ -22,7 +22,7 @@ from esa_cli.storage.library import Library
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.qa.second_model.reader_choice import ReaderChoice
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 OLDEST = 2
 """Of the SDK's major versions."""
@@ -97,8 +97,8 @@ def _loader(
     """Loads the model; what is read is stored where the library can be written."""
 
     def load() -> Esa:
-        from esa_cli.apps.cli.model_choice.known_model import answerable, runs_methods
-        from esa_cli.apps.cli.model_choice.open_esa import opened
+        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.qa.opening import answerable, runs_methods
 
         library, preset = Library(), answerable(chosen, reporter)
         # An index is stored by default, and a disk that is full later does no harm then.

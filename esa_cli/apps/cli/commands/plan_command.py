@@ -16,7 +16,7 @@ from esa_cli.storage.library import Library
 from esa_cli.system.machine import size_text, time_text
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.open_esa import Preflight
+    from esa_cli.qa.opening import Preflight
 
 
 @options.command
@@ -32,16 +32,15 @@ def plan(
     """Show the tokens, memory and time that documents will take.
 
     And whether they fit, before a model is loaded."""
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import prepare
-    from esa_cli.qa.second_model.reader_choice import reader_bytes, reader_of
+    from esa_cli.qa.opening import answerable, prepare
+    from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
     reader: int | None = 0
     with Reporter(quiet or as_json) as reporter:
         chosen = model.load_preset()
         gathered = inputs.read(documents, reporter).documents
         chosen = answerable(chosen, reporter, loads=False)
-        ready = prepare(chosen, model, reporter)
+        ready = prepare(chosen, model.place, reporter)
         counts = [ready.model.count_tokens(document.text) for document in gathered]
         planner, choice = ready.planner, reader_of(ready.resolved.preset)
         if choice is not None:
@@ -64,7 +63,7 @@ def plan(
 def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
     """Bytes of the indexes of documents with so many tokens in the library, or of their
     rows, with --cache disk; None: nothing is stored, or latents are."""
-    from esa_cli.qa.ingestion.archive import layout as row_layout
+    from esa_cli.qa.planning.row_storage import layout as row_layout
 
     planner, library, states = ready.planner, Library(), 0
     shape = planner.costs.shape
@@ -72,7 +71,7 @@ def _stored_bytes(ready: Preflight, counts: Sequence[int]) -> int | None:
         layout = ready.index.layout
     elif planner.cache == "disk" and planner.may_store_rows and not shape.shared:
         sizes = {"layers": shape.rows, "groups": shape.groups, "dim": shape.dim}
-        layers, shapes = range(shape.rows), shape.unlike.shapes
+        layers, shapes = range(shape.rows), shape.shapes
         method = ready.resolved.method
         layout = row_layout(method, sizes, planner.dtype_name, "int8", layers, shapes=shapes)
         states = shape.states(planner.dtype.itemsize)

@@ -37,10 +37,11 @@ def new(
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
     plugins: options.Plugin = None,
+    as_json: options.Json = False,
 ) -> None:
     """Check that a plugin keeps the rules methods must keep."""
     options.load_plugins(plugins)
-    from esa_cli.apps.cli.output.terminal import print_table
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.errors import PluginError
     from esa_cli.evaluation.conformance import check_file
 
@@ -50,7 +51,13 @@ def check(
         for (kind, name), findings in results.items()
         for finding in findings
     ]
-    print_table(("kind", "name", "check", "", "detail"), rows)
+    if as_json:
+        keys = ("kind", "name", "check", "passed", "detail")
+        print_json(
+            [dict(zip(keys, (*row[:3], row[3] == "ok", row[4]), strict=True)) for row in rows]
+        )
+    else:
+        print_table(("kind", "name", "check", "", "detail"), rows)
     failed = [f"{kind} {name}" for kind, name, _, outcome, _ in rows if outcome != "ok"]
     if failed:
         whose = ", ".join(dict.fromkeys(failed))

@@ -20,12 +20,12 @@ from esa_cli.apps.cli.options.output_paths import goes_on, run_facts
 from esa_cli.errors import EsaError, UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.model_choice.known_model import KnownModel, ModelPlace
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.report.statistics import Summary
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.qa.opening import KnownModel, ModelPlace
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
 
@@ -133,7 +133,6 @@ class Selftest:
         Raises:
             EsaError: what was answered before is kept in --out.
         """
-        from esa_cli.apps.cli.model_choice.known_model import ModelPlace
         from esa_cli.apps.cli.output.progress_display import SelftestDisplay
         from esa_cli.evaluation.report.statistics import wrong
         from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
@@ -144,7 +143,7 @@ class Selftest:
         hay = self._check()
         self.shards.check(self.out)
         reporter.stage("import", 0, None)
-        place = ModelPlace.of(self.model)
+        place = self.model.place
         journal = Journal(
             self.out,
             self._header(hay, place),
@@ -234,7 +233,7 @@ class Selftest:
         Raises:
             ModelError, PresetError, ResourceError.
         """
-        from esa_cli.apps.cli.model_choice.known_model import inspect_model
+        from esa_cli.qa.opening import inspect_model
         from esa_cli.qa.presets import resolved_preset
 
         model = inspect_model(self.chosen, place, self.reporter)
@@ -246,7 +245,7 @@ class Selftest:
         presets = {
             name: resolved_preset.compared(name, self.chosen, longest) for name in settings.methods
         }
-        model.check_methods(presets, longest)
+        model.check(presets, longest)
         return model
 
     def _ask(

@@ -22,7 +22,7 @@ from esa_cli.system.machine import is_loopback, parse_size
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 Host = Annotated[str, option("--host HOST", "The address to listen on.")]
 Port = Annotated[int, option("--port N", "0 takes a free one.", min=0, max=65535)]
@@ -84,8 +84,8 @@ def serve(
     On this machine: in a browser, or for programs made for OpenAI's. Prints the base URL when
     it is ready; Ctrl-C ends it.
     """
-    from esa_cli.apps.cli.model_choice.known_model import answerable
-    from esa_cli.apps.cli.model_choice.open_esa import opened
+    from esa_cli.apps.cli.open_esa import opened
+    from esa_cli.qa.opening import answerable
 
     named = documents or []
     check(named, wanted)
@@ -142,7 +142,7 @@ def check_access(folders: Sequence[Path], token: str | None, host: str | None) -
 
 
 def run(
-    asker: Asker,
+    asker: Esa,
     wanted: ServeOptions,
     documents: Sequence[Document],
     reporter: Reporter,

@@ -12,7 +12,7 @@ from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.qa.second_model.reader_choice import ReaderChoice
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 Form = Annotated[
     Literal["auto", "span", "text"] | None,
@@ -47,7 +47,7 @@ class AnswerOptions:
     @property
     def _server(self) -> tuple[str | None, str | None]:
         """The reader without a model of the server, and that model."""
-        from esa_cli.qa.second_model.server_address import is_address
+        from esa_cli.qa.presets.preset_files import is_address
 
         if self.reader is None or not is_address(self.reader):
             return self.reader, self.reader_model
@@ -70,11 +70,11 @@ class AnswerOptions:
             if model is not None:
                 raise UsageError("--reader-model needs --reader", "use --reader URL#MODEL")
             return None
-        from esa_cli.qa.second_model.reader_choice import ReaderChoice
-        from esa_cli.qa.second_model.server_address import is_address
+        from esa_cli.qa.presets.preset_files import is_address
+        from esa_cli.qa.reading.reader_choice import ReaderChoice
 
         timeout = self.reader_timeout if is_address(reader) else None
-        return ReaderChoice(reader, model, timeout)
+        return ReaderChoice.of(reader, model, timeout)
 
     def load_preset(
         self, model: ModelOptions, method: str | None = None, asked_by: str | None = None

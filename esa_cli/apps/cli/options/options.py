@@ -22,6 +22,7 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from esa_cli.qa.opening import ModelPlace
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
 
 DEFAULT_PRESET = "default"
@@ -152,6 +153,13 @@ class ModelOptions:
         for name in run:
             object.__setattr__(self, name, run[name])
 
+    @property
+    def place(self) -> ModelPlace:
+        """Where the model will be. Raises UsageError: there is no such device, dtype or cache."""
+        from esa_cli.qa.opening import ModelPlace
+
+        return ModelPlace.of(self.device, self.dtype, self.cache)
+
     def overrides(self, more: Sequence[str] = ()) -> list[str]:
         """`key=value` texts for `preset.load`: --model, `more`, --set."""
         model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
@@ -203,7 +211,7 @@ class GenerationOptions:
     seed: Seed = None
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `reply.Asker.ask`."""
+        """Keyword arguments for `Esa.ask`."""
         return asdict(self)
 
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.documents.sentences import Sentences
-from esa_cli.qa.answering.reply import Evidence, Quotation, Reply
+from esa_cli.qa.answering.reply import Passage, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def passage_count(top: int | None, quiet: bool) -> int:
 
 
 def passage_line(
-    passage: Evidence, width: int, quotation: Quotation | None = None, found: bool = True
+    passage: Passage, width: int, quotation: Quotation | None = None, found: bool = True
 ) -> str:
     """Place, weight and words of a passage, in `width` columns: its first ones, or those of the
     sentence with the quotation. Where no answer was found, the weight says nothing."""
@@ -99,7 +99,7 @@ def show_under(reply: Reply, count: int, reporter: Reporter) -> None:
         reporter.warn(passage_line(passage, max(width, 40), reply.quotation, reply.found))
 
 
-def in_full(evidence: Sequence[Evidence], found: bool) -> str:
+def in_full(evidence: Sequence[Passage], found: bool) -> str:
     """Every passage with its number, its place and all its text."""
     parts = []
     for number, passage in enumerate(evidence, 1):
@@ -129,7 +129,7 @@ def as_dict(
         "answered_from": reply.answered_from,
         "read": reply.read,
         "quotation": None if reply.quotation is None else asdict(reply.quotation),
-        "evidence": [asdict(passage) for passage in reply.evidence],
+        "evidence": [passage.as_evidence() for passage in reply.evidence],
         "model": chosen.model,
         "reader": None if esa.reader is None else esa.reader.name,
         "preset": chosen.name,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.cli.output.terminal import NARROW, clean, make_console, one_line
-from esa_cli.qa.finding.passage_finder import Passage
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.finding.words import matched_words
 
 MATCH = "bold red"
@@ -40,6 +40,8 @@ def files_of(passages: Sequence[Passage]) -> list[FileMatch]:
 
 def match_facts(match: Passage | FileMatch) -> dict[str, Any]:
     """For JSON."""
+    if isinstance(match, Passage):
+        return match.as_found()
     return {**asdict(match), "score": round(match.score, 3)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -13,18 +12,13 @@ from esa_cli.system.machine import is_loopback
 KEY = "ESA_READER_KEY"
 """Environment variable of the key."""
 OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
-"""A key that is set for other programs is shown to the one server that it is of."""
+"""A key that is set for other programs is sent to the one server that it is of."""
 EXAMPLE = "for example --reader http://127.0.0.1:11434/v1"
-
-
-def is_address(text: str) -> bool:
-    """Whether a reader is named by a web address."""
-    return text.strip().lower().startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The base URL of a server, without a slash at its end, and the key that it is shown."""
+    """The base URL of a server, without a slash at its end, and the key that is sent to it."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -36,23 +30,19 @@ class ServerAddress:
         url = text.strip().rstrip("/")
         try:
             parts = urlsplit(url)
-            named, _ = parts.hostname, parts.port
+            host, _ = parts.hostname, parts.port
         except ValueError as error:
             raise UsageError(f"--reader must be a web address, got {text!r}", EXAMPLE) from error
-        if not named or any(letter.isspace() for letter in url):
-            raise UsageError(f"--reader must be a web address, got {text!r}", EXAMPLE)
         if parts.username is not None or parts.password is not None:
-            raise UsageError(
-                "the address of --reader must have no user and password",
-                f"set the environment variable {KEY} to the key",
-            )
+            hint = f"set the environment variable {KEY} to the key"
+            raise UsageError("the address of --reader must have no user and password", hint)
+        if not host or any(letter.isspace() for letter in url):
+            raise UsageError(f"--reader must be a web address, got {text!r}", EXAMPLE)
         if parts.query or parts.fragment or url.endswith("/chat/completions"):
-            raise UsageError(
-                f"--reader must be the address that /chat/completions follows, got {text!r}",
-                EXAMPLE,
-            )
-        own = parts.scheme == "https" and named == OPENAI_HOST
-        address = cls(url, _key((KEY, OPENAI_KEY) if own else (KEY,)))
+            wrong = f"--reader must be the address that /chat/completions follows, got {text!r}"
+            raise UsageError(wrong, EXAMPLE)
+        is_openai = parts.scheme == "https" and host == OPENAI_HOST
+        address = cls(url, _key(KEY) or (_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.here:
             raise UsageError(
                 f"the key in {KEY} would go to {url} unencrypted",
@@ -66,11 +56,9 @@ class ServerAddress:
         return is_loopback(urlsplit(self.url).hostname or "")
 
 
-def _key(names: Sequence[str]) -> str | None:
-    """The first that is set. Raises UsageError: it has odd characters."""
-    for name in names:
-        if key := os.environ.get(name, "").strip():
-            if not (key.isascii() and key.isprintable()) or " " in key:
-                raise UsageError(f"{name} must be printable ASCII without spaces", "set it again")
-            return key
-    return None
+def _key(name: str) -> str | None:
+    """The key in an environment variable. Raises UsageError: it has odd characters."""
+    key = os.environ.get(name, "").strip()
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageError(f"{name} must be printable ASCII without spaces", "set it again")
+    return key or None

@@ -55,25 +55,24 @@ class CachePlacement:
         return self._places.stores(frozenset(layers[i] for i in there))
 
     def on_host(self, devices: Sequence[torch.device], tokens: int) -> frozenset[int]:
-        """Which of the layers with rows, each on its device, will have them in host
-        memory: as few as fit, the last ones of each device, which are the likelier not to be scored
-        by whole keys."""
+        """Which of the layers with rows, each on its device, will have them in host memory: as few
+        as fit, the last ones of each device, which are the likelier not to be scored by whole keys.
+        """
         if self.cache in ("device", "disk"):
             return frozenset()
         layers = [i for i, device in enumerate(devices) if self._elsewhere(device)]
         if self.cache == "host":
             return frozenset(layers)
-        found: list[int] = []
+        host: list[int] = []
         for device in dict.fromkeys(devices[i] for i in layers):
             own = [i for i in layers if devices[i] == device]
-            count = self._fewest(len(own), tokens, self._free(device))
-            found += own[len(own) - count :]
-        return frozenset(found)
+            host += own[len(own) - self._fewest(len(own), tokens, self._free(device)) :]
+        return frozenset(host)
 
     def _fewest(self, layers: int, tokens: int, free: int) -> int:
         """How many of so many layers of one device must be in host memory."""
         shape, size = shape_of(self.model.config.to_dict()), self.model.dtype.itemsize
         costs = Costs(shape, self.method, rank_of(self.method, shape), on_gpu=True)
-        kept = costs.reduced_keys(tokens, size) * layers // shape.rows
-        room = free - costs.working(tokens, size) - kept
+        reduced = costs.reduced_keys(tokens, size) * layers // shape.rows
+        room = free - costs.working(tokens, size) - reduced
         return fewest_host_layers(costs, tokens, size, room, layers)

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from question_pairs import TrainingText, read_training_texts, split_texts
 from reader_pairs import write_text
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.calibration.question_pairs import (
-    TrainingText,
-    read_training_texts,
-    split_texts,
-)
 
-SHIPPED = Path(__file__).parents[2] / "benchmarks" / "training"
+SHIPPED = Path(__file__).parents[3] / "benchmarks" / "training"
 
 
 def texts(root: Path) -> list[TrainingText]:

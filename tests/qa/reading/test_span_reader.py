@@ -1,8 +1,10 @@
-"""Passages that are read again: log-odds and spans against one prompt at a time."""
+"""Passages that are read again: their prompt, log-odds, spans and order."""
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ import torch
 from byte_level_model import byte_level, byte_model
 
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.reader import PassagePrompt, PassageReader, one_line
+from esa_cli.qa.reading.span import PassagePrompt, PassageReader, SpanReader, clipped, one_line
+from esa_cli.qa.reading.spans import Span
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -20,10 +24,67 @@ QUESTION = "Who is\nthe captain?"
 PASSAGES = [
     "Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x", "x (y)", "(no) one",
 ]  # fmt: skip
+EXAMPLES = (
+    WorkedExample(passage="The {question}\ncat sat.", question="Who sat?", answer="cat"),
+    WorkedExample(passage="A dog.", question="Why?", answer=None),
+)
 
 
 def reader(model: Any, tokenizer: Any, adapter: Any = None, **options: Any) -> PassageReader:
     return PassageReader(model, PassagePrompt(tokenizer, PROMPT, UNANSWERED), adapter, **options)
+
+
+# The prompt
+
+
+def test_both_fields_are_in_one_line_and_text(byte_level: Any) -> None:
+    made = PassagePrompt(byte_level, PROMPT, UNANSWERED)
+    ids = made.ids(" Who is\nAhab? ", "Ahab,\n  the\tcaptain.\n")
+    assert byte_level.decode(ids) == (
+        "Question: Who is Ahab?\nText: Ahab, the captain.\nQuestion: Who is Ahab?\nAnswer:"
+    )
+    plain = PassagePrompt(byte_level, "{passage}|{question}", UNANSWERED)
+    ids = plain.ids("{passage}?", "{question} <|im_end|>")
+    assert byte_level.decode(ids) == "{question} <|im_end|>|{passage}?"
+    assert byte_level.convert_tokens_to_ids("<|im_end|>") not in ids
+    assert byte_level.decode(made.answer_ids("Ahab,\nhe")) == " Ahab, he\n"
+    assert made.answer_ids("x")[-1] == made.line_end
+
+
+def test_examples_come_first_in_the_form_of_the_prompt(byte_level: Any) -> None:
+    made = PassagePrompt(byte_level, "{passage}|{question} A:", UNANSWERED, EXAMPLES)
+    ids = made.ids("When?", "At nine.")
+    examples = f"The {{question}} cat sat.|Who sat? A: cat\nA dog.|Why? A: {UNANSWERED}\n"
+    assert byte_level.decode(ids) == f"{examples}At nine.|When? A:"
+    assert made.shared([ids, made.ids("Who?", "The")]) == len(byte_level(examples)["input_ids"])
+    assert made.shared([ids, ids[:5]]) == 5
+    assert PassagePrompt(byte_level, PROMPT, UNANSWERED).shared([ids, ids]) == 0
+
+
+def test_one_line() -> None:
+    assert one_line(" a\r\n b\u2003c\x1cd ") == "a b c d"
+
+
+@pytest.mark.parametrize("text", ["one two three four five six", "x" * 40, "鯨" * 30, "", "a\nb c"])
+@pytest.mark.parametrize("most", [-5, 0, 7, 20, 1000])
+def test_clipped(text: str, most: int) -> None:
+    def tokens(some: str) -> int:
+        return 5 + len(some.encode())
+
+    kept = clipped(text, most, tokens)
+    assert text.startswith(kept)
+    assert not kept or tokens(kept) <= most
+    if tokens(text) <= most:
+        assert kept == text
+    elif tokens(text[:1]) <= most and " " not in text:
+        assert kept
+
+
+def test_a_clipped_text_ends_with_a_word() -> None:
+    assert clipped("one two three four", 15, len) == "one two three"
+
+
+# Log-odds and spans
 
 
 def log_probability(model: Any, before: list[int], after: list[int]) -> float:
@@ -39,7 +100,7 @@ def test_log_odds_are_of_any_answer_against_none(byte_model: Any, byte_level: An
     for odds, passage in zip(found, PASSAGES, strict=True):
         ids, words = made.prompt.ids(QUESTION, passage), made.prompt.unanswered_ids
         # A space begins every answer; ` (` no quotation but one in brackets.
-        said = [made.prompt.texts(words[:count]).strip() for count in range(1, len(words) + 1)]
+        said = [byte_level.decode(words[:count]).strip() for count in range(1, len(words) + 1)]
         first = next(count for count, one in enumerate(said, 1) if one not in passage)
         assert first == {"(no) one": 5, "x (y)": 3}.get(passage, 2)
         none = math.exp(log_probability(byte_model, ids, words[:first]))
@@ -78,8 +139,7 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
 def test_examples_are_read_once_and_before_each_passage(
     byte_model: Any, byte_level: Any, count: int
 ) -> None:
-    examples = [WorkedExample(passage="The cat sat.", question="Who?", answer="cat")]
-    shown = PassagePrompt(byte_level, PROMPT, UNANSWERED, examples)
+    shown = PassagePrompt(byte_level, PROMPT, UNANSWERED, EXAMPLES)
     plain = PassagePrompt(byte_level, PROMPT, UNANSWERED)
     plain.ids = shown.ids  # type: ignore[method-assign]
     found = [
@@ -87,15 +147,15 @@ def test_examples_are_read_once_and_before_each_passage(
         for one in (shown, plain)
     ]
     assert found[0].log_odds == pytest.approx(found[1].log_odds, abs=1e-3)
-    spans = [one.span(0) for one in found]
-    assert spans[0] is not None
-    assert spans[1] is not None
-    assert (spans[0].start, spans[0].end) == (spans[1].start, spans[1].end)
+    first, second = (one.span(0) for one in found)
+    assert first is not None
+    assert second is not None
+    assert (first.start, first.end) == (second.start, second.end)
     bare = reader(byte_model, byte_level).read(QUESTION, PASSAGES[:count])
     assert bare.log_odds != pytest.approx(found[0].log_odds, abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_offsets_are_those_of_the_original(byte_level: Any, make_model: Any, seed: int) -> None:
     made = reader(make_model("llama", seed=seed, vocab_size=300), byte_level)
     passage = (
@@ -111,14 +171,12 @@ def test_offsets_are_those_of_the_original(byte_level: Any, make_model: Any, see
     assert one_line(passage)[again.start : again.end] == one_line(text)
 
 
-def test_no_words_no_span(byte_model: Any, byte_level: Any) -> None:
-    reading = reader(byte_model, byte_level).read("?!", ["…", "", " \n"])
+def test_no_words_no_span_and_no_passages(byte_model: Any, byte_level: Any) -> None:
+    made = reader(byte_model, byte_level)
+    reading = made.read("?!", ["…", "", " \n"])
     assert len(reading.log_odds) == 3
     assert [reading.span(n) for n in range(3)] == [None] * 3
-
-
-def test_no_passages(byte_model: Any, byte_level: Any) -> None:
-    assert reader(byte_model, byte_level).read(QUESTION, []).log_odds == []
+    assert made.read(QUESTION, []).log_odds == []
 
 
 def test_the_end_of_a_passage_beyond_the_window_is_not_read(
@@ -147,3 +205,52 @@ def test_the_adapter_works_while_reading_alone(byte_model: Any, byte_level: Any)
     with pytest.raises(KeyboardInterrupt), adapted.reading():
         raise KeyboardInterrupt
     assert bare.read(QUESTION, PASSAGES).log_odds == want
+
+
+# The order of passages that have been read
+
+TEXT = "He came.\nMr. Pip  slept. It rained."
+
+
+class FixedReader:
+    """Gives passages these log-odds, and their spans these log-probabilities."""
+
+    def __init__(self, odds: list[float], spans: list[float | None]) -> None:
+        self.log_odds, self._spans = odds, spans
+        self.bounds: list[float] = []
+
+    reading = nullcontext
+
+    def read(self, question: str, passages: Any) -> FixedReader:
+        return self
+
+    def span(self, number: int, above: float) -> Span | None:
+        self.bounds.append(above)
+        found = self._spans[number]
+        return None if found is None or found <= above else Span(0, 2, found)
+
+
+@pytest.mark.parametrize(
+    ("spans", "start", "quote", "bounds"),
+    [
+        ([None, -0.5, -0.25, -0.1], 1, (1, 3), [-math.inf, 0.5, 1.5]),
+        ([0.0, -3.0, None, -0.5], 3, (3, 5), [-math.inf, -2.0, -1.0]),
+        ([0.0, None, None, None], 1, None, [-math.inf] * 3),
+    ],
+)
+def test_a_span_is_looked_for_where_it_could_be_the_best(
+    spans: list[float | None], start: int, quote: Any, bounds: list[float]
+) -> None:
+    odds = [1.0, 4.0, 3.0, 2.0]
+    found = [
+        Passage("a", "a", None, 1, None, at, at + 5, TEXT[at : at + 5], 1.0) for at in range(4)
+    ]
+    ranked: Any = SpanReader.__new__(SpanReader)
+    ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=2.0)
+    read = ranked.rank("", found, unmentioned=0.5)
+    assert (read[0].start, read[0].quote) == (start, quote)
+    assert ranked.passages.bounds == bounds
+    assert [one.score for one in read[1:]] == sorted([one.score for one in read[1:]])[::-1]
+    by_place = {one.start: one for one in read}
+    assert [by_place[at].log_odds for at in range(4)] == [one - 2.25 for one in odds]
+    assert [by_place[at].score for at in range(4)] == [one + 2.0 for one in odds]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import ModelFactory
 
-from esa_cli import models
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.ingestion.cache_placement import CachePlacement
 from esa_cli.qa.planning import costs, model_shape, plan
+from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.growing_rows import RESERVE
@@ -28,9 +29,6 @@ TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 QUESTION = "When does the gate open?"
 CPU, META = torch.device("cpu"), torch.device("meta")
 TOKENS = 100_000
-
-
-# Which layers
 
 
 def costs_of(loaded: Any) -> costs.Costs:
@@ -68,7 +66,8 @@ def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:
 @pytest.mark.parametrize("layers", [1, 2, 7])
 def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
-    made = replace(made, shape=replace(made.shape, layers=layers))
+    numbers = made.shape.numbers // made.shape.rows * layers
+    made = replace(made, shape=replace(made.shape, rows=layers, numbers=numbers))
     every = costs.row_places(made, TOKENS, 2, 0).on_device
     for room in (every, every - 1, every // 2, every // 10, 0):
         count = costs.fewest_host_layers(made, TOKENS, 2, room)
@@ -81,9 +80,7 @@ def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
 
 
 def test_no_such_place(loaded: Any) -> None:
-    with pytest.raises(UsageError, match="auto, device, host, disk, got 'cloud'"):
-        models.load("random:llama", cache="cloud")
-    with pytest.raises(UsageError, match="got 'cloud'"):
+    with pytest.raises(UsageError, match="cloud"):
         Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "cloud")
 
 
@@ -98,9 +95,6 @@ def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -
         model(torch.arange(1, 40)[None], past_key_values=cache)
         assert [one.layer for one in cache.memories] == kept
         assert not any(one.store.resident for one in cache.memories)
-
-
-# Sessions
 
 
 def host_session(loaded: Any) -> Session:
@@ -145,9 +139,6 @@ def written(folder: Any) -> Any:
     return path
 
 
-# Sizes
-
-
 @pytest.mark.parametrize("opened", [False, True])
 def test_what_is_counted_is_what_a_gpu_allocates(
     loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
@@ -167,9 +158,8 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     assert made.keys_values(tokens, 4) + made.reduced_keys(tokens, 4) == allocated
 
 
-# Plans
-
-SHAPE: dict[str, Any] = {
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
     "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 64, "num_hidden_layers": 10, "vocab_size": 61,
 }  # fmt: skip
@@ -178,6 +168,8 @@ SHAPE: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.delenv("ESA_MEMORY_LIMIT", raising=False)
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 16 << 30)
     monkeypatch.setattr(machine, "free_memory", lambda device="cpu": 16 << 30)
@@ -185,7 +177,7 @@ def own_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
     made = plan.Planner(
-        resolve(preset.load("tiny-random")), SHAPE, dtype=torch.bfloat16, device=device,
+        resolve(preset.load("tiny-random")), Path(), dtype=torch.bfloat16, device=device,
         memory=memory, cache=cache,
     )  # fmt: skip
     return made.plan(tokens)
@@ -210,31 +202,24 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
     assert planned("auto", needed_with(1)).host_layers == 0
 
 
-def test_a_plan_on_the_processor_has_no_host_beside_it() -> None:
+def test_rows_on_the_cpu_or_on_disk_take_no_host_memory() -> None:
     for cache in ("auto", "host", "device"):
         made = planned(cache, 1 << 30, device="cpu")
         assert (made.host_layers, made.host_keys_values) == (0, 0)
         assert made.keys_values == planned("device", 0, device="cpu").keys_values
-
-
-def test_a_plan_of_rows_on_disk_has_one_segment_in_memory() -> None:
-    made = planned("disk", 0)
-    assert made.keys_values == planned("device", 0, 8192).keys_values
-    assert made.reduced_keys == planned("device", 0, 8192).reduced_keys
+    made, one_segment = planned("disk", 0), planned("device", 0, 8192)
+    assert made.keys_values == one_segment.keys_values
+    assert made.reduced_keys == one_segment.reduced_keys
     assert made.working == planned("device", 0).working
 
 
-def test_errors_name_the_places_where_it_would_fit() -> None:
-    tight = planned("device", needed_with(0.5))
-    with pytest.raises(ResourceError, match="cuda has") as caught:
-        tight.check()
-    assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
-    planned("auto", needed_with(0.5)).check()
-    planned("host", needed_with(0.5)).check()
-
-
-def test_a_host_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = needed_with(0.5)
+    with pytest.raises(ResourceError, match="cuda has") as caught:
+        planned("device", memory).check()
+    assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
+    planned("auto", memory).check()
+    planned("host", memory).check()
     monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
     for cache in ("auto", "host"):
         with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB") as caught:

@@ -30,9 +30,6 @@ DARK_LINES = (
     "#5eb0f5", "#ff9d52", "#35c79a", "#f08cc8", "#b5a5ff", "#e3c84a", "#ff8b8b", "#b4bcc9",
 )  # fmt: skip
 
-REASON_COLOURS = ("#16907a", "#cf7a1c", "#4a7fcf", "#868c96")
-"""answered, not selected, selected but not used, and any other; the same in both themes."""
-
 
 def colour(share: float) -> str:
     """The scale's colour of a number from 0 to 1."""

@@ -1,4 +1,4 @@
-"""A second model on this machine that words answers, with its own tokenizer and chat template."""
+"""A causal model of transformers that words answers, with its own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -11,75 +11,67 @@ from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.reply import Evidence, Turn
+from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
 from esa_cli.qa.presets.preset import Prompt
-from esa_cli.qa.second_model.answer_reader import (
-    QUESTION,
-    SYSTEM,
-    Sampling,
-    WrittenAnswer,
-    numbered,
-)
+from esa_cli.qa.reading.reader import MOST_PASSAGES, QUESTION, SYSTEM, Sampling, numbered, unheard
 
 LONGEST = 1024
 """Tokens of an answer for which none are asked; at most a quarter of the model's window."""
 
 
-class LocalReader:
-    """Words answers with a causal model of transformers, which ESA need not support.
-
-    Args:
-        loaded: of `models.load`.
-    """
+class ChatReader:
+    """A `Reader` of `models.load`; ESA need not support the model."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
         self.model: Any = loaded.model
         self.name = models.parse_reference(loaded.ref).name
-        self._prompt = _prompt(loaded.tokenizer)
-        self._context = _window(self.model)
+        self.prompt = _prompt(loaded.tokenizer)
+        settings = self.model.config.get_text_config()
+        self._window = int(getattr(settings, "max_position_embeddings", None) or 2**31)
 
     @property
     def nbytes(self) -> int:
         return sum(one.numel() * one.element_size() for one in self.model.parameters())
 
     @torch.inference_mode()
-    def write(
+    def answer(
         self,
         question: str,
-        passages: Sequence[Evidence],
+        passages: Sequence[Passage],
         history: Sequence[Turn],
         sampling: Sampling,
-        on_text: Callable[[str], None] | None = None,
-    ) -> WrittenAnswer:
-        """See `AnswerReader.write`. It is shown as many of the passages as its window takes."""
-        most = sampling.max_new_tokens or min(LONGEST, self._context // 4)
-        ids = self._ids(question, passages, history, most)
-        streamer = Streamer(self._prompt.tokenizer, on_text)
+        on_text: Callable[[str], None] = unheard,
+    ) -> Reply:
+        """See `Reader.answer`. The model is shown as many passages as its window takes."""
+        most = sampling.max_new_tokens or min(LONGEST, self._window // 4)
+        ids = self.prompt_ids(question, passages[:MOST_PASSAGES], history, most)
+        streamer = Streamer(self.prompt.tokenizer, on_text)
         generate(
             self.model, ids, None, max_new_tokens=most, temperature=sampling.temperature,
             top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
         )  # fmt: skip
-        ended = streamer.last in end_ids(self.model)
-        cut = streamer.count >= most and not ended
-        return WrittenAnswer(streamer.text.strip(), streamer.count, cut)
+        text = streamer.text.strip()
+        cut = streamer.count >= most and streamer.last not in end_ids(self.model)
+        return Reply(text, found=not says_not_told(text), answer_tokens=streamer.count, cut=cut)
 
     def close(self) -> None:
-        """See `AnswerReader.close`."""
+        """See `Reader.close`."""
 
-    def _ids(
-        self, question: str, passages: Sequence[Evidence], history: Sequence[Turn], most: int
+    def prompt_ids(
+        self, question: str, passages: Sequence[Passage], history: Sequence[Turn], most: int
     ) -> list[int]:
-        """The prompt with the best passages that fit. Raises HistoryError, LengthError."""
-        prompt = self._prompt
-        behind = prompt.history(history) + prompt.question(question, later=bool(history))
+        """The prompt with the best passages that leave room for an answer of `most` tokens. Raises
+        HistoryError, LengthError."""
+        prompt = self.prompt
+        after = prompt.history(history) + prompt.question(question, later=bool(history))
         for count in range(len(passages), 0, -1):
-            ids = prompt.document(numbered(passages[:count])) + behind
-            if len(ids) + most <= self._context:
+            ids = prompt.document(numbered(passages[:count])) + after
+            if len(ids) + most <= self._window:
                 return ids
         kind = HistoryError if history else LengthError
         raise kind(
             f"the question, a passage and the answer take {len(ids) + most:,} tokens; the window "
-            f"of the reader {self.name} has {self._context:,}",
+            f"of the reader {self.name} has {self._window:,}",
             "ask a shorter question, or choose a reader with a larger window",
         )
 
@@ -91,9 +83,3 @@ def _prompt(tokenizer: Any) -> PromptTokens:
         return PromptTokens(tokenizer, Prompt(system=SYSTEM, before=before, after=after))
     except ModelError:  # such a template may refuse a system message
         return PromptTokens(tokenizer, Prompt(before=f"{SYSTEM}\n\n{before}", after=after))
-
-
-def _window(model: Any) -> int:
-    """Tokens that the model was trained on; a large number where its configuration has none."""
-    settings = model.config.get_text_config()
-    return int(getattr(settings, "max_position_embeddings", None) or 2**31)

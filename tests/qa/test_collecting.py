@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,22 +14,27 @@ from finder_asker import asker as asker
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.qa.answering.reply import NOT_TOLD, Evidence
+from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
-from esa_cli.qa.collecting.collection import (
+from esa_cli.qa.collecting import (
+    AnswerSpan,
+    ChosenPassages,
     CollectedPlace,
     Collection,
     Coverage,
     EarlierRun,
+    LogOddsDecision,
     MergedPlaces,
     WeighedPlace,
+    WrittenDecision,
+    chosen_passages,
     distinct_places,
+    quoted_place,
 )
-from esa_cli.qa.collecting.told_spans import ChosenPassages, ToldSpan, chosen_passages
 from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.presets import preset
-from esa_cli.qa.second_model.answer_reader import Sampling, WrittenAnswer
+from esa_cli.qa.reading.reader import Sampling
 
 FILLER = "A grey boat lies at the pier and nobody in the town knows whose boat it is. " * 6
 KEYS = [f"Keeper {name} has key {number}. " for name, number in (("Ann", 7), ("Bo", 12), ("Cy", 7))]
@@ -40,13 +47,13 @@ class KeyDecision:
 
     def __init__(self, batch: int = 2) -> None:
         self.batch = batch
-        self.passages: list[Evidence] = []
+        self.passages: list[Passage] = []
 
-    def spans(self, passages: Sequence[Evidence], fits: Sequence[float]) -> list[list[ToldSpan]]:
+    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         assert len(passages) == len(fits)
         self.passages += passages
         return [
-            [ToldSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
+            [AnswerSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
             for one in passages
         ]
 
@@ -77,14 +84,12 @@ def test_places_come_once_in_order_with_their_places() -> None:
     assert [one.start for one in distinct_places(places)] == [places[0].start, places[1].start]
 
 
-def test_places_of_several_documents() -> None:
-    found = list(run(KeyDecision(), book(STORY), book(f"{FILLER}{KEYS[1]}", "other.txt")))
-    assert [one.document for one in found] == ["story.txt"] * 3 + ["other.txt"]
-
-
 @pytest.mark.parametrize("batch", [1, 2, 5, 100])
 def test_a_batch_changes_nothing(batch: int) -> None:
     assert list(run(KeyDecision(batch))) == list(run(KeyDecision()))
+    books = book(STORY), book(f"{FILLER}{KEYS[1]}", "other.txt")
+    names = [one.document for one in run(KeyDecision(batch), *books)]
+    assert names == ["story.txt"] * 3 + ["other.txt"]
 
 
 def test_progress_and_coverage() -> None:
@@ -156,8 +161,6 @@ def test_the_sieve() -> None:
     assert 0 < len(some.passages) < some.total == every.total
     assert [one for one in every.passages if one.score >= least] == list(some.passages)
     assert chosen_passages(search, QUESTION, placed, minimum=least, every=True) == every
-    with pytest.raises(UsageError, match="no document"):
-        chosen_passages(search, QUESTION, [])
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])
@@ -196,16 +199,16 @@ class KeyReader:
     name, nbytes = "keys", 0
 
     def __init__(self) -> None:
-        self.shown: list[Evidence] = []
+        self.shown: list[Passage] = []
 
-    def write(
-        self, question: str, passages: Sequence[Evidence], history: object, sampling: Sampling,
+    def answer(
+        self, question: str, passages: Sequence[Passage], history: object, sampling: Sampling,
         on_text: object = None,
-    ) -> WrittenAnswer:  # fmt: skip
+    ) -> Reply:  # fmt: skip
         (one,) = passages
         self.shown.append(one)
         found = re.search(r"key \d+", one.text)
-        return WrittenAnswer(f"It is {found[0]}." if found else NOT_TOLD, 4, False)
+        return Reply(f"It is {found[0]}." if found else NOT_TOLD)
 
     def close(self) -> None: ...
 
@@ -221,7 +224,7 @@ def test_another_model_decides(loaded: Any) -> None:
     assert len(reader.shown) == places.coverage.passages, "each passage alone"
 
 
-def test_esa_refuses(asker: Esa) -> None:
+def test_esa_refuses(asker: Esa, loaded: Any) -> None:
     one = book(STORY)
     with pytest.raises(UsageError, match="no document"):
         asker.collect(QUESTION, [])
@@ -229,14 +232,9 @@ def test_esa_refuses(asker: Esa) -> None:
         asker.collect(" ", [one])
     with pytest.raises(LengthError):
         asker.collect("why " * 5000, [one])
-
-
-def test_a_preset_that_answers_from_rows_is_refused(loaded: Any) -> None:
-    with (
-        Esa(loaded, preset.load("tiny-random")) as esa,
-        pytest.raises(UsageError, match="collected from text"),
-    ):
-        esa.collect(QUESTION, [book(STORY)])
+    asker.close()
+    with Esa(loaded, preset.load("tiny-random")) as rows, pytest.raises(UsageError, match="text"):
+        rows.collect(QUESTION, [one])
 
 
 SENTENCE = 10
@@ -244,7 +242,17 @@ SENTENCE = 10
 
 def place(start: int, end: int, document: str = "a.txt") -> CollectedPlace:
     return CollectedPlace(
-        document, document, None, 1, None, start, end, "w" * (end - start), 1.0, "s", (0, 100)
+        document,
+        document,
+        None,
+        1,
+        None,
+        start,
+        end,
+        "w" * (end - start),
+        1.0,
+        sentence="s",
+        passage=(0, 100),
     )
 
 
@@ -256,8 +264,12 @@ def weighed(start: int, end: int, weight: float, passage: int = 0, number: int =
     return WeighedPlace(found, number, passage, first, last, weight)
 
 
-def starts(places: list[WeighedPlace]) -> list[int]:
-    return [one.place.start for one in places]
+def starts(places: Iterable[CollectedPlace]) -> list[int]:
+    return [one.start for one in places]
+
+
+def passages(merged: MergedPlaces) -> list[int]:
+    return sorted(one.passage for one in merged.waiting)
 
 
 def test_of_places_in_one_sentence_the_likeliest_stays() -> None:
@@ -283,14 +295,14 @@ def test_a_place_waits_until_no_passage_can_share_it() -> None:
     merged = MergedPlaces()
     merged.add(weighed(2, 4, -2.0, passage=3))
     merged.add(weighed(25, 27, -2.0, passage=4))
-    assert merged.first_waiting == 3
-    assert merged.settled(0, 9) == []
+    assert passages(merged) == [3, 4]
+    assert starts(merged.settled(0, 9)) == []
     assert starts(merged.settled(0, 10)) == [2]
-    assert merged.first_waiting == 4
+    assert passages(merged) == [4]
     merged.add(weighed(26, 28, -1.0, passage=5))
     merged.add(weighed(1, 3, 0.0, passage=5))
     assert starts(merged.settled(0, 30)) == [26], "what was given stays"
-    assert merged.first_waiting is None
+    assert passages(merged) == []
 
 
 def test_documents_are_apart_and_in_order() -> None:
@@ -307,3 +319,71 @@ def test_places_of_an_earlier_run_are_not_given_again() -> None:
         merged.add(weighed(start, start + 2, 0.0))
     merged.add(weighed(3, 5, 0.0, number=1))
     assert starts(merged.settled(2, 0)) == [25, 3]
+
+
+# Where another model's words stand in a passage, and what counts as no answer
+
+TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("the gate opens at nine", "The gate\nopens at nine"),
+        ("“All grey.”", "all grey"),
+        ("nine", "nine"),
+        ("boats all", "boats (all"),
+        ("It is at nine, says the passage.", "at nine"),
+        ("It is grey.", "grey"),
+        ("ten", TEXT),
+        ("It is at the.", TEXT),
+        ("...", TEXT),
+    ],
+)
+def test_the_place_of_words(answer: str, words: str) -> None:
+    start, end = quoted_place(answer, TEXT)
+    assert TEXT[start:end] == words
+
+
+def test_another_model_decides_by_its_words() -> None:
+    said = iter([f"{NOT_TOLD}", "At  nine.", " ", "Twelve, I think."])
+    decision = WrittenDecision(lambda passage: Reply(next(said)))
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
+    spans = decision.spans([passage] * 4, [0.0] * 4)
+    assert [len(one) for one in spans] == [0, 1, 0, 1]
+    [first], [second] = spans[1], spans[3]
+    assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
+    assert (second.start, second.end, second.answer) == (0, len(TEXT), "Twelve, I think.")
+    assert first.weight > second.weight, "the shorter place is the surer"
+
+
+class AgeReader:
+    """A reader that is sure where a text has an age, and quotes the first one."""
+
+    reading = nullcontext
+
+    def read(self, question: str, texts: Sequence[str]) -> Any:
+        found = [re.search(r"\d+", text) for text in texts]
+
+        def span(at: int) -> Any:
+            one = found[at]
+            assert one is not None
+            return SimpleNamespace(start=one.start(), end=one.end(), log_probability=-1.0)
+
+        return SimpleNamespace(log_odds=[3.0 if one else -3.0 for one in found], span=span)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
+    said = [f"Keeper {'abcdefg'[at]} is {30 + at} years old, not {at}." for at in range(count)]
+    text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
+    reader: Any = AgeReader()
+    spans, _ = LogOddsDecision(reader, "How old?", 2.5, several=True).spans(
+        [passage] * 2, [0.0, -9.0]
+    )
+    assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
+    (first,) = LogOddsDecision(reader, "How old?", 2.5).spans([passage], [0.0])
+    assert first == spans[:1]
+    refused = LogOddsDecision(reader, "How old?", 3.5).spans([passage], [0.0])
+    assert refused == [[]]

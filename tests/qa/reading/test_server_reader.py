@@ -11,17 +11,17 @@ import pytest
 from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.answering.reply import Evidence, Turn
-from esa_cli.qa.second_model import server_reader
-from esa_cli.qa.second_model.answer_reader import SYSTEM, Sampling
-from esa_cli.qa.second_model.reader_choice import ReaderChoice
-from esa_cli.qa.second_model.server_address import ServerAddress
-from esa_cli.qa.second_model.server_reader import ServerReader
+from esa_cli.qa.answering.reply import Passage, Turn
+from esa_cli.qa.reading import server as server_module
+from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader_choice import ReaderChoice
+from esa_cli.qa.reading.server import ServerReader
+from esa_cli.qa.reading.server_address import ServerAddress
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
-    Evidence("gate.pdf", 3, 7, "The Gate", 0, 9, "The gate\nopens at nine.", 0.7),
-    Evidence("boat.txt", None, 1, None, 4, 9, "A grey boat.", 0.3),
+    Passage("gate.pdf", "gate.pdf", 3, 7, "The Gate", 0, 9, "The gate\nopens at nine."),
+    Passage("boat.txt", "boat.txt", None, 1, None, 4, 9, "A grey boat."),
 ]
 SAMPLING = Sampling(40)
 
@@ -32,7 +32,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr(server_reader, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(server_module, "BACKOFF_S", 0.001)
 
 
 @pytest.fixture
@@ -51,13 +51,15 @@ def start() -> Iterator[Start]:
         one.server_close()
 
 
-def reader(server: CompletionServer, model: str | None = None, **limits: float) -> ServerReader:
-    return ServerReader(ServerAddress.parse(server.url), model, **limits)
+def reader(
+    server: CompletionServer, model: str | None = None, timeout_s: float | None = None
+) -> ServerReader:
+    return ServerReader(ServerAddress.parse(server.url), model, timeout_s)
 
 
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
     sampling = more.pop("sampling", SAMPLING)
-    return one.write("When does it open? ", PASSAGES, history, sampling, **more)
+    return one.answer("When does it open? ", PASSAGES, history, sampling, **more)
 
 
 def test_no_limit_is_sent_where_none_is_asked_for(start: Start) -> None:
@@ -87,7 +89,7 @@ def test_a_key_goes_to_no_other_machine_unencrypted(
 def test_an_answer_and_what_was_sent_for_it(start: Start, mode: str, tokens: int) -> None:
     server, pieces = start(mode), list[str]()
     found = ask(reader(server), on_text=pieces.append)
-    assert (found.text, found.tokens, found.cut) == ("At nine, says [1].", tokens, False)
+    assert (found.text, found.answer_tokens, found.cut) == ("At nine, says [1].", tokens, False)
     assert "".join(pieces) == found.text
     assert len(pieces) == (1 if mode == "whole" else 3)
     models, question = server.seen
@@ -173,14 +175,14 @@ def test_what_may_pass_is_tried_again(start: Start, mode: str) -> None:
         ("page", "cannot be used: it is no JSON", "OpenAI"),
         ("missing", "has no model large: model 'large' not found", "it has large, small"),
         ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
-        ("thoughts", "answered no words, which may have gone", "--max-new-tokens"),
-        ("silent", "was silent for 0.3 s", "smaller"),
-        ("trickle", "took longer than 0.5 s", "smaller"),
+        ("thoughts", "answered no words by its model large, which may", "--max-new-tokens"),
+        ("silent", "was silent for 0.4 s", "smaller"),
+        ("trickle", "took longer than 0.4 s", "smaller"),
     ],
 )
 def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, hint: str) -> None:
     server = start("stream")
-    one = reader(server, silence_s=0.3, whole_s=0.5)
+    one = reader(server, timeout_s=0.4)
     server.modes[:] = [mode]
     with pytest.raises(ReaderError, match=words) as caught:
         ask(one)
@@ -193,7 +195,7 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
 
 def test_a_time_limit_is_for_silence_and_for_the_whole(start: Start) -> None:
     server = start("stream")
-    one = ReaderChoice(server.url, timeout_s=0.3).connect()
+    one = ReaderChoice.of(server.url, timeout_s=0.3).open()
     assert isinstance(one, ServerReader)
     for mode, words in (("silent", "was silent for 0.3 s"), ("trickle", "took longer than 0.3 s")):
         server.modes[:] = [mode]
@@ -207,8 +209,8 @@ def test_a_time_limit_is_for_silence_and_for_the_whole(start: Start) -> None:
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
         ("empty", "lists no models", "--reader-model"),
-        ("page", "/models cannot be used: it is no JSON", "OpenAI"),
-        ("moved", "has moved to https://elsewhere.example/v1", "that address"),
+        ("page", "cannot be used: it is no JSON", "OpenAI"),
+        ("moved", "has moved: https://elsewhere.example/v1", "that address"),
     ],
 )
 def test_a_wrong_address_is_found_before_anything_is_sent(

@@ -1,9 +1,8 @@
-"""A prefilled document as the library stores it: whether it can be stored, the layout of its cached
-tokens, its fitted projections, and its provenance."""
+"""The rows of a method in the library: whether they can be stored there and joined, their layout,
+and the fitted projections beside them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -11,16 +10,10 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
 from esa_cli.attention.step import Projection
-from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import UsageError
 from esa_cli.methods.registry import without_file
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import SEGMENT, Layout
-from esa_cli.system.files import resolved_path
-from esa_cli.version import __version__
-
-INDEX = "index"
-"""What `provenance` says of a token index in place of the kind of rows."""
 
 
 def gathers(method: Method) -> bool:
@@ -117,34 +110,6 @@ def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
             )
         out.append(one)
     return out
-
-
-def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
-    """A document's source, preset and model as JSON data for people; no part of its key."""
-    return {
-        "name": document.name,
-        "source": document.source,
-        "path": resolved_path(document.source) if os.path.isfile(document.source) else "",
-        "bytes": document.bytes,
-        "missing": list(document.missing),
-        "model": preset.model,
-        "preset": preset.name,
-        "esa": __version__,
-        "rows": rows,
-    }
-
-
-def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
-    """A document as it was stored; `known` is its provenance."""
-    return Document(
-        known["name"],
-        text,
-        known["source"],
-        "utf-8",
-        known["bytes"],
-        tuple(Mark(*mark) for mark in marks),
-        tuple(known["missing"]),
-    )
 
 
 def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:

@@ -11,12 +11,12 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
-from esa_cli.qa.answering.reply import Evidence, Turn
-from esa_cli.qa.second_model.answer_reader import SYSTEM, Sampling
-from esa_cli.qa.second_model.local_reader import LocalReader
-from esa_cli.qa.second_model.reader_choice import ReaderChoice
+from esa_cli.qa.answering.reply import Passage, Turn
+from esa_cli.qa.reading.chat import ChatReader
+from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-PASSAGES = [Evidence("a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20, 0.1) for n in range(8)]
+PASSAGES = [Passage("a.txt", "a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20) for n in range(8)]
 SAMPLING = Sampling(6)
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
 
@@ -28,23 +28,23 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def opened(ref: str) -> LocalReader:
-    found = ReaderChoice(ref).open("cpu", "float32")
-    assert isinstance(found, LocalReader)
+def opened(ref: str) -> ChatReader:
+    found = ReaderChoice.of(ref).open("cpu", "float32")
+    assert isinstance(found, ChatReader)
     return found
 
 
-def prompt(one: LocalReader, *history: Turn, question: str = "When?") -> str:
-    ids = one._ids(question, PASSAGES, history, 6)
-    return str(one._prompt.tokenizer.decode(ids))
+def prompt(one: ChatReader, *history: Turn, question: str = "When?") -> str:
+    ids = one.prompt_ids(question, PASSAGES, history, 6)
+    return str(one.prompt.tokenizer.decode(ids))
 
 
 def test_a_supported_model_with_its_template(tmp_path: Path) -> None:
     one, pieces = opened(wide_model(tmp_path / "wide")), list[str]()
-    found = one.write("When?", PASSAGES, (), SAMPLING, pieces.append)
+    found = one.answer("When?", PASSAGES, (), SAMPLING, pieces.append)
     assert one.name == "wide"
     assert "".join(pieces).strip() == found.text
-    assert 1 <= found.tokens <= 6
+    assert 1 <= found.answer_tokens <= 6
     assert one.nbytes == sum(p.numel() * 4 for p in one.model.parameters())
     text = prompt(one, Turn("Who?", "Ann."))
     assert text.startswith(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\nPassages:")
@@ -56,7 +56,7 @@ def test_a_supported_model_with_its_template(tmp_path: Path) -> None:
 def test_a_sampled_answer_is_repeatable(tmp_path: Path) -> None:
     one = opened(wide_model(tmp_path / "wide"))
     first, again, other = (
-        one.write("When?", PASSAGES, (), Sampling(6, 1.5, 1.0, seed)).text for seed in (1, 1, 2)
+        one.answer("When?", PASSAGES, (), Sampling(6, 1.5, 1.0, seed)).text for seed in (1, 1, 2)
     )
     assert first == again != other
 
@@ -71,24 +71,24 @@ def test_any_causal_model_with_as_many_passages_as_fit(
     assert "<|im_start|>system" not in text
     assert "[5] a.txt" in text
     assert "[8] a.txt" not in text
-    assert one.write("When?", PASSAGES, (), SAMPLING).tokens >= 1
+    assert one.answer("When?", PASSAGES, (), SAMPLING).answer_tokens >= 1
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
     one = opened(foreign_model(tmp_path / "gpt"))
     with pytest.raises(LengthError, match="window of the reader gpt has 2,048"):
-        one.write("When?" * 500, PASSAGES, (), SAMPLING)
+        one.answer("When?" * 500, PASSAGES, (), SAMPLING)
     with pytest.raises(HistoryError):
-        one.write("When?", PASSAGES, (Turn("Who?" * 500, "Ann."),), SAMPLING)
+        one.answer("When?", PASSAGES, (Turn("Who?" * 500, "Ann."),), SAMPLING)
 
 
 def test_a_preset_means_its_model(tmp_path: Path) -> None:
-    assert ReaderChoice("tiny-random").ref == models.parse_reference("random:llama")
+    assert ReaderChoice.of("tiny-random").ref == models.parse_reference("random:llama")
     Path("own.yaml").write_text("extends: tiny-random\nmodel: some/model\n")
-    assert str(ReaderChoice("./own.yaml").ref).count("some/model")
-    assert ReaderChoice("some/model").connect() is None
+    assert str(ReaderChoice.of("./own.yaml").ref).count("some/model")
+    assert ReaderChoice.of("some/model").address is None
     (tmp_path / "model").mkdir()
-    found = ReaderChoice("model").ref
+    found = ReaderChoice.of("model").ref
     assert found is not None
     assert found.kind == "folder"
 
@@ -105,7 +105,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 )
 def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
     with pytest.raises(kind, match=words):
-        ReaderChoice(named, model)
+        ReaderChoice.of(named, model)
 
 
 def test_a_server_needs_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,5 +113,5 @@ def test_a_server_needs_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs requests") as caught:
-        ReaderChoice("http://localhost:1/v1")
+        ReaderChoice.of("http://localhost:1/v1")
     assert "esa-cli[reader]" in caught.value.hint

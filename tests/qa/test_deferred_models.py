@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -16,7 +17,6 @@ from esa_cli.errors import PresetError, UsageError
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
 
@@ -34,10 +34,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(tmp_path_factory.mktemp("home")))
         loaded, folder = models.load("random:llama", **HOW), tmp_path_factory.mktemp("trained")
-        encoder = TokenEncoder.new(
+        encoder = new_finder(
             loaded.model, loaded.tokenizer, layers=2, first=1, rank=2, dim=6, seed=1
         )
-        encoder.save(folder / "finder", "random:llama")
+        save_finder(encoder, folder / "finder", "random:llama")
         adapter = LoraAdapter.new(loaded.model, rank=2, alpha=4, seed=1)
         for _, b in adapter.matrices.values():
             b.data.normal_(std=0.1)

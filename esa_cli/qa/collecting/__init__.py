@@ -1,1 +1,0 @@
-"""Questions about the whole: every place of documents that answers, not the best one alone."""

@@ -1,0 +1,1 @@
+"""What all HTML pages share: style sheet, script, colours and number formats."""
