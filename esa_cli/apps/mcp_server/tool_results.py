@@ -1,21 +1,10 @@
-"""Results of the tools: structured, and as a readable text for clients that show only that."""
+"""Results of the tools: their fields are the schema that a client's model reads."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import BaseModel, Field
-
-from esa_cli.qa.answering.reply import says_not_told
-
-ABSENT = "The documents may not contain the answer."
-
-
-class ToolResult(BaseModel):
-    """What a tool returns."""
-
-    def as_text(self) -> str:
-        raise NotImplementedError
 
 
 class PassageResult(BaseModel):
@@ -34,25 +23,13 @@ class PassageResult(BaseModel):
     )
     text: str
 
-    def as_text(self, number: int, scored: bool = True) -> str:
-        page = "" if self.page is None else f", page {self.page}"
-        chapter = f", {' '.join(self.chapter.split())}" if self.chapter else ""
-        score = f", score {self.score:g}" if scored else ""
-        where = f"id {self.id}, characters {self.start}-{self.end}{score}"
-        place = f"{self.document}{page}, line {self.line}{chapter}"
-        return f"[{number}] {place} ({where})\n{self.text.strip()}"
 
-
-class FindResult(ToolResult):
+class FindResult(BaseModel):
     passages: list[PassageResult] = Field(description="Best first.")
     note: str | None = None
 
-    def as_text(self) -> str:
-        passages = _listed(self.passages) or "No passage fits; try other words."
-        return _joined(passages, self.note)
 
-
-class AskResult(ToolResult):
+class AskResult(BaseModel):
     answer: str
     found: bool = Field(description="false: nothing was found that answers.")
     passages: list[PassageResult] = Field(
@@ -60,12 +37,6 @@ class AskResult(ToolResult):
     )
     model: str = Field(description="The local model that worded the answer.")
     note: str | None = None
-
-    def as_text(self) -> str:
-        absent = None if self.found or says_not_told(self.answer) else ABSENT
-        title = "Passages it rests on:" if self.found else "The nearest passages:"
-        passages = self.passages and f"{title}\n\n{_listed(self.passages, self.found)}"
-        return _joined(f"Answer of {self.model}: {self.answer}", absent, passages, self.note)
 
 
 class IngestedFacts(BaseModel):
@@ -76,21 +47,12 @@ class IngestedFacts(BaseModel):
     tokens: int
     characters: int
     seconds: float = Field(description="0: it was read before.")
-    stored: bool
+    stored: bool = Field(description="false: the library cannot be written.")
     missing: list[str] = Field(description="What its text lacks.")
 
-    def as_text(self) -> str:
-        how = f"read in {self.seconds:.0f} s" if self.seconds else "had been read before"
-        text = f"{self.document}: {self.tokens:,} tokens, {how} (id {self.id})"
-        unstored = [] if self.stored else ["not stored, since the library cannot be written"]
-        return "; ".join([text, *unstored, *self.missing])
 
-
-class IngestResult(ToolResult):
+class IngestResult(BaseModel):
     documents: list[IngestedFacts]
-
-    def as_text(self) -> str:
-        return "\n".join(document.as_text() for document in self.documents)
 
 
 class DocumentFacts(BaseModel):
@@ -98,61 +60,28 @@ class DocumentFacts(BaseModel):
 
     id: str
     document: str
-    file: str | None = None
-    characters: int | None = None
-    pages: int | None = None
+    bytes: int
     how: Literal["read", "words", "file"] = Field(
         description="read: by the model, text stored; words: a synchronised file, found by its "
         "words; file: not in the library, found only where it is named."
     )
-    damage: str | None = None
-
-    def as_text(self) -> str:
-        if self.damage is not None:
-            return f"{self.id}  {self.document} ({self.damage})"
-        size = [] if self.characters is None else [f"{self.characters:,} characters"]
-        size += [] if self.pages is None else [f"{self.pages:,} pages"]
-        return f"{self.id}  {self.document} ({', '.join([*size, self.how])})"
 
 
-class ListResult(ToolResult):
+class ListResult(BaseModel):
     documents: list[DocumentFacts]
     total: int = Field(description="Documents that fit, those on other pages included.")
     folders: list[str] = Field(description="Folders whose files may be named, too, by path.")
     note: str | None = None
 
-    def as_text(self) -> str:
-        shown = len(self.documents)
-        head = f"{self.total:,} document{'' if self.total == 1 else 's'}"
-        head += f", {shown:,} shown" if shown < self.total else ""
-        lines = "\n".join(document.as_text() for document in self.documents)
-        folders = "Files may be named in: " + ", ".join(self.folders) if self.folders else None
-        return _joined(f"{head}:\n{lines}" if shown else head, folders, self.note)
 
-
-class ShowResult(ToolResult):
+class ShowResult(BaseModel):
     document: str
     id: str
     file: str | None = None
     start: int
-    end: int
+    end: int = Field(description="To read on: this as `offset`, with `before` 0.")
     characters: int = Field(description="Of the whole text.")
     page: int | None = None
     line: int = Field(description="Of the first character shown.")
     chapter: str | None = None
     text: str
-
-    def as_text(self) -> str:
-        page = "" if self.page is None else f" of page {self.page}"
-        place = f"from line {self.line}{page}" + (f", {self.chapter}" if self.chapter else "")
-        span = f"characters {self.start}-{self.end} of {self.characters}"
-        more = f"[next: offset {self.end}, before 0]" if self.end < self.characters else None
-        return _joined(f"{self.document}, {span}, {place}:", self.text, more)
-
-
-def _listed(passages: list[PassageResult], scored: bool = True) -> str:
-    return "\n\n".join(passage.as_text(n, scored) for n, passage in enumerate(passages, 1))
-
-
-def _joined(*parts: object) -> str:
-    return "\n\n".join(str(part) for part in parts if part)

@@ -18,7 +18,7 @@ from esa_cli.errors import PARTIAL
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
-    from esa_cli.qa.answering.reply import Asker
+    from esa_cli.qa.api import Esa
 
 Documents = Annotated[
     list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
@@ -64,7 +64,7 @@ def chat(
 
 
 def run(
-    asker: Asker,
+    asker: Esa,
     documents: Sequence[Document],
     reporter: Reporter,
     asking: dict[str, Any],
