@@ -7,7 +7,7 @@ is short, documents that the present question does not need are closed, one at a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 MOST_RECENT = 16
 """Documents that stay open after their question, the latest used."""
-MOST_SCHEDULED = 8
-"""Documents that stay open for later questions of a schedule, besides those of the present one."""
 FileStamp = tuple[int, int] | None
 """A file's time of change and length; None where it cannot be seen, and reading it says why."""
 
@@ -46,18 +44,24 @@ class OpenBooks:
     """
 
     def __init__(self, asker: Esa, fixed: Mapping[str, Any] | None = None) -> None:
-        self.asker, self._fixed, self._most = asker, fixed or {}, MOST_RECENT
+        self.asker, self._fixed = asker, fixed or {}
         self._needed: Collection[str] = ()
         self._files: dict[str, _OpenFile] = {}
         """By path, in the order in which they are closed."""
         self._books: dict[tuple[str, bool], Any] = {}
         """By text, and whether the model has read it."""
 
-    def need(self, paths: Collection[str]) -> None:
-        """Sets the documents of the present question; these alone cannot be closed."""
+    def need(self, paths: Collection[str], later: Collection[str] | None = None) -> None:
+        """Sets the documents of the present question, which alone cannot be closed, and closes
+        those that no question of `later` needs; None: any may be."""
         self._needed = paths
         texts = {text for text, _ in self._books} | self._fixed.keys()
-        self._files = {path: f for path, f in self._files.items() if f.document.text in texts}
+        self._files = {
+            path: file
+            for path, file in self._files.items()
+            if file.document.text in texts and (later is None or path in paths or path in later)
+        }
+        self._close_unused()
         self._close_surplus()
 
     def read(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
@@ -97,7 +101,7 @@ class OpenBooks:
         return self._books[text, is_read]
 
     def _close_surplus(self) -> None:
-        while len(self._files) > self._most and self._close_one():
+        while len(self._files) > MOST_RECENT and self._close_one():
             pass
 
     def _close_one(self) -> bool:
@@ -111,33 +115,3 @@ class OpenBooks:
     def _close_unused(self) -> None:
         texts = {file.document.text for file in self._files.values()}
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}
-
-
-class ScheduledBooks(OpenBooks):
-    """Open documents of a known schedule: the one whose next use is furthest is closed first.
-
-    Args:
-        schedule: the paths of each set of documents, in the order of the calls of `next`.
-    """
-
-    def __init__(self, asker: Esa, schedule: Sequence[Collection[str]]) -> None:
-        super().__init__(asker)
-        self._schedule, self._widest = iter([set(paths) for paths in schedule]), 0
-        self._uses: dict[str, list[int]] = {}
-        for at in reversed(range(len(schedule))):
-            for path in set(schedule[at]):
-                self._uses.setdefault(path, []).append(at)
-
-    def next(self) -> None:
-        """Goes to the next set; closes what neither it nor one of the sets soon after it uses."""
-        present = next(self._schedule)
-        for path in present:
-            self._uses[path].pop()
-        later = [path for path in self._files.keys() - present if self._uses[path]]
-        later.sort(key=lambda path: (self._uses[path][-1], path))
-        self._widest = max(self._widest, len(present))
-        room = max(MOST_SCHEDULED, self._widest - len(present))
-        self._needed, self._most = present, room + len(present)
-        order = [*reversed(later[:room]), *(self._files.keys() & present)]
-        self._files = {path: self._files[path] for path in order}
-        self._close_unused()
