@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,26 +115,19 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
     tab.ask()
     page.wait_for_selector(".passage")
     assert tab.answers() == ["The mill of Brookfield burned down in 1812."]
-    assert page.inner_text(".passage >> nth=0").split("\n")[0] == "1"
     assert "page 2 · line 2,001 · Fires" in page.inner_text(".passage >> nth=0")
     page.click(".passage >> nth=0")
     page.wait_for_selector(".number.here")
-    assert page.inner_text("mark.h8, mark.h4, .text mark") == tab.answers()[0]
+    assert page.inner_text(".text mark") == tab.answers()[0]
     assert page.locator("#text .number.here").is_visible()
     assert page.inner_text("#reading-place") == "page 2 · line 2,001 · Fires"
     assert page.locator("#strip rect.warm").count() > 0
     assert not page.locator("#reading-note").is_visible()
-    assert page.locator(".piece").count() <= 3, "only the pieces around it are loaded"
-    page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
-    page.wait_for_selector(".page", state="attached")
-    assert "Line 1499 " in page.inner_text("#text")
-    for _ in range(6):
-        page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
+    assert page.inner_text("#text") not in document.text, "only a piece is loaded"
+    while page.locator("#earlier").is_visible():
+        page.click("#earlier")
         page.wait_for_timeout(150)
-    until_text = page.inner_text("#text")
-    assert until_text.startswith("Line 0 says nothing of note \U0001f600.")
-    shown = document.text[: document.text.index("Line 2001 ")].replace(tab.answers()[0], "")
-    assert re.sub(r"\s", "", shown) in re.sub(r"\s|1The.*?1812\.", "", until_text)
+    assert page.inner_text("#text").startswith("Line 0 says nothing of note \U0001f600.")
 
 
 def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
@@ -323,8 +315,9 @@ def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
     other.wait_for_selector("#token-dialog[open]")
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (820, 1100), (1400, 900)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(360, 640, "light"), (820, 1100, "dark"), (1400, 900, "light")]
+)
 def test_screens(visits: Visits, width: int, height: int, scheme: str) -> None:
     document = read_document(str(Path(__file__).parents[3] / "examples/chronicle.md"))
     view = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
@@ -403,21 +396,3 @@ def test_passages_that_overlap_have_a_number_each(visits: Visits) -> None:
     numbers = tab.page.locator("#text .number").all_inner_texts()
     assert numbers == ["2", "1"]
     assert tab.page.inner_text("#text mark") == "The mill of Brookfield burned."
-
-
-def test_lines_broken_at_one_width_are_joined_and_others_are_not(visits: Visits) -> None:
-    line = "It was the best of lines, it was the worst of lines, and the mill"
-    prose = "\n".join(["Chapter the first", "", *[line] * 30, "", "The end.", "  Indented.", ""])
-    code = "\n".join(f"mill = {number}  # {'x' * (number % 60)}" for number in range(60))
-    books = [
-        fake_book(text, Document(name, text, name, "utf-8", 9))
-        for name, text in (("prose.txt", prose), ("code.py", code))
-    ]
-    tab = visits.open(fixed=books)
-    for number, text in enumerate((prose, code)):
-        tab.page.click(f"#list button >> nth={number}")
-        tab.page.wait_for_selector(f"#reading-name:text('{books[number].document.name}')")
-        tab.page.wait_for_selector(".piece")
-        found = tab.page.evaluate("() => document.getElementById('text').textContent")
-        assert len(found) == len(text)
-        assert found == (text.replace("mill\nIt", "mill It") if number == 0 else text)

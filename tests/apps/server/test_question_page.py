@@ -79,7 +79,6 @@ def test_no_script_makes_elements_from_text() -> None:
         assert found == []
         assert "</script" not in text
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("https", "http")
-        assert len(text.splitlines()) <= 250
 
 
 def test_ids_that_scripts_ask_for_are_there(page: PageParser) -> None:
@@ -90,17 +89,6 @@ def test_ids_that_scripts_ask_for_are_there(page: PageParser) -> None:
     for _, named in page.tags:
         for name in ("for", "aria-controls", "aria-labelledby", "aria-describedby"):
             assert set((named.get(name) or "").split()) <= set(ids)
-
-
-def test_everything_that_is_used_has_a_name(page: PageParser) -> None:
-    labelled = {named.get("for") for tag, named in page.tags if tag == "label"}
-    for tag, named in page.tags:
-        if tag in ("input", "textarea"):
-            assert "aria-label" in named or named.get("id") in labelled
-        if tag in ("svg", "ul", "ol") and "id" in named:
-            assert "aria-label" in named
-        if tag == "button":
-            assert named.get("type") in ("button", "submit")
 
 
 def test_who_may_open_it(start: Start) -> None:
