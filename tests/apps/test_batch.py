@@ -28,7 +28,6 @@ from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_command import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import OrderedJsonLines
@@ -118,30 +117,22 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     assert "ü" in out.read_text("utf-8")
 
 
-def test_documents_are_relative_to_the_file_or_from_the_command(
-    write: Write, tmp_path: Path
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/d.txt").write_text("text d", "utf-8")
-    path = write(q("1", "d.txt"), q("2"), name="sub/q.jsonl")
+def test_which_documents_are_meant(write: Write, tmp_path: Path) -> None:
+    """Relative to the file, folders, patterns, or those of the command."""
+    (tmp_path / "sub/own").mkdir(parents=True)
+    for name in ("d.txt", "e.txt"):
+        (tmp_path / "sub/own" / name).write_text(f"text {name}", "utf-8")
+    asked = [q("1", "own"), q("2", "own/[e]*.txt"), q("3", "*.none"), q("4", "../a.txt"), q("5")]
+    path = write(*asked, name="sub/q.jsonl")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     go(asker, path, out, default=("c.txt",))
-    assert [call["books"] for call in asker.calls] == [["text d"], ["text c"]]
-    assert [row["documents"] for row in rows(out)] == [["d.txt"], ["c.txt"]]
-
-
-def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in ("d.txt", "e.txt"):
-        (tmp_path / "sub" / name).write_text(f"text {name}", "utf-8")
-    path = write(q("1", "sub"), q("2", "sub/[e]*.txt"), q("3", "*.none"), q("4", "a.txt"))
-    asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    go(asker, path, out)
-    asked = [call["books"] for call in asker.calls]
-    assert asked == [["text d.txt", "text e.txt"], ["text e.txt"], ["text a"]]
+    assert [call["books"] for call in asker.calls] == [
+        ["text d.txt", "text e.txt"], ["text e.txt"], ["text a"], ["text c"],
+    ]  # fmt: skip
     assert "no file matches" in rows(out)[2]["error"]
-    assert rows(out)[0]["documents"] == ["sub"]
-    assert len(asker.ingested) == 3
+    assert [row["documents"] for row in rows(out)][-2:] == [["../a.txt"], ["c.txt"]]
+    assert len(asker.ingested) == 4
 
 
 BAD = [
@@ -184,34 +175,21 @@ def test_a_file_without_any_question_is_refused(tmp_path: Path, content: bytes) 
         read_questions(path, ("a.txt",), {})
 
 
-def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"question": "1"}\r\n{"question": "2"}\r\n')
-    assert [(one.question, one.fault) for one in read_questions(path, ("a.txt",), {})] == [
-        ("1", ""),
-        ("2", ""),
-    ]
-
-
 def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -> None:
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     asker.failures["3"] = ResourceError("no room", "buy some")
-    path = write(q("1", "gone.txt"), q("2", "a.txt", "gone.txt"), q("3", "a.txt"), q("4", "a.txt"))
-    answers = go(asker, path, out)
+    asker.failures["5"] = RuntimeError("a bug")
+    asked = [q("1", "gone.txt"), q("2", "a.txt", "gone.txt"), q("3", "a.txt"), q("4", "a.txt")]
+    answers = go(asker, write(*asked), out)
     found = rows(out)
-    assert "there is no document" in found[0]["error"]
+    assert "gone.txt" in found[0]["error"]
     assert "gone.txt" in found[1]["error"]
     assert (found[2]["error"], found[2]["hint"]) == ("no room", "buy some")
     assert found[3]["answer"] == "You asked: 4"
     assert answers.failed == {0, 1, 2}
-
-
-def test_what_is_no_mistake_of_a_question_ends_the_run(write: Write, tmp_path: Path) -> None:
-    asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    asker.failures["2"] = RuntimeError("a bug")
     with pytest.raises(RuntimeError):
-        go(asker, write(q("1", "a.txt"), q("2", "a.txt")), out)
-    assert [row["question"] for row in rows(out)] == ["1"]
+        go(asker, write(*asked, q("5", "a.txt")), out)
+    assert len(rows(out)) == 4, "what is no mistake of a question ends the run"
 
 
 class Dying(FakeAsker):
@@ -311,14 +289,6 @@ def test_what_is_about_a_changed_file_is_asked_again(
     assert [row["question"] for row in rows(out)] == [row["question"] for row in before]
 
 
-def test_questions_may_be_added_at_the_end(write: Write, tmp_path: Path) -> None:
-    out, asker = tmp_path / "out.jsonl", FakeAsker()
-    go(FakeAsker(), write(*MIXED), out)
-    go(asker, write(*MIXED, q("6", "b.txt")), out)
-    assert [call["question"] for call in asker.calls] == ["6"]
-    assert len(rows(out)) == 6
-
-
 @pytest.mark.parametrize(
     ("changed", "settings"),
     [
@@ -364,7 +334,8 @@ def test_limit_takes_the_first_and_more_later(write: Write, tmp_path: Path) -> N
     assert [row["question"] for row in rows(out)] == ["1", "2", "3"]
     go(second, path, out)
     assert [call["question"] for call in second.calls] == ["4", "5"]
-    assert len(rows(out)) == 5
+    go(second, write(*MIXED, q("6", "b.txt")), out)
+    assert [row["question"] for row in rows(out)] == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_retry_asks_only_what_failed(write: Write, tmp_path: Path) -> None:
@@ -433,13 +404,6 @@ def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> Non
     first, second = rows(out)
     assert first["missing"] == ["a.txt: text a", "b.txt: page 7", "b.txt: page 9"]
     assert "missing" not in second
-
-
-def test_a_line_says_what_its_documents_lack() -> None:
-    asker, out = Lacking(), io.StringIO()
-    books = [asker.ingest(read_document("a.txt"))]
-    assert ask_lines(asker, books, [(1, "x")], out, True, reporter=Reporter(True)) == 0
-    assert json.loads(out.getvalue())["missing"] == ["a.txt: text a"]
 
 
 def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> None:
@@ -583,18 +547,6 @@ def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
     assert "has no text" in found[2]["error"], "it was named"
     assert found[3]["answer"] == "You asked: 4"
     assert answers.failed == {1, 2}
-
-
-def test_the_command_says_what_is_left_out(
-    write: Write, tmp_path: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(q("1", "docs"), q("2", "docs"), q("3"))
-    result = command(monkeypatch, FakeAsker(), "q.jsonl", "docs", "--out", "out.jsonl", "--quiet")
-    assert result.exit_code == 0, result
-    empty, scan = result.stderr.splitlines()
-    assert "empty.txt" in empty
-    assert "docs/scan.pdf" in scan
-    assert all(row["left_out"] for row in rows(tmp_path / "out.jsonl"))
 
 
 @contextmanager

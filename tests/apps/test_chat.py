@@ -21,7 +21,6 @@ import typer.testing
 from fake_asker import FakeAsker
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from rich.cells import cell_len
 
 from esa_cli.apps.chat import line_editor
 from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
@@ -145,22 +144,6 @@ def test_answers_go_to_stdout_and_passages_below(
     asker.found = False
     lines.take("three")
     assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
-
-
-def test_long_passages_stay_on_one_line(
-    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines.talk.books = ["x\x1b[31m " * 300]
-    lines.take("one")
-    err = capsys.readouterr().err
-    assert "\x1b" not in err
-    assert all(len(line) <= 160 for line in err.splitlines())
-    assert err.count("…") == 3
-    lines.talk.books = ["北京" * 300]
-    lines.take("two")
-    err = capsys.readouterr().err
-    assert all(cell_len(line) <= 160 for line in err.splitlines()), "letters of two columns"
-    assert err.count("…") == 3
 
 
 def test_evidence_in_full(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,15 +377,6 @@ def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
     assert "was cut off" in result.stderr
 
 
-def test_a_line_that_is_not_utf8_is_named(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
-) -> None:
-    result = command(monkeypatch, asker, b"one\n\xff\xfe\nthree\n", "a.txt")
-    assert result.exit_code == 7
-    assert [call["question"] for call in asker.calls] == ["one", "three"]
-    assert "line 2 must be UTF-8" in result.stderr
-
-
 def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:
     """An answer is there before the next question is written."""
     reader, writer = os.pipe()
@@ -428,12 +402,3 @@ def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(
     assert (result.exit_code, result.stdout) == (7, "You asked: good\n")
     assert command(monkeypatch, asker, b"good\n/sav\n", "a.txt").exit_code == 7
     assert command(monkeypatch, asker, b"good\n", "a.txt").exit_code == 0
-
-
-def test_on_a_terminal_mistakes_do_not_end_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
-) -> None:
-    asker.failures["bad"] = ResourceError("no room")
-    monkeypatch.setattr(line_editor, "edit_lines", lambda lines, reporter: lines.take("bad"))
-    chat.run(asker, [read_document("a.txt")], Reporter(True), {}, 0, on_terminal=True)
-    assert len(asker.calls) == 1
