@@ -1,7 +1,7 @@
-"""The protocol: tools and stored documents as resources, over standard streams or HTTP.
+"""The protocol: tools, over standard streams or HTTP.
 
-The SDK's low-level server is used, since its `MCPServer` ignores arguments that no tool has, cannot
-list resources page by page, and has no way to repair a message on standard input.
+The SDK's low-level server is used, since its `MCPServer` ignores arguments that no tool has, and
+has no way to repair a message on standard input.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -23,18 +23,12 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp.types import (
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
-    ListResourcesResult,
     ListToolsResult,
     PaginatedRequestParams,
-    ReadResourceRequestParams,
-    ReadResourceResult,
-    Resource,
     TextContent,
-    TextResourceContents,
     Tool,
     ToolAnnotations,
     jsonrpc_message_adapter,
@@ -46,7 +40,6 @@ from starlette.types import ASGIApp
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck, WholeBody
-from esa_cli.apps.server.allowed_documents import STORED, AllowedDocuments
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker, queued
 from esa_cli.errors import EsaError, UsageError
@@ -67,11 +60,7 @@ MAX_WAITING = 8
 MAX_BODY = 1_000_000
 """Bytes of a request over HTTP."""
 END_WITHIN_S = 30.0
-PAGE = 100
-"""Resources on one page of the list."""
-DOCUMENTS = "esa://documents/"
 Context = ServerRequestContext[Any, Any]
-Value = TypeVar("Value")
 
 
 class _Schema(GenerateJsonSchema):
@@ -133,7 +122,7 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
         TypedTool("list", "List documents", tools.list_documents),
         TypedTool("show", "Show text", tools.show_text),
     ]
-    handlers = _Handlers({tool.listed.name: tool for tool in typed}, tools.documents, worker)
+    handlers = _Handlers({tool.listed.name: tool for tool in typed}, worker)
     try:
         yield Server(
             "esa",
@@ -142,8 +131,6 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
             instructions=INSTRUCTIONS,
             on_list_tools=handlers.list_tools,
             on_call_tool=handlers.call_tool,
-            on_list_resources=handlers.list_resources,
-            on_read_resource=handlers.read_resource,
         )
     finally:
         worker.close(END_WITHIN_S)
@@ -152,7 +139,6 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
 @dataclass
 class _Handlers:
     tools: dict[str, TypedTool]
-    documents: AllowedDocuments
     worker: Worker
 
     async def list_tools(
@@ -194,65 +180,10 @@ class _Handlers:
 
         return await follow_job(self.worker, lambda job: tool.run(job, **arguments), report)
 
-    async def list_resources(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListResourcesResult:
-        return await _in_thread(lambda: self._page((params and params.cursor) or "0"))
-
-    def _page(self, cursor: str) -> ListResourcesResult:
-        """A page of the stored documents. Raises UsageError: it is no cursor of this list."""
-        if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-            raise UsageError(f"cursor must be one of this list, got {cursor}", "begin again")
-        start = int(cursor)
-        stored = [one for one in self.documents.stored_texts().values() if one.text.entries]
-        resources = [
-            Resource(
-                uri=DOCUMENTS + one.id.removeprefix(STORED),
-                name=without_lone_surrogates(one.text.name) or one.id,
-                description=f"{one.text.entries[0].characters:,} characters",
-                mime_type="text/plain",
-            )
-            for one in stored[start : start + PAGE]
-        ]
-        more = str(start + PAGE) if start + PAGE < len(stored) else None
-        return ListResourcesResult(resources=resources, next_cursor=more)
-
-    async def read_resource(
-        self, context: Context, params: ReadResourceRequestParams
-    ) -> ReadResourceResult:
-        return await _in_thread(lambda: self._read(str(params.uri)))
-
-    def _read(self, uri: str) -> ReadResourceResult:
-        """The text of a stored document. Raises ApiError: there is none. LibraryError: it is
-        damaged."""
-        name = uri.removeprefix(DOCUMENTS)
-        if name == uri:
-            raise UsageError(f"there is no resource {uri}", "list the resources")
-        text = without_lone_surrogates(self.documents.document(STORED + name).text)
-        contents = TextResourceContents(uri=uri, mime_type="text/plain", text=text)
-        return ReadResourceResult(contents=[contents])
-
-
-async def _in_thread(call: Callable[[], Value]) -> Value:
-    """What the call returns. Raises MCPError."""
-    try:
-        return await anyio.to_thread.run_sync(call)
-    except ApiError as error:
-        raise MCPError(INVALID_PARAMS, error.message) from error
-    except EsaError as error:
-        raise MCPError(INVALID_PARAMS, _with_hint(error.message, error.hint)) from error
-    except Exception as error:
-        traceback.print_exc()
-        raise MCPError(INTERNAL_ERROR, BUG) from error
-
 
 def _failure(message: str, hint: str = "") -> CallToolResult:
-    text = TextContent(type="text", text=_with_hint(message, hint))
-    return CallToolResult(content=[text], is_error=True)
-
-
-def _with_hint(message: str, hint: str) -> str:
-    return str(without_lone_surrogates(f"{message}\n{hint}" if hint else message))
+    text = without_lone_surrogates(f"{message}\n{hint}" if hint else message)
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 
 def _fault(error: Any) -> str:

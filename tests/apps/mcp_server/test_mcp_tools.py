@@ -312,35 +312,3 @@ def test_calls_that_wait_too_many(
     first, second = talk(tools, crowd)
     assert not first.is_error
     fail(second, "too many calls wait already")
-
-
-@modes
-def test_stored_documents_are_resources(
-    tools: DocumentTools, library: Library, gate: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp_app, "PAGE", 1)
-
-    async def read(client: Client) -> Any:
-        first = await client.list_resources()
-        second = await client.list_resources(cursor=first.next_cursor)
-        resources = [*first.resources, *second.resources]
-        texts = {one.name: await client.read_resource(one.uri) for one in resources}
-        return second.next_cursor, {name: text.contents[0].text for name, text in texts.items()}
-
-    cursor, texts = talk(tools, read, mode)
-    assert cursor is None
-    assert set(texts) == {"pages.html", "gate.txt"}
-    assert texts["gate.txt"] == library.text(library.matches("gate.txt")[0])
-
-
-@pytest.mark.parametrize(
-    "uri", ["esa://documents/nothing", "file:///etc/passwd", "esa://documents/..%2Fgate.txt", None]
-)
-def test_resources_that_are_not_there(tools: DocumentTools, uri: str | None) -> None:
-    async def ask(client: Client) -> Any:
-        if uri is None:
-            return await client.list_resources(cursor="x")
-        return await client.read_resource(uri)
-
-    with pytest.raises(MCPError):
-        talk(tools, ask)
