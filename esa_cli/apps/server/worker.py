@@ -41,18 +41,13 @@ class JobCancelledError(Exception):
 
 
 class Job:
-    """One answer to be given.
-
-    Args:
-        answer: gives it, and calls the job's `report_progress` and `add_text`.
-        tell: called with every event, in the worker's thread.
-    """
+    """One answer to be given by `answer`, which calls the job's `report_progress` and `add_text`;
+    `tell` is called with every event, in the worker's thread."""
 
     def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
         self.answer, self.tell = answer, tell
         self._cancelled = threading.Event()
-        self.ingesting: tuple[int, int] | None = None
-        """During the ingestion of a document: its tokens done, and all of them."""
+        self.ingesting: tuple[int, int] | None = None  # tokens done and all, during an ingestion
         self._told_s = time.monotonic()
 
     def cancel(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from live_server import TOKEN, LiveServer, until
 from quoting_asker import QuotingAsker
 
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.errors import HistoryError, ResourceError
+from esa_cli.errors import HistoryError
 
 pytest.importorskip("playwright")
 pytestmark = [
@@ -186,25 +185,6 @@ def test_keys(visits: Visits) -> None:
     assert tab.focused() == "question"
 
 
-def test_everything_can_be_reached_with_tab(visits: Visits) -> None:
-    tab = visits.open()
-    page = tab.page
-    tab.ask("mill Brookfield")
-    page.wait_for_selector(".passage")
-    page.click(".passage >> nth=0")
-    page.wait_for_selector(".number.here")
-    page.evaluate("() => document.activeElement.blur()")
-    reached = []
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        reached.append(
-            page.evaluate("() => document.activeElement.id || document.activeElement.className")
-        )
-    order = list(dict.fromkeys(reached))
-    wanted = ["new", "document-0", "passage", "question", "send", "close", "pages"]
-    assert [one for one in order if one in wanted] == wanted
-
-
 def test_stop(visits: Visits) -> None:
     visits.asker.delay = 0.05
     tab = visits.open(fixed=[fake_book(*_said("word " * 300 + "mill."))])
@@ -242,19 +222,6 @@ def test_a_conversation(visits: Visits) -> None:
     tab.ask("mill")
     tab.page.wait_for_selector(".passage")
     assert visits.asker.calls[-1]["history"] == []
-
-
-def test_errors_are_told_in_the_servers_words(visits: Visits) -> None:
-    visits.asker.failures["one"] = ResourceError("it needs 9 GB, and 2 are free", "close something")
-    tab = visits.open()
-    tab.ask("one")
-    tab.page.wait_for_selector(".failed")
-    assert tab.page.inner_text(".failed") == "It needs 9 GB, and 2 are free; close something."
-    visits.servers[0].server.should_exit = True
-    visits.servers[0].thread.join(20)
-    tab.ask("two")
-    until(lambda: tab.page.locator(".failed").count() == 2)
-    assert "the server cannot be reached" in tab.page.inner_text(".failed >> nth=1").lower()
 
 
 def test_progress_while_a_document_is_read(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,27 +339,3 @@ def test_another_page_gets_nothing(visits: Visits) -> None:
         assert framed == "closed"
     finally:
         evil.context.close()
-
-
-def test_passages_that_overlap_have_a_number_each(visits: Visits) -> None:
-    text = "Rain fell. The mill of Brookfield burned. Nobody was hurt.\n"
-    document = Document("rain.txt", text, "rain.txt", "utf-8", 9)
-    places = [(11, 58), (0, 41)]
-    whole = visits.asker.ask
-
-    def overlapping(*given: Any, **more: Any) -> Any:
-        reply = whole(*given, **more)
-        best = reply.evidence[0]
-        moved = [replace(best, start=a, end=b, text=text[a:b], line=1) for a, b in places]
-        return replace(reply, evidence=tuple(moved))
-
-    visits.asker.ask = overlapping  # type: ignore[method-assign]
-    tab = visits.open(fixed=[fake_book(text, document)])
-    tab.ask()
-    tab.page.wait_for_selector(".passage")
-    for number in ("1", "2"):
-        tab.page.click(f".passage >> nth={int(number) - 1}")
-        tab.page.wait_for_selector(f".number.here:text('{number}')")
-    numbers = tab.page.locator("#text .number").all_inner_texts()
-    assert numbers == ["2", "1"]
-    assert tab.page.inner_text("#text mark") == "The mill of Brookfield burned."

@@ -18,27 +18,28 @@ from esa_cli.qa.answering.reply import Turn
 
 def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
     found = live.ask("one two")
-    choice = found.choices[0]
+    choice, usage = found.choices[0], found.usage
     assert (choice.message.role, choice.message.content) == ("assistant", "You asked: one two")
     assert choice.finish_reason == "stop"
-    assert found.object == "chat.completion"
-    assert found.model == "fake-model"
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
-        2,
-        4,
-        6,
-    )
+    assert (found.object, found.model) == ("chat.completion", "fake-model")
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 4, 6)
     assert [one["document"] for one in choice.message.evidence] == [
         f"book{n}.txt" for n in range(3)
     ]
     assert set(choice.message.evidence[0]) == {
         "document", "page", "line", "chapter", "start", "end", "text", "weight",
     }  # fmt: skip
-    assert choice.message.found is True
-    assert (choice.message.answered_from, choice.message.quotation) == ("rows", None)
-    assert choice.message.read is True
+    message = choice.message
+    assert (message.found, message.answered_from, message.quotation) == (True, "rows", None)
+    assert message.read is True
     assert asker.calls[0]["books"] == ["alpha"]
     assert live.notes == ["4 tokens answered in 0.2 s"]
+    with live.client() as client:
+        assert [one.id for one in client.models.list()] == ["fake-model"]
+        assert client.models.retrieve("fake-model").owned_by == "esa"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other/model")
+    assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
 
 
 def test_names_that_are_not_utf8_are_escaped(start: Start) -> None:
@@ -151,8 +152,7 @@ def test_requests_that_are_refused(body: Any, param: str | None) -> None:
 @pytest.mark.parametrize("name", WRONG_VALUES)
 def test_values_that_are_refused(name: str) -> None:
     for value in WRONG_VALUES[name]:
-        error = refusal({**user("x"), name: value})
-        assert error.param == name
+        assert refusal({**user("x"), name: value}).param == name
 
 
 def test_errors_have_openais_shape(live: LiveServer) -> None:
@@ -165,15 +165,6 @@ def test_errors_have_openais_shape(live: LiveServer) -> None:
         got, _, body = live.raw(method, path)
         assert got == status
         assert set(body["error"]) == {"message", "type", "param", "code"}
-
-
-def test_models_and_health(live: LiveServer) -> None:
-    with live.client() as client:
-        assert [one.id for one in client.models.list()] == ["fake-model"]
-        assert client.models.retrieve("fake-model").owned_by == "esa"
-        with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("other/model")
-    assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
 
 
 def test_what_documents_lack(start: Start) -> None:
