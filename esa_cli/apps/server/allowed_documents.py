@@ -222,8 +222,9 @@ class AllowedDocuments:
                     break
                 try:
                     book = self._open(document, progress, read, make)
-                except LibraryError:
-                    raise
+                except LibraryError as error:
+                    refusal = refusal or error
+                    lines.append(f"left out: {self.id(document)} is damaged in the library")
                 except DocumentError as error:
                     error = self._with_short_name(error, document)
                     refusal = refusal or error
@@ -296,7 +297,7 @@ class AllowedDocuments:
     def document(self, name: str) -> Document:
         """The text of one document, without the model. May be called by several threads. Raises
         ApiError 403, 404. DocumentError."""
-        (found,) = self.find([name]) or ()
+        found = self._find(name, cache(self.stored_texts))
         if isinstance(found, int):
             document: Document = self.fixed[found].document
             return document

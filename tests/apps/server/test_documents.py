@@ -414,6 +414,8 @@ class FewTexts(Library):
             yield catalogue
 
     def text(self, entry: Entry) -> str:
+        if not TEXTS[entry.key]:
+            raise LibraryError("the text is damaged")
         return TEXTS[entry.key]
 
 
@@ -435,6 +437,13 @@ def test_documents_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ApiError) as caught:
             documents.document(name)
         assert caught.value.status == status
+    monkeypatch.setitem(TEXTS, "a" * 20, "")
+    left_out: list[str] = []
+    fresh = AllowedDocuments(asker, [], [], FewTexts(tmp_path), stored=True)
+    assert [one.id for one in fresh.open(fresh.find(None), left_out=left_out)] == [B]
+    assert left_out == [f"left out: {A} is damaged in the library"]
+    with pytest.raises(LibraryError):
+        fresh.open(fresh.find([A]))
     with pytest.raises(ApiError) as caught:
         AllowedDocuments(FakeAsker(), [], [], FewTexts(tmp_path)).find([A])
     assert caught.value.status == 403
