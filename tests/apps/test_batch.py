@@ -12,14 +12,13 @@ import subprocess
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sample_files
-import typer.testing
+from asking_command import run_command
 from fake_asker import FakeAsker, fake_book
 
 from esa_cli.apps.batch.batch_questions import read_questions
@@ -540,18 +539,8 @@ def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
     assert answers.failed == {1, 2}
 
 
-@contextmanager
-def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
-    yield asker
-
-
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
-    module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
-    app = typer.Typer()
-    app.command()(batch.batch)
-    return typer.testing.CliRunner().invoke(app, [*words, "--preset", "tiny-random"])
+    return run_command(monkeypatch, batch.batch, asker, *words, "--preset", "tiny-random")
 
 
 FROM_TEXT = ["--set", "answer.from=text"]

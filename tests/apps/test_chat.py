@@ -9,15 +9,13 @@ import signal
 import stat
 import sys
 import threading
-import types
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sample_files
-import typer.testing
+from asking_command import run_command
 from fake_asker import FakeAsker
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
@@ -312,18 +310,8 @@ def test_without_a_state_folder_it_still_talks(
     assert "history is not saved" in capsys.readouterr().err
 
 
-@contextmanager
-def opening(asker: FakeAsker, *seen: Any) -> Iterator[FakeAsker]:
-    yield asker
-
-
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
-    module.opened = lambda *given, **more: opening(asker, given)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
-    app = typer.Typer()
-    app.command()(chat.chat)
-    return typer.testing.CliRunner().invoke(app, list(words), input=stdin)
+    return run_command(monkeypatch, chat.chat, asker, *words, stdin=stdin)
 
 
 def test_a_pipe_is_questions_line_by_line(

@@ -8,16 +8,13 @@ import os
 import signal
 import socket
 import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import sample_files
-import typer.testing
+from asking_command import run_command
 from fake_asker import FakeAsker
 from forked import child, ended
 from live_server import HEAD, TOKEN, LiveServer, Start, user
@@ -123,19 +120,9 @@ def test_addresses_that_cannot_be_taken() -> None:
             server_run.bind(host, 0)
 
 
-@contextmanager
-def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
-    yield asker
-
-
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.model_choice.open_esa")
-    module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.model_choice.open_esa", module)
     monkeypatch.setattr(server_run, "run", lambda app, sock: None)
-    app = typer.Typer()
-    app.command()(command.serve)
-    return typer.testing.CliRunner().invoke(app, list(words))
+    return run_command(monkeypatch, command.serve, asker, *words)
 
 
 @pytest.mark.parametrize(
