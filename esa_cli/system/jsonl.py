@@ -212,7 +212,7 @@ class OrderedJsonLines(JsonLines):
                 )
             if row["key"] == key:
                 good.append((at, row))
-        good.sort(key=lambda found: found[0])
+        good.sort(key=lambda placed: placed[0])
         if [row for _, row in good] != rows:
             _rewrite(path, [row for _, row in good])
         self._written = [at for at, _ in good]
@@ -224,7 +224,7 @@ class OrderedJsonLines(JsonLines):
         if self._written != sorted(self._written):
             rows = zip(self._written, read_lines(path), strict=False)
             with suppress(OSError, DocumentError):
-                _rewrite(path, [row for _, row in sorted(rows, key=lambda found: found[0])])
+                _rewrite(path, [row for _, row in sorted(rows, key=lambda placed: placed[0])])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
         """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other

@@ -71,14 +71,14 @@ def read_questions(
         return default if own is None else source_files([str(path.parent / name) for name in own])
 
     contents = cache(_contents)
-    found: list[BatchQuestion] = []
+    questions: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, files, contents, settings))
-    if all(question.fault for question in found):
-        why = f"line {found[0].line}: {found[0].fault}" if found else "it is empty"
+            questions.append(_question(raw, number, len(questions) + 1, files, contents, settings))
+    if all(question.fault for question in questions):
+        why = f"line {questions[0].line}: {questions[0].fault}" if questions else "it is empty"
         raise DocumentError(f"no line of {path} is a valid question; {why}", EXAMPLE)
-    return found
+    return questions
 
 
 def _question(
@@ -99,13 +99,13 @@ def _question(
         key = _key(["fault", raw.hex()], [])
         return BatchQuestion(line, number, shown, (), SourceFiles(), key, fault)
     named = files(None).paths if own is None else tuple(own)
-    found = SourceFiles()
+    meant = SourceFiles()
     try:
-        found = files(None if own is None else named)
+        meant = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
-    key = _key([text, named, row.get("id"), settings], [contents(path) for path in found.paths])
-    return BatchQuestion(line, row.get("id", number), str(text), named, found, key, fault)
+    key = _key([text, named, row.get("id"), settings], [contents(path) for path in meant.paths])
+    return BatchQuestion(line, row.get("id", number), str(text), named, meant, key, fault)
 
 
 def _object(raw: bytes) -> tuple[dict[str, Any], str]:
@@ -139,7 +139,7 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
 
 def _key(asked: Any, contents: Sequence[str]) -> str:
     """In two parts, as of `OrderedJsonLines`: answers from former contents are out of date."""
-    parts = [json.dumps(one, sort_keys=True, default=str) for one in (asked, contents)]
+    parts = [json.dumps(part, sort_keys=True, default=str) for part in (asked, contents)]
     return ".".join(text_digest(part)[:16] for part in parts)
 
 
@@ -160,11 +160,11 @@ Group = list[tuple[int, BatchQuestion]]
 
 def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) -> list[Group]:
     """The wanted questions by their documents, in the order of their first questions."""
-    found: dict[SourceFiles, Group] = {}
+    by_documents: dict[SourceFiles, Group] = {}
     for index, question in enumerate(questions):
         if wanted(index):
-            found.setdefault(question.meant, []).append((index, question))
-    return list(found.values())
+            by_documents.setdefault(question.meant, []).append((index, question))
+    return list(by_documents.values())
 
 
 def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:

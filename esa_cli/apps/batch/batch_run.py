@@ -41,7 +41,7 @@ def join_answers(
         UsageError: a file has other contents, or answers of other questions or settings.
     """
     asked = {question.key for question in questions}
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         for number, row in enumerate(answers.rows_of(path), 1):
             if row.get("key") not in asked:
@@ -49,11 +49,11 @@ def join_answers(
                     f"{path}, row {number}: these questions and settings do not have its question",
                     "give the questions file, documents and options that it was made with",
                 )
-            if "error" not in row or not (answers.retry or row["key"] in found):
-                found[row["key"]] = row
+            if "error" not in row or not (answers.retry or row["key"] in rows):
+                rows[row["key"]] = row
     for index, question in enumerate(questions):
-        if question.key in found and not answers.has(index):
-            answers.add(index, {**found[question.key], "id": question.id})
+        if question.key in rows and not answers.has(index):
+            answers.add(index, {**rows[question.key], "id": question.id})
 
 
 def run_batch(
@@ -112,13 +112,13 @@ def _rows(
 
 def _open(open_books: OpenBooks, meant: SourceFiles, say: Callable[[str], None]) -> Opened:
     try:
-        found = gather(meant, open_books.read).without_copies()
-        books = [open_books.book(document) for document in found.documents]
+        gathered = gather(meant, open_books.read).without_copies()
+        books = [open_books.book(document) for document in gathered.documents]
     except EsaError as error:
         return error
-    for left_out in found.left_out[len(meant.left_out) :]:
+    for left_out in gathered.left_out[len(meant.left_out) :]:
         say(left_out.line)
-    return found, books
+    return gathered, books
 
 
 def _row(
@@ -129,7 +129,7 @@ def _row(
             raise DocumentError(f"line {question.line}: {question.fault}")
         if isinstance(opened, EsaError):
             raise opened
-        found, books = opened
-        return answer_row(asker.ask(question.question, books, **options), books, found.left_out)
+        gathered, books = opened
+        return answer_row(asker.ask(question.question, books, **options), books, gathered.left_out)
     except EsaError as error:
         return error_row(error)

@@ -264,11 +264,11 @@ class DocumentTools:
         listed, part = list_documents(self.documents), containing.casefold()
         fitting = [
             DocumentFacts.model_validate(
-                {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
-                 "how": _HOW[one["kind"]]}
+                {"id": item["id"], "document": item["name"], "bytes": item["bytes"],
+                 "how": _HOW[item["kind"]]}
             )
-            for one in listed["data"]
-            if part in f"{one['id']}\n{one['name']}".casefold()
+            for item in listed["data"]
+            if part in f"{item['id']}\n{item['name']}".casefold()
         ]  # fmt: skip
         return ListResult(
             documents=fitting[skip : skip + limit],

@@ -88,9 +88,12 @@ class TypedTool:
         signature = inspect.signature(run, eval_str=True)
         parameters = signature.parameters.values()
         fields: dict[str, Any] = {
-            one.name: (one.annotation, ... if one.default is one.empty else one.default)
-            for one in parameters
-            if one.annotation is not Job
+            argument.name: (
+                argument.annotation,
+                ... if argument.default is argument.empty else argument.default,
+            )
+            for argument in parameters
+            if argument.annotation is not Job
         }
         self.run, self.needs_worker = run, len(fields) < len(parameters)
         forbid = ConfigDict(extra="forbid")

@@ -80,7 +80,7 @@ class DocumentTexts:
         with self._lock:
             self._documents.pop(path, None)
             self._documents[path] = stamp, document
-            sizes = {path: len(one.text) for path, (_, one) in self._documents.items()}
+            sizes = {path: len(document.text) for path, (_, document) in self._documents.items()}
             while sum(sizes.values()) > MOST_CHARACTERS and len(sizes) > 1:
                 oldest = next(iter(sizes))
                 del sizes[oldest], self._documents[oldest]
@@ -121,7 +121,7 @@ class AllowedDocuments:
         self._stamps: dict[int, str | None] = {}
         self._books = OpenBooks(asker, {book.document.text: book for book in fixed})
         self._texts = DocumentTexts()
-        self._found: dict[Path, tuple[float, FoundFiles]] = {}
+        self._files: dict[Path, tuple[float, FoundFiles]] = {}
 
     def find(self, names: Sequence[str] | None) -> list[NamedDocument] | None:
         """The documents, or None for all of the command line; where it has none, the library's.
@@ -150,13 +150,13 @@ class AllowedDocuments:
         try:
             return self._file(name)
         except ApiError:
-            known = [one for one in texts().values() if name in (one.text.name, one.text.path)]
-            if not known:
+            matches = [t for t in texts().values() if name in (t.text.name, t.text.path)]
+            if not matches:
                 raise
-        if len(known) > 1:
-            ids = ", ".join(one.id for one in known[:5])
-            raise ApiError(400, f"{name} fits {len(known)} documents: {ids}", "documents")
-        return known[0]
+        if len(matches) > 1:
+            ids = ", ".join(stored.id for stored in matches[:5])
+            raise ApiError(400, f"{name} fits {len(matches)} documents: {ids}", "documents")
+        return matches[0]
 
     def _file(self, name: str) -> Path:
         """The file of an allowed folder. Raises ApiError 403, 404."""
@@ -297,16 +297,16 @@ class AllowedDocuments:
     def document(self, name: str) -> Document:
         """The text of one document, without the model. May be called by several threads. Raises
         ApiError 403, 404. DocumentError."""
-        found = self._find(name, cache(self.stored_texts))
-        if isinstance(found, int):
-            document: Document = self.fixed[found].document
+        named = self._find(name, cache(self.stored_texts))
+        if isinstance(named, int):
+            document: Document = self.fixed[named].document
             return document
         try:
-            return self._texts.read(str(found), self._load(found))
+            return self._texts.read(str(named), self._load(named))
         except LibraryError:
             raise
         except DocumentError as error:
-            raise self._with_short_name(error, found) from error
+            raise self._with_short_name(error, named) from error
 
     def _load(self, document: NamedDocument) -> Callable[[str], Document]:
         """Reads a document that is not of the command line."""
@@ -342,18 +342,18 @@ class AllowedDocuments:
     def files(self, left_out: list[str]) -> Iterator[Path]:
         """The readable files below the allowed folders, each where its links lead to."""
         for folder in self.allowed:
-            checked, found = self._found.get(folder, (-LISTED_FOR_S, FoundFiles()))
+            checked, files = self._files.get(folder, (-LISTED_FOR_S, FoundFiles()))
             if time.monotonic() - checked > LISTED_FOR_S:
                 try:
-                    found = find_any(str(folder))
+                    files = find_any(str(folder))
                 except DocumentError as error:
                     line = f"{error.message}; {error.hint}"
                     left_out.append(line.replace(str(folder), folder.name))
                     continue
-                self._found[folder] = time.monotonic(), found
-            rest = found.rest(str(folder))
-            left_out += [one.line.replace(str(folder), folder.name) for one in rest]
-            yield from (Path(path).resolve() for path in found.files)
+                self._files[folder] = time.monotonic(), files
+            lines = [rest.line for rest in files.rest(str(folder))]
+            left_out += [line.replace(str(folder), folder.name) for line in lines]
+            yield from (Path(path).resolve() for path in files.files)
 
 
 def _missing(name: str) -> ApiError:

@@ -62,5 +62,5 @@ def _hash(text: str) -> str:
 
 def _colours() -> str:
     """The colours of all pages, as variables: light, and dark where the system is."""
-    light, dark = ("".join(f"--{n}:{v};" for n, v in one.items()) for one in (LIGHT, DARK))
+    light, dark = ("".join(f"--{n}:{v};" for n, v in scheme.items()) for scheme in (LIGHT, DARK))
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

@@ -203,7 +203,7 @@ class ChatRequest(BaseModel):
         """The question and the turns before it. Raises ApiError 400.
 
         System messages come first, as turns without an answer. Messages in a row of one speaker
-        are one.
+        are joined.
         """
         for index, message in enumerate(self.messages):
             if message.content is None and message.role != "assistant":
@@ -211,17 +211,17 @@ class ChatRequest(BaseModel):
                 raise ApiError(400, f"{where}: must be text, got null", where)
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must be the user's", "messages")
-        spoken = [one for one in self.messages if one.role in ("user", "assistant")]
+        spoken = [message for message in self.messages if message.role in ("user", "assistant")]
         texts = [
-            "\n\n".join(one.text() for one in some)
-            for _, some in groupby(spoken, key=lambda one: one.role)
+            "\n\n".join(message.text() for message in turn)
+            for _, turn in groupby(spoken, key=lambda message: message.role)
         ]
         if spoken[0].role == "assistant":
             texts.insert(0, "")
         *earlier, question = texts
         if not question.strip():
             raise ApiError(400, "the question must not be empty", "messages")
-        system = [one.text() for one in self.messages if one.role in ("system", "developer")]
+        system = [m.text() for m in self.messages if m.role in ("system", "developer")]
         turns = [Turn(text, "") for text in system if text]
         return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
 
@@ -267,8 +267,8 @@ def _refusal(error: ValidationError, parameters: Collection[str]) -> ApiError:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
     if kind == "unsupported" or place[-1] == "n":
         return ApiError(400, f"{where} {fault}", where, "unsupported_parameter")
-    said = "" if kind == "missing" else f", got {got}"
-    return ApiError(400, f"{where}: {fault}{said}", where)
+    value = "" if kind == "missing" else f", got {got}"
+    return ApiError(400, f"{where}: {fault}{value}", where)
 
 
 @dataclass(frozen=True)
