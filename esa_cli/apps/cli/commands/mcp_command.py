@@ -113,13 +113,14 @@ def _tools(
     reporter: Reporter,
 ) -> DocumentTools:
     from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
-    from esa_cli.apps.mcp_server.named_documents import DocumentNames
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.storage.library import Library
 
     asker = asker_on_demand(load)
-    names = DocumentNames(Library(), AllowedDocuments(asker, [], allow))
-    return DocumentTools(asker, names, chosen, model, reporter)
+    documents = AllowedDocuments(
+        asker, [], allow, Library(), stored=True, most=chosen.answer.documents
+    )
+    return DocumentTools(documents, chosen, model, reporter)
 
 
 def _serve_stdio(tools: DocumentTools, reporter: Reporter) -> None:
