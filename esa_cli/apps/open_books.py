@@ -7,22 +7,29 @@ is short, documents that the present question does not need are closed, one at a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
 from esa_cli.qa.api import Esa
 from esa_cli.system.progress import Progress
 
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
 MOST_RECENT = 16
 """Documents that stay open after their question, the latest used."""
-MOST_SCHEDULED = 8
-"""Documents that stay open for later questions of a schedule, besides those of the present one."""
-
-
 FileStamp = tuple[int, int] | None
-"""A file's time of change and length; None where reading tells what is wrong."""
+"""A file's time of change and length; None where it cannot be seen, and reading it says why."""
+
+
+def file_stamp(path: str) -> FileStamp:
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return facts.st_mtime_ns, facts.st_size
 
 
 class _OpenFile(NamedTuple):
@@ -38,33 +45,33 @@ class OpenBooks:
     """
 
     def __init__(self, asker: Esa, fixed: Mapping[str, Any] | None = None) -> None:
-        self.asker, self._fixed, self._most = asker, fixed or {}, MOST_RECENT
+        self.asker, self._fixed = asker, fixed or {}
         self._needed: Collection[str] = ()
         self._files: dict[str, _OpenFile] = {}
         """By path, in the order in which they are closed."""
-        self._books: dict[str, Any] = {}
-        """By text."""
-        self._unread: dict[str, Any] = {}
-        """Those that were opened only."""
+        self._books: dict[tuple[str, bool], Any] = {}
+        """By text, and whether the model has read it."""
 
-    def need(self, paths: Collection[str]) -> None:
-        """Sets the documents of the present question; these alone cannot be closed."""
+    def need(self, paths: Collection[str], later: Collection[str] | None = None) -> None:
+        """Sets the documents of the present question, which alone cannot be closed, and closes
+        those that no question of `later` needs; None: any may be."""
         self._needed = paths
-        texts = self._books.keys() | self._fixed.keys() | self._unread.keys()
-        self._files = {path: f for path, f in self._files.items() if f.document.text in texts}
+        texts = {text for text, _ in self._books} | self._fixed.keys()
+        self._files = {
+            path: file
+            for path, file in self._files.items()
+            if file.document.text in texts and (later is None or path in paths or path in later)
+        }
+        self._close_unused()
         self._close_surplus()
 
-    def read(self, path: str, load: Callable[[str], Document] | None = None) -> Document:
-        """The document, read unless it is open and unchanged. Raises DocumentError.
-
-        Args:
-            load: reads it; None: from a file.
-        """
+    def read(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
+        """The document, loaded unless it is open and unchanged. Raises DocumentError."""
         stamp, known = file_stamp(path), self._files.pop(path, None)
         if known is None or known.stamp != stamp:
             del known
             self._close_unused()
-            known = _OpenFile(stamp, (load or read_document)(path))
+            known = _OpenFile(stamp, load(path))
         self._files[path] = known
         return known.document
 
@@ -80,23 +87,22 @@ class OpenBooks:
         text = document.text
         if text in self._fixed:
             return self._fixed[text]
-        if not read and self.asker.answers_unread and text not in self._books:
-            if text not in self._unread:
-                self._unread[text] = self.asker.open(document)
-            return self._unread[text]
-        while text not in self._books:
+        is_read = read or not self.asker.answers_unread or (text, True) in self._books
+        if not is_read and (text, False) not in self._books:
+            self._books[text, False] = self.asker.open(document)
+        while (text, is_read) not in self._books:
             self._close_surplus()
             try:
-                self._books[text] = self.asker.ingest(document, progress)
+                self._books[text, True] = self.asker.ingest(document, progress)
             except DiskError:
                 raise
             except ResourceError:
                 if not self._close_one():
                     raise
-        return self._books[text]
+        return self._books[text, is_read]
 
     def _close_surplus(self) -> None:
-        while len(self._files) > self._most and self._close_one():
+        while len(self._files) > MOST_RECENT and self._close_one():
             pass
 
     def _close_one(self) -> bool:
@@ -109,48 +115,4 @@ class OpenBooks:
 
     def _close_unused(self) -> None:
         texts = {file.document.text for file in self._files.values()}
-        self._books = {text: book for text, book in self._books.items() if text in texts}
-        self._unread = {text: book for text, book in self._unread.items() if text in texts}
-
-
-class ScheduledBooks(OpenBooks):
-    """Open documents of a known schedule: the one whose next use is furthest is closed first.
-
-    Args:
-        schedule: the paths of each set of documents, in the order of the calls of `next`.
-    """
-
-    def __init__(self, asker: Esa, schedule: Sequence[Collection[str]]) -> None:
-        super().__init__(asker)
-        self._schedule, self._widest = iter([set(paths) for paths in schedule]), 0
-        self._uses: dict[str, list[int]] = {}
-        for at in reversed(range(len(schedule))):
-            for path in set(schedule[at]):
-                self._uses.setdefault(path, []).append(at)
-
-    def next(self) -> None:
-        """Goes to the next set; closes what neither it nor one of the sets soon after it uses."""
-        present = next(self._schedule)
-        for path in present:
-            self._uses[path].pop()
-        later = sorted(
-            (self._uses[path][-1], path)
-            for path in self._files.keys() - present
-            if self._uses[path]
-        )
-        self._widest = max(self._widest, len(present))
-        room = max(MOST_SCHEDULED, self._widest - len(present))
-        order = [path for _, path in reversed(later[:room])]
-        order += self._files.keys() & present
-        self._needed, self._most = present, room + len(present)
-        self._files = {path: self._files[path] for path in order}
-        self._close_unused()
-
-
-def file_stamp(path: str) -> FileStamp:
-    """What changes when the file does."""
-    try:
-        facts = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return facts.st_mtime_ns, facts.st_size
+        self._books = {key: book for key, book in self._books.items() if key[0] in texts}

@@ -2,14 +2,14 @@
 
 Each row is on disk when `add` returns. Opening a file cuts off a last line that a kill left
 unfinished, and locks it against other processes. Files of other programs are refused unchanged.
-`Journal` finds its rows by key; `OrderedJsonLines` keeps them in the order of given keys.
+`Journal` finds its rows by key; `OrderedJsonLines` sorts them when it is closed.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -18,25 +18,32 @@ from typing import Any, Self
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import only_writer, replacing, writing_errors
 
-MISSING = object()
-SHOWN = 60
-"""Characters of a changed setting that a message shows."""
 ANOTHER = "choose another --out, or delete the file"
 
 
 class JsonLines(ABC):
-    """A context manager that holds the file open for one writer. Raises UsageError: the file has
-    other contents, or another process is writing it. DocumentError, ResourceError: it cannot be
-    read or written."""
+    """A context manager that holds the file open for one writer; without a path it keeps nothing.
+    Raises UsageError: the file has other contents, or another process is writing it. DocumentError,
+    ResourceError: it cannot be read or written.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    Args:
+        header: the first row of a new file.
+    """
+
+    def __init__(self, path: Path | None, header: Mapping[str, Any] | None = None) -> None:
+        self.path, self.header = path, dict(header or {})
         self._opened = ExitStack()
         self._file: FileIO | None = None
 
     @abstractmethod
     def _load(self, path: Path) -> None:
-        """Reads what there is; refuses other contents. Changes nothing on disk."""
+        """Reads what there is; refuses other contents, and changes nothing on disk then."""
+
+    def _begin(self) -> None:  # noqa: B027
+        """Called when the file is open."""
+
+    def _close(self, path: Path) -> None:  # noqa: B027
+        """Called when the file is closed and still locked."""
 
     def __enter__(self) -> Self:
         if self.path is not None:
@@ -44,15 +51,22 @@ class JsonLines(ABC):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(only_writer(self.path))
                 self._load(self.path)
-                self._open(self.path, opened)
+                opened.callback(self._close, self.path)
+                self._file = opened.enter_context(appending(self.path))
+                if self.header and not self._file.tell():
+                    append_row(self._file, self.header)
+                self._begin()
                 self._opened = opened.pop_all()
         return self
 
-    def _open(self, path: Path, opened: ExitStack) -> None:
-        self._file = opened.enter_context(appending(path))
-
     def __exit__(self, *_: object) -> None:
         self._opened.close()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes the row. Raises ResourceError, DocumentError."""
+        if self._file is not None and self.path is not None:
+            with self._errors(self.path):
+                append_row(self._file, row)
 
     @staticmethod
     def _errors(path: Path) -> AbstractContextManager[None]:
@@ -79,8 +93,7 @@ class Journal(JsonLines):
         key: Sequence[str],
         wrong: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
-        super().__init__(path)
-        self.header = dict(header)
+        super().__init__(path, header)
         self.same, self.key, self._wrong = same, tuple(key), wrong
         self._done: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._joined: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -102,10 +115,14 @@ class Journal(JsonLines):
         """
         before = len(self._done)
         for path in paths:
-            found = {key: row for key, row in self._read(path) if key not in self._done}
-            self._done |= found
-            self._joined |= found
+            self._joined |= {key: row for key, row in self._read(path) if key not in self._done}
+            self._done |= self._joined
         return len(self._done) - before
+
+    def _begin(self) -> None:
+        for row in self._joined.values():
+            self.append(row)
+        self._joined.clear()
 
     def _load(self, path: Path) -> None:
         for key, row in self._read(path) if path.exists() else ():
@@ -119,14 +136,14 @@ class Journal(JsonLines):
         for number, row in enumerate(read_lines(path), 1):
             if number == 1 or "command" in row:
                 self._check_header(path, row)
-            else:
-                lacks = [f"it has no {name!r}" for name in self.key if name not in row]
-                if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
-                    raise DocumentError(
-                        f"{path}: the row in line {number} is not whole: {wrong}",
-                        "delete that line, or choose another --out",
-                    )
-                yield self._key(row), row
+                continue
+            lacks = [f"it has no {name!r}" for name in self.key if name not in row]
+            if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
+                raise DocumentError(
+                    f"{path}: the row in line {number} is not whole: {wrong}",
+                    "delete that line, or choose another --out",
+                )
+            yield self._key(row), row
 
     def _check_header(self, path: Path, header: Mapping[str, Any]) -> None:
         if "command" not in header:
@@ -135,22 +152,11 @@ class Journal(JsonLines):
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
             if old != new:
-                raise UsageError(
-                    f"{path} has results of another {name}: {'; '.join(_changes(old, new))}",
-                    ANOTHER,
-                )
+                changes = "; ".join(_changes(old, new))
+                raise UsageError(f"{path} has results of another {name}: {changes}", ANOTHER)
 
     def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
-
-    def _open(self, path: Path, opened: ExitStack) -> None:
-        super()._open(path, opened)
-        assert self._file is not None
-        if not self._file.tell():
-            append_row(self._file, self.header)
-        for row in self._joined.values():
-            append_row(self._file, row)
-        self._joined.clear()
 
     def find(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """The row with the same key, if there is one."""
@@ -159,9 +165,99 @@ class Journal(JsonLines):
     def add(self, row: dict[str, Any]) -> None:
         """Keeps the row. Raises ResourceError, DocumentError."""
         self._done[self._key(row)] = row
-        if self._file is not None and self.path is not None:
-            with self._errors(self.path):
-                append_row(self._file, row)
+        self.append(row)
+
+
+class OrderedJsonLines(JsonLines):
+    """Rows that each have the "id" and "key" of their place. They are written as they come, and
+    sorted when the file is closed or opened again.
+
+    A key may have two parts, what is asked and what of, with a point between: a row of the same
+    with another second part is out of date, and is removed, so that it is made again.
+
+    Args:
+        places: the key and id of each place. retry: remove the rows with an "error", so that they
+            are made again.
+
+    Attributes:
+        failed: places of rows with an "error".
+    """
+
+    path: Path
+
+    def __init__(
+        self, path: Path, places: Sequence[tuple[str, Any]], *, retry: bool = False
+    ) -> None:
+        super().__init__(path)
+        self.retry = retry
+        self._places = {_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        self._written: list[int] = []
+        """Places of the file's rows, in their order."""
+        self._done: set[int] = set()
+        self.failed: set[int] = set()
+
+    def _load(self, path: Path) -> None:
+        rows, good = list(self.rows_of(path)), list[tuple[int, dict[str, Any]]]()
+        for number, row in enumerate(rows, 1):
+            if "key" not in row:
+                raise foreign(path)
+            if self.retry and "error" in row:
+                continue
+            at, key = self._places.get(_identity(str(row["key"]), row.get("id")), (-1, ""))
+            if at < 0:
+                raise UsageError(
+                    f"{path}: row {number} answers no question that is asked now: the questions or "
+                    "settings are others",
+                    ANOTHER,
+                )
+            if row["key"] == key:
+                good.append((at, row))
+        good.sort(key=lambda placed: placed[0])
+        if [row for _, row in good] != rows:
+            _rewrite(path, [row for _, row in good])
+        self._written = [at for at, _ in good]
+        self._done = set(self._written)
+        self.failed = {at for at, row in good if "error" in row}
+
+    def _close(self, path: Path) -> None:
+        """Sorts the rows. Without room for that they stay as they are."""
+        if self._written != sorted(self._written):
+            rows = zip(self._written, read_lines(path), strict=False)
+            with suppress(OSError, DocumentError):
+                _rewrite(path, [row for _, row in sorted(rows, key=lambda placed: placed[0])])
+
+    def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other
+        contents."""
+        if not begins_with(path, "id"):
+            raise foreign(path)
+        try:
+            if path.exists():
+                yield from read_lines(path)
+        except DocumentError as error:
+            raise UsageError(error.message, ANOTHER) from error
+
+    def has(self, at: int) -> bool:
+        """True if there is a row for this place, from 0."""
+        return at in self._done
+
+    def add(self, at: int, row: dict[str, Any]) -> None:
+        """Writes the row of a place that has none. Raises ResourceError, DocumentError."""
+        self.append(row)
+        self._written.append(at)
+        self._done.add(at)
+        if "error" in row:
+            self.failed.add(at)
+
+
+def _identity(key: str, id: Any) -> tuple[str, str]:
+    return key.partition(".")[0], json.dumps(id, sort_keys=True)
+
+
+def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
+        for row in rows:
+            append_row(file, row)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -214,178 +310,26 @@ def append_row(file: FileIO, row: Mapping[str, Any]) -> None:
 
 @contextmanager
 def appending(path: Path) -> Iterator[FileIO]:
-    """The file, unbuffered, without an unfinished last line. Raises OSError."""
+    """The file, unbuffered, without an unfinished last line; a row that lacks only its line break
+    gets it. Raises OSError."""
     if path.exists():
-        _repair_end(path)
-    with path.open("ab", buffering=0) as file:
-        yield file
-
-
-def _repair_end(path: Path) -> None:
-    """Cuts off an unfinished last line; a row that lacks only its line break gets it."""
-    size, last = 0, b"\n"
-    with path.open("r+b") as file:
-        for last in file:
-            size += len(last)
-        if isinstance(_parsed(last), dict):
-            file.write(b"" if last.endswith(b"\n") else b"\n")
-        elif not last.endswith(b"\n"):
-            file.truncate(size - len(last))
+        size, last = 0, b"\n"
+        with path.open("r+b") as file:
+            for last in file:
+                size += len(last)
+            if isinstance(_parsed(last), dict):
+                file.write(b"" if last.endswith(b"\n") else b"\n")
+            elif not last.endswith(b"\n"):
+                file.truncate(size - len(last))
+    with path.open("ab", buffering=0) as out:
+        yield out
 
 
 def _changes(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """The settings that differ: `window.selected 256 -> 32`."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in dict.fromkeys([*old, *new]):
-            below = f"{name}.{key}" if name else key
-            yield from _changes(old.get(key, MISSING), new.get(key, MISSING), below)
+            yield from _changes(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
-        yield f"{name} {_shown(old)} -> {_shown(new)}".strip()
-
-
-def _shown(value: Any) -> str:
-    text = "not there" if value is MISSING else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-FIRST = "id"
-"""The first field of every row."""
-
-
-class OrderedJsonLines(JsonLines):
-    """Rows in the order of `keys`, each with its key under "key".
-
-    A row that comes before its turn waits in PATH.part and in memory. A key may have two parts,
-    what is asked and what of, with a point between: a row of the same with another second part is
-    out of date, and is removed, so that it is made again.
-
-    Args:
-        another: says what a row with another key than that of its place is. retry: remove the
-            rows with an "error", so that they are made again.
-
-    Attributes:
-        written: number of rows in the file. failed: places of rows with an "error", waiting rows
-            included.
-    """
-
-    path: Path
-
-    def __init__(
-        self,
-        path: Path,
-        keys: Sequence[str],
-        another: Callable[[int, Mapping[str, Any]], str],
-        *,
-        retry: bool = False,
-    ) -> None:
-        super().__init__(path)
-        self.part = path.with_name(path.name + ".part")
-        self.keys, self.retry, self._another = keys, retry, another
-        self.written = 0
-        self.failed: set[int] = set()
-        self._stale: set[int] = set()
-        self._waiting: dict[int, dict[str, Any]] = {}
-        self._side: FileIO | None = None
-
-    def _load(self, path: Path) -> None:
-        self._read()
-        if self._stale or (self.retry and self.failed):
-            self._remove(self._stale | (self.failed if self.retry else set()))
-            self._read()
-
-    def _read(self) -> None:
-        self.written = 0
-        self.failed.clear()
-        self._stale.clear()
-        self._waiting.clear()
-        for row in self.rows_of(self.path, FIRST):
-            self._note(self.written, row, f"{self.path}, row {self.written + 1}")
-            self.written += 1
-        for row in self.rows_of(self.part, "index"):
-            index, waiting = row.get("index"), row.get("row")
-            if not isinstance(index, int) or not isinstance(waiting, dict):
-                raise foreign(self.part)
-            if index >= self.written:
-                self._note(index, waiting, str(self.part))
-                self._waiting[index] = waiting
-
-    def rows_of(self, path: Path, first: str = FIRST) -> Iterator[dict[str, Any]]:
-        """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other
-        contents."""
-        if not begins_with(path, first):
-            raise foreign(path)
-        try:
-            if path.exists():
-                yield from read_lines(path)
-        except DocumentError as error:
-            raise UsageError(error.message, ANOTHER) from error
-
-    def _note(self, index: int, row: Mapping[str, Any], where: str) -> None:
-        """Refuses a row that does not belong to this place."""
-        if "key" not in row:
-            raise foreign(self.path)
-        if index >= len(self.keys):
-            raise UsageError(f"{where}: there is no such question any more", ANOTHER)
-        failed = "error" in row
-        if row["key"] != self.keys[index] and not (self.retry and failed):
-            if str(row["key"]).partition(".")[0] != self.keys[index].partition(".")[0]:
-                raise UsageError(f"{where} {self._another(index, row)}", ANOTHER)
-            self._stale.add(index)
-        if failed:
-            self.failed.add(index)
-
-    def _remove(self, places: Set[int]) -> None:
-        """Moves the rows after the first of these places to the part, without those of the places.
-
-        A kill at any moment leaves two files that together have every other row.
-        """
-        rows = list(self.rows_of(self.path, FIRST))
-        end = min(min(places), len(rows))
-        every = {**dict(enumerate(rows)), **self._waiting}
-        good = {index: row for index, row in every.items() if index not in places}
-        _rewrite(self.part, ({"index": index, "row": row} for index, row in good.items()))
-        _rewrite(self.path, rows[:end])
-
-    def _open(self, path: Path, opened: ExitStack) -> None:
-        super()._open(path, opened)
-        opened.callback(self._remove_part)
-        self._side = opened.enter_context(appending(self.part))
-        self._drain()
-
-    def _remove_part(self) -> None:
-        if not self._waiting:
-            with suppress(OSError):
-                self.part.unlink(missing_ok=True)
-
-    def has(self, index: int) -> bool:
-        """True if there is a row for this place, from 0, in the file or waiting."""
-        return index < self.written or index in self._waiting
-
-    def add(self, index: int, row: dict[str, Any]) -> None:
-        """Keeps the row of a place that has none. Raises ResourceError, DocumentError."""
-        assert self._file is not None
-        assert self._side is not None
-        with self._errors(self.path):
-            if index == self.written:
-                append_row(self._file, row)
-                self.written += 1
-                self._drain()
-            else:
-                append_row(self._side, {"index": index, "row": row})
-                self._waiting[index] = row
-        if "error" in row:
-            self.failed.add(index)
-
-    def _drain(self) -> None:
-        """Moves the waiting rows whose turn has come into the file."""
-        assert self._file is not None
-        while row := self._waiting.get(self.written):
-            append_row(self._file, row)
-            del self._waiting[self.written]
-            self.written += 1
-
-
-def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
-        for row in rows:
-            append_row(file, row)
+        texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old, new)]
+        yield f"{name} {texts[0]} -> {texts[1]}".strip()

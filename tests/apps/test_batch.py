@@ -12,24 +12,21 @@ import subprocess
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sample_files
-import typer.testing
+from asking_command import run_command
 from fake_asker import FakeAsker, fake_book
 
-from esa_cli.apps.batch.batch_questions import order, read_questions
+from esa_cli.apps.batch.batch_questions import read_questions
 from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_command import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.open_books import MOST_SCHEDULED
-from esa_cli.documents.document import read_document
 from esa_cli.errors import PARTIAL, DocumentError, ResourceError, UsageError
 from esa_cli.system import files
 from esa_cli.system.jsonl import OrderedJsonLines
@@ -94,10 +91,14 @@ def test_rows_come_in_the_order_of_the_questions_and_sets_are_read_once(
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     go(asker, write(*MIXED), out)
     assert [row["question"] for row in rows(out)] == ["1", "2", "3", "4", "5"]
-    assert [call["question"] for call in asker.calls] == ["1", "3", "5", "4", "2"]
+    assert [call["question"] for call in asker.calls] == ["1", "3", "5", "2", "4"]
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
-    assert [call["books"] for call in asker.calls][-2] == ["text b", "text a"]
+    assert asker.calls[-1]["books"] == ["text b", "text a"]
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl"]
+    before = out.read_bytes()
+    go(asker, tmp_path / "q.jsonl", out)
+    assert out.read_bytes() == before
+    assert len(asker.calls) == 5
 
 
 def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
@@ -115,63 +116,53 @@ def test_a_row_has_everything(write: Write, tmp_path: Path) -> None:
     assert "ü" in out.read_text("utf-8")
 
 
-def test_documents_are_relative_to_the_file_or_from_the_command(
-    write: Write, tmp_path: Path
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/d.txt").write_text("text d", "utf-8")
-    path = write(q("1", "d.txt"), q("2"), name="sub/q.jsonl")
+def test_which_documents_are_meant(write: Write, tmp_path: Path) -> None:
+    """Relative to the file, folders, patterns, or those of the command."""
+    (tmp_path / "sub/own").mkdir(parents=True)
+    for name in ("d.txt", "e.txt"):
+        (tmp_path / "sub/own" / name).write_text(f"text {name}", "utf-8")
+    asked = [q("1", "own"), q("2", "own/[e]*.txt"), q("3", "*.none"), q("4", "../a.txt"), q("5")]
+    path = write(*asked, name="sub/q.jsonl")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     go(asker, path, out, default=("c.txt",))
-    assert [call["books"] for call in asker.calls] == [["text d"], ["text c"]]
-    assert [row["documents"] for row in rows(out)] == [["d.txt"], ["c.txt"]]
-
-
-def test_folders_and_patterns(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    for name in ("d.txt", "e.txt"):
-        (tmp_path / "sub" / name).write_text(f"text {name}", "utf-8")
-    path = write(q("1", "sub"), q("2", "sub/[e]*.txt"), q("3", "*.none"), q("4", "a.txt"))
-    asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    go(asker, path, out)
-    asked = [call["books"] for call in asker.calls]
-    assert asked == [["text d.txt", "text e.txt"], ["text e.txt"], ["text a"]]
+    assert [call["books"] for call in asker.calls] == [
+        ["text d.txt", "text e.txt"], ["text e.txt"], ["text a"], ["text c"],
+    ]  # fmt: skip
     assert "no file matches" in rows(out)[2]["error"]
-    assert rows(out)[0]["documents"] == ["sub"]
-    assert len(asker.ingested) == 3
+    assert [row["documents"] for row in rows(out)][-2:] == [["../a.txt"], ["c.txt"]]
+    assert len(asker.ingested) == 4
 
 
 BAD = [
-    ("{", "must be JSON"),
-    ("[1]", "must be a JSON object"),
-    ('{"documents": ["a.txt"]}', '"question" must be a text'),
-    ('{"question": "  ", "documents": ["a.txt"]}', '"question" must be a text that is not empty'),
-    ('{"question": "x"}', "documents must be named"),
-    ('{"question": "x", "documents": "a.txt"}', "must be a list"),
-    ('{"question": "x", "documents": []}', "must be a list"),
-    ('{"question": "x", "documents": ["-"]}', "standard input"),
-    ('{"question": "\\ud800", "documents": ["a.txt"]}', "surrogate"),
-    ("[" * 100_000, "must be JSON"),
-    ('{"question": "x", "documents": ["a.txt"], "id": NaN}', "must be finite, got NaN"),
-    ('{"question": "x", "documents": ["a.txt"], "id": [-Infinity]}', "got -Infinity"),
-    ('{"question": "x", "documents": ["a.txt"], "id": 1e999}', "must be finite, got 1e999"),
-    ('{"question": "x", "question": "y", "documents": ["a.txt"]}', '"question" is given twice'),
-    ('{"question": "x", "documents": ["a.txt"], "id": {"a": 1, "a": 1}}', '"a" is given twice'),
+    "{",
+    "[1]",
+    '{"documents": ["a.txt"]}',
+    '{"question": "  ", "documents": ["a.txt"]}',
+    '{"question": "x"}',
+    '{"question": "x", "documents": "a.txt"}',
+    '{"question": "x", "documents": []}',
+    '{"question": "x", "documents": ["-"]}',
+    '{"question": "\\ud800", "documents": ["a.txt"]}',
+    "[" * 100_000,
+    '{"question": "x", "documents": ["a.txt"], "id": [-Infinity]}',
+    '{"question": "x", "documents": ["a.txt"], "id": 1e999}',
+    '{"question": "x", "question": "y", "documents": ["a.txt"]}',
+    '{"question": "x", "document": ["a.txt"]}',
+    '{"question": "x", "Docs": ["a.txt"]}',
 ]
 
 
-@pytest.mark.parametrize(("line", "fault"), BAD)
-def test_a_bad_line_has_an_error_and_the_others_go_on(
-    write: Write, tmp_path: Path, line: str, fault: str
-) -> None:
+def test_a_bad_line_has_an_error_and_the_others_go_on(write: Write, tmp_path: Path) -> None:
+    """A slip in the key of the documents is one: it would be asked of the command's documents."""
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    answers = go(asker, write(q("1", "a.txt"), "", line, q("2", "a.txt")), out)
-    good, bad, last = rows(out)
-    assert fault in bad["error"]
-    assert "line 3" in bad["error"]
-    assert "answer" not in bad
+    answers = go(asker, write(q("1", "a.txt"), "", *BAD, q("2", "a.txt")), out)
+    good, *bad, last = rows(out)
+    for number, row in enumerate(bad, 3):
+        assert f"line {number}: " in row["error"]
+        assert "answer" not in row
     assert (good["answer"], last["answer"]) == ("You asked: 1", "You asked: 2")
-    assert answers.failed == {1}
+    assert answers.failed == set(range(1, 1 + len(BAD)))
     assert [Path(source).name for source in asker.ingested] == ["a.txt"]
 
 
@@ -183,34 +174,21 @@ def test_a_file_without_any_question_is_refused(tmp_path: Path, content: bytes) 
         read_questions(path, ("a.txt",), {})
 
 
-def test_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"question": "1"}\r\n{"question": "2"}\r\n')
-    assert [(one.question, one.fault) for one in read_questions(path, ("a.txt",), {})] == [
-        ("1", ""),
-        ("2", ""),
-    ]
-
-
 def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -> None:
     asker, out = FakeAsker(), tmp_path / "out.jsonl"
     asker.failures["3"] = ResourceError("no room", "buy some")
-    path = write(q("1", "gone.txt"), q("2", "a.txt", "gone.txt"), q("3", "a.txt"), q("4", "a.txt"))
-    answers = go(asker, path, out)
+    asker.failures["5"] = RuntimeError("a bug")
+    asked = [q("1", "gone.txt"), q("2", "a.txt", "gone.txt"), q("3", "a.txt"), q("4", "a.txt")]
+    answers = go(asker, write(*asked), out)
     found = rows(out)
-    assert "there is no document" in found[0]["error"]
+    assert "gone.txt" in found[0]["error"]
     assert "gone.txt" in found[1]["error"]
     assert (found[2]["error"], found[2]["hint"]) == ("no room", "buy some")
     assert found[3]["answer"] == "You asked: 4"
     assert answers.failed == {0, 1, 2}
-
-
-def test_what_is_no_mistake_of_a_question_ends_the_run(write: Write, tmp_path: Path) -> None:
-    asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    asker.failures["2"] = RuntimeError("a bug")
     with pytest.raises(RuntimeError):
-        go(asker, write(q("1", "a.txt"), q("2", "a.txt")), out)
-    assert [row["question"] for row in rows(out)] == ["1"]
+        go(asker, write(*asked, q("5", "a.txt")), out)
+    assert len(rows(out)) == 4, "what is no mistake of a question ends the run"
 
 
 class Dying(FakeAsker):
@@ -226,10 +204,6 @@ class Dying(FakeAsker):
         return super().ask(question, books, **more)
 
 
-def strip(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "timing"} for row in found]
-
-
 @pytest.mark.parametrize("at", range(5))
 def test_an_interrupted_run_goes_on_and_asks_nothing_twice(
     write: Write, tmp_path: Path, at: int
@@ -240,7 +214,7 @@ def test_an_interrupted_run_goes_on_and_asks_nothing_twice(
     with pytest.raises(KeyboardInterrupt):
         go(dying, path, out)
     so_far = [row["question"] for row in rows(out)]
-    assert so_far == ["1", "2", "3", "4", "5"][: len(so_far)]
+    assert so_far == sorted(call["question"] for call in dying.calls)
     go(second, path, out)
     assert out.read_bytes() == whole.read_bytes()
     asked = [call["question"] for call in (*dying.calls, *second.calls)]
@@ -248,22 +222,15 @@ def test_an_interrupted_run_goes_on_and_asks_nothing_twice(
 
 
 def test_half_a_row_is_dropped_wherever_it_was_cut(write: Write, tmp_path: Path) -> None:
-    """Every length that a kill may leave of either file."""
+    """Every length that a kill may leave of the file, whose rows are in the order of asking."""
     path, whole, out = write(*MIXED), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    part = tmp_path / "out.jsonl.part"
     go(FakeAsker(), path, whole)
-    with pytest.raises(KeyboardInterrupt):
-        go(Dying(3), path, out)
-    done, waiting = out.read_bytes(), part.read_bytes()
-    assert waiting
-    for file, data in ((out, done), (part, waiting)):
-        for length in (*range(12), *range(12, len(data), 37)):
-            out.write_bytes(done)
-            part.write_bytes(waiting)
-            file.write_bytes(data[:length])
-            go(FakeAsker(), path, out)
-            assert out.read_bytes() == whole.read_bytes()
-            assert not part.exists()
+    lines = whole.read_bytes().splitlines(keepends=True)
+    data = b"".join(lines[number] for number in (0, 2, 4, 1, 3))
+    for length in (*range(12), *range(12, len(data), 37), len(data)):
+        out.write_bytes(data[:length])
+        go(FakeAsker(), path, out)
+        assert out.read_bytes() == whole.read_bytes()
 
 
 CHILD = """
@@ -303,15 +270,6 @@ def test_kills_lose_nothing(write: Write, tmp_path: Path) -> None:
     assert [row["question"] for row in rows(out)] == [str(number) for number in range(90)]
 
 
-def test_a_finished_file_is_left_as_it_is(write: Write, tmp_path: Path) -> None:
-    path, out = write(*MIXED), tmp_path / "out.jsonl"
-    go(FakeAsker(), path, out)
-    before, asker = out.read_bytes(), FakeAsker()
-    go(asker, path, out)
-    assert out.read_bytes() == before
-    assert not asker.ingested
-
-
 @pytest.mark.parametrize("changed", ["a.txt", "b.txt", "town/new.txt"])
 def test_what_is_about_a_changed_file_is_asked_again(
     write: Write, tmp_path: Path, changed: str
@@ -328,72 +286,45 @@ def test_what_is_about_a_changed_file_is_asked_again(
     about = [str(at) for at, own in enumerate(names) if changed in own or changed[:4] in own]
     assert sorted(call["question"] for call in again.calls) == about
     assert [row["question"] for row in rows(out)] == [row["question"] for row in before]
-    go(FakeAsker(), path, out)
-    assert not Path(f"{out}.part").exists()
-
-
-def test_questions_may_be_added_at_the_end(write: Write, tmp_path: Path) -> None:
-    out, asker = tmp_path / "out.jsonl", FakeAsker()
-    go(FakeAsker(), write(*MIXED), out)
-    go(asker, write(*MIXED, q("6", "b.txt")), out)
-    assert [call["question"] for call in asker.calls] == ["6"]
-    assert len(rows(out)) == 6
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "settings"),
     [
-        ([MIXED[0], q("other", "b.txt"), *MIXED[2:]], "row 2 answers another question than line 2"),
-        ([q("1", "c.txt"), *MIXED[1:]], "row 1 answers another question"),
-        ([q("1", "a.txt", id=9), *MIXED[1:]], "row 1 answers"),
-        (MIXED[:-1], "no such question any more"),
+        ([MIXED[0], q("other", "b.txt"), *MIXED[2:]], {}),
+        ([q("1", "c.txt"), *MIXED[1:]], {}),
+        ([q("1", "a.txt", id=9), *MIXED[1:]], {}),
+        (MIXED[:-1], {}),
+        (MIXED, {"seed": 2}),
     ],
 )  # fmt: skip
-def test_another_questions_file_is_refused(
-    write: Write, tmp_path: Path, changed: list[Any], message: str
+def test_other_questions_or_settings_are_refused(
+    write: Write, tmp_path: Path, changed: list[Any], settings: dict[str, Any]
 ) -> None:
     out = tmp_path / "out.jsonl"
     go(FakeAsker(), write(*MIXED), out)
     before = out.read_bytes()
-    with pytest.raises(UsageError, match=message):
-        go(FakeAsker(), write(*changed), out)
+    with pytest.raises(UsageError):
+        go(FakeAsker(), write(*changed), out, **settings)
     assert out.read_bytes() == before
-
-
-def test_a_change_behind_what_is_written_is_found_in_the_waiting_rows(
-    write: Write, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        go(Dying(3), write(*MIXED), out)
-    with pytest.raises(UsageError, match="part answers another question than line 5"):
-        go(FakeAsker(), write(*MIXED[:4], q("other", "a.txt")), out)
-
-
-def test_other_settings_are_refused_and_called_so(write: Write, tmp_path: Path) -> None:
-    path, out = write(*MIXED), tmp_path / "out.jsonl"
-    go(FakeAsker(), path, out, seed=1)
-    with pytest.raises(UsageError, match="the same question under other settings"):
-        go(FakeAsker(), path, out, seed=2)
 
 
 @pytest.mark.parametrize(
     "content",
     [
         '{"a": 1}\n', "text\n", '{"error": "x"}\n{"b": 2}\n', '{"a": 1}', "text", '{"id": 1}',
-        '{"index": 1}', "{\n", "[" * 100_000,
+        "{\n", "[" * 100_000,
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.part"])
 @pytest.mark.parametrize("retry", [False, True])
 def test_a_file_of_somebody_else_is_not_touched(
-    write: Write, tmp_path: Path, content: str, name: str, retry: bool
+    write: Write, tmp_path: Path, content: str, retry: bool
 ) -> None:
     out = tmp_path / "out.jsonl"
-    (tmp_path / name).write_text(content, "utf-8")
+    out.write_text(content, "utf-8")
     with pytest.raises(UsageError):
         go(FakeAsker(), write(*MIXED), out, retry=retry)
-    assert (tmp_path / name).read_text("utf-8") == content
+    assert out.read_text("utf-8") == content
 
 
 def test_limit_takes_the_first_and_more_later(write: Write, tmp_path: Path) -> None:
@@ -402,7 +333,8 @@ def test_limit_takes_the_first_and_more_later(write: Write, tmp_path: Path) -> N
     assert [row["question"] for row in rows(out)] == ["1", "2", "3"]
     go(second, path, out)
     assert [call["question"] for call in second.calls] == ["4", "5"]
-    assert len(rows(out)) == 5
+    go(second, write(*MIXED, q("6", "b.txt")), out)
+    assert [row["question"] for row in rows(out)] == ["1", "2", "3", "4", "5", "6"]
 
 
 def test_retry_asks_only_what_failed(write: Write, tmp_path: Path) -> None:
@@ -424,14 +356,14 @@ def test_a_line_that_was_mended_is_asked_by_a_retry(write: Write, tmp_path: Path
     path = write(q("1", "a.txt"), q("2", "b.txt"), q("3", "new/*.txt"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new/n.txt").write_text("text n", "utf-8")
-    with pytest.raises(UsageError, match="row 2 answers another question"):
+    with pytest.raises(UsageError):
         go(FakeAsker(), path, out)
     go(asker, path, out, retry=True)
     assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
     assert [call["question"] for call in asker.calls] == ["2", "3"]
 
 
-def test_a_kill_between_the_two_steps_of_a_retry_loses_nothing(
+def test_a_kill_after_failed_rows_are_removed_loses_nothing(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = write(q("1", "a.txt"), q("2", "d.txt"), q("3", "a.txt")), tmp_path / "out.jsonl"
@@ -442,11 +374,10 @@ def test_a_kill_between_the_two_steps_of_a_retry_loses_nothing(
         real(source, target)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "replace", once)
-    with pytest.raises(KeyboardInterrupt):
-        go(FakeAsker(), path, out, retry=True)
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", once)
+        with pytest.raises(KeyboardInterrupt):
+            go(FakeAsker(), path, out, retry=True)
     (tmp_path / "d.txt").write_text("text d", "utf-8")
     asker = FakeAsker()
     go(asker, path, out, retry=True)
@@ -474,13 +405,6 @@ def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> Non
     assert "missing" not in second
 
 
-def test_a_line_says_what_its_documents_lack() -> None:
-    asker, out = Lacking(), io.StringIO()
-    books = [asker.ingest(read_document("a.txt"))]
-    assert ask_lines(asker, books, [(1, "x")], out, True, reporter=Reporter(True)) == 0
-    assert json.loads(out.getvalue())["missing"] == ["a.txt: text a"]
-
-
 def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> None:
     held: set[int] = set()
     most = 0
@@ -503,16 +427,9 @@ def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> N
         def ask(self, question: str, books: Any, **more: Any) -> Any:
             return super().ask(question, ["x"], **more)
 
-    alone = [q(str(n), f"{n}.txt") for n in range(20)]
+    alone = [q(name, name) for name in documents(20)]
     go(Counting(), write(*alone), tmp_path / "out.jsonl")
     assert most <= 2
-    again = [q("all", *(f"{n}.txt" for n in range(20)))]
-    most = 0
-    go(Counting(), write(*alone, *again, name="r.jsonl"), tmp_path / "second.jsonl", limit=20)
-    assert most <= 2
-    pairs = [q(f"{n}!", f"{n}.txt", "x.txt") for n in range(20)]
-    go(Counting(), write(*alone, *pairs, name="s.jsonl"), tmp_path / "third.jsonl")
-    assert most <= MOST_SCHEDULED + 2
 
 
 FULL = """
@@ -549,55 +466,10 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(
     assert len(asker.calls) < 5 or room == 100
 
 
-def greedy(sets: list[set[str]]) -> list[int]:
-    """The rule of `order`, told by loops."""
-    found: list[int] = []
-    while len(found) < len(sets):
-        read = {path for at in found for path in sets[at]}
-        left = [at for at in range(len(sets)) if at not in found]
-        sharing = [at for at in left if sets[at] & read]
-        found.append(min(sharing, key=lambda at: (len(sets[at] - read), at), default=left[0]))
-    return found
-
-
-def test_the_order_is_the_rule() -> None:
-    dice = random.Random(0)
-    for _ in range(300):
-        names = "abcdefghijkl"[: dice.randint(1, 12)]
-        sets = [set(dice.choices(names, k=dice.randint(0, 4))) for _ in range(dice.randint(0, 12))]
-        assert list(order(sets)) == greedy(sets)
-
-
 def documents(count: int) -> list[str]:
     for number in range(count):
         Path(f"{number}.txt").write_text(f"text {number}", "utf-8")
     return [f"{number}.txt" for number in range(count)]
-
-
-def test_sets_that_share_documents_are_asked_together(write: Write, tmp_path: Path) -> None:
-    names, asker = documents(20), FakeAsker()
-    path = write(*(q(f"of {name}", name) for name in names), q("of all", *names))
-    go(asker, path, tmp_path / "out.jsonl")
-    assert [call["question"] for call in asker.calls][:3] == ["of 0.txt", "of all", "of 1.txt"]
-    assert len(asker.ingested) == 20
-    assert len(rows(tmp_path / "out.jsonl")) == 21
-
-
-def test_what_cannot_stay_open_is_read_again(write: Write, tmp_path: Path) -> None:
-    names, asker = documents(2 * MOST_SCHEDULED), FakeAsker()
-    pairs = [q(f"{a} {b}", a, b) for a, b in itertools.combinations(names, 2)]
-    go(asker, write(*pairs), tmp_path / "out.jsonl")
-    assert len(asker.ingested) > len(names)
-    assert all(
-        row["answer"] == f"You asked: {row['question']}" for row in rows(tmp_path / "out.jsonl")
-    )
-
-
-class Book:
-    """As text, but it can be seen when it is let go."""
-
-    def __init__(self, text: str, document: Any) -> None:
-        self.text, self.document = text, document
 
 
 class Small(FakeAsker):
@@ -610,20 +482,18 @@ class Small(FakeAsker):
     def ingest(self, source: Any, progress: Any = None) -> Any:
         if len(self.alive) == self.books_room:
             raise ResourceError("no room")
-        text = super().ingest(source)
-        book = Book(text, text.document)
+        book = super().ingest(source)
         self.alive.add(book)
         return book
 
     def ask(self, question: str, books: Any, **more: Any) -> Any:
-        return super().ask(question, [book.text for book in books], **more)
+        return super().ask(question, [str(book) for book in books], **more)
 
 
 def test_where_memory_is_short_only_the_present_set_stays(write: Write, tmp_path: Path) -> None:
     names, out, asker = documents(5), tmp_path / "out.jsonl", Small(3)
     pairs = [q(f"{a} {b}", a, b) for a, b in itertools.combinations(names, 2)]
     go(asker, write(*pairs), out)
-    assert len(asker.ingested) > 5
     assert [row.get("error") for row in rows(out)] == [None] * 10
     go(Small(3), write(q("all", *names), name="r.jsonl"), tmp_path / "second.jsonl")
     assert rows(tmp_path / "second.jsonl")[0]["error"] == "no room"
@@ -669,31 +539,8 @@ def test_what_a_folder_holds_and_cannot_be_read_is_left_out(
     assert answers.failed == {1, 2}
 
 
-def test_the_command_says_what_is_left_out(
-    write: Write, tmp_path: Path, scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(q("1", "docs"), q("2", "docs"), q("3"))
-    result = command(monkeypatch, FakeAsker(), "q.jsonl", "docs", "--out", "out.jsonl", "--quiet")
-    assert result.exit_code == 0, result
-    said = result.stderr.splitlines()
-    assert said[0] == "esa: docs: 2 files to read; left out: 1 empty (empty.txt)"
-    assert said[1].startswith("esa: left out: the document docs/scan.pdf has no text")
-    assert len(said) == 2, "quiet, and each once"
-    assert all(row["left_out"] for row in rows(tmp_path / "out.jsonl"))
-
-
-@contextmanager
-def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
-    yield asker
-
-
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
-    app = typer.Typer()
-    app.command()(batch.batch)
-    return typer.testing.CliRunner().invoke(app, [*words, "--preset", "tiny-random"])
+    return run_command(monkeypatch, batch.batch, asker, *words, "--preset", "tiny-random")
 
 
 FROM_TEXT = ["--set", "answer.from=text"]
@@ -702,10 +549,6 @@ FROM_TEXT = ["--set", "answer.from=text"]
 def test_the_command(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(*MIXED)
     asker = FakeAsker()
-    refused = command(monkeypatch, asker, "q.jsonl", "--out", "new/out.jsonl")
-    assert isinstance(refused.exception, UsageError)
-    assert "there is no folder" in refused.exception.message
-    assert not (tmp_path / "new").exists()
     (tmp_path / "new").mkdir()
     result = command(
         monkeypatch, asker, "q.jsonl", "--out", "new/out.jsonl", "--json", "--seed", "4",
@@ -731,44 +574,32 @@ def test_the_command_says_what_is_wrong_first_and_ends_with_seven(
     result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
     assert result.exit_code == PARTIAL == 7
     said = result.stderr.splitlines()
-    assert said[0].startswith("esa: q.jsonl, line 2: the line must be JSON")
-    assert said[1] == "esa: there is no document gone.txt"
-    assert said[2].startswith("esa: 1 of 3 questions answered")
+    assert "line 2" in said[0]
+    assert "gone.txt" in said[1]
     assert command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl").exit_code == PARTIAL
     limited = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl", "--limit", "1")
     assert limited.exit_code == 0
-
-
-def test_a_finished_batch_opens_no_model(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write(*MIXED)
-    command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
-    result = command(monkeypatch, None, "q.jsonl", "--out", "out.jsonl")  # type: ignore[arg-type]
-    assert result.exit_code == 0
-    assert "5 questions of an earlier run are kept" in result.stderr
-
-
-def test_the_preset_is_part_of_what_may_not_change(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(*MIXED)
-    command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
+    command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "all.jsonl")
+    result = command(monkeypatch, None, "q.jsonl", "--out", "all.jsonl")  # type: ignore[arg-type]
+    assert result.exit_code == 0, "a finished batch opens no model"
     for changed in (["--set", "window.selected=32"], [*FROM_TEXT, "--answer", "span"]):
-        result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl", *changed)
+        result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "all.jsonl", *changed)
         assert isinstance(result.exception, UsageError)
-        assert "under other settings" in str(result.exception)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["q.jsonl", "--out", "q.jsonl"],
-        ["q.jsonl", "--out", "out.jsonl", "-"],
-        ["q.jsonl", "--out", "."],
+        ["q.jsonl", "--out", "q.jsonl"], ["q.jsonl", "--out", "out.jsonl", "-"],
+        ["q.jsonl", "--out", "."], ["q.jsonl", "--out", "/dev/null"],
+        ["q.jsonl", "--out", "nowhere/out.jsonl"],
     ],
-)
+)  # fmt: skip
 def test_commands_that_cannot_be(
     write: Write, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
+    """What is in --out is read first: a device has no end."""
     write(*MIXED)
     asker = FakeAsker()
     assert isinstance(command(monkeypatch, asker, *words).exception, UsageError)
@@ -787,25 +618,6 @@ def test_documents_whose_names_are_not_utf8(write: Write, tmp_path: Path) -> Non
     asker = FakeAsker()
     go(asker, path, out, default=(name,))
     assert not asker.calls, "its row is known again"
-
-
-def test_answers_go_into_an_ordinary_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is read first: /dev/full has no end."""
-    write(q("1", "a.txt"))
-    result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "/dev/null")
-    assert isinstance(result.exception, UsageError)
-    assert "must be a regular file" in result.exception.message
-
-
-def test_a_slip_in_the_key_of_the_documents_is_told(write: Write, tmp_path: Path) -> None:
-    """Or the question would be asked of the command's documents."""
-    path = write(*({"question": "x", key: ["a.txt"]} for key in ("document", "Docs", "source")))
-    first, second, other = read_questions(path, ["b.txt"], {})
-    assert (first.fault, second.fault) == (
-        'the key must be "documents", got "document"',
-        'the key must be "documents", got "Docs"',
-    )
-    assert not other.fault
 
 
 def test_two_processes_do_not_write_the_same_answers(
@@ -831,38 +643,27 @@ def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:
 def test_lines_are_answered_each_on_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     asker = FakeAsker()
     asker.failures["bad"] = DocumentError("it is gone")
-    out, wrong = asked(asker, b"one\n\nbad\ntwo", False)
-    assert out == "You asked: one\n\n\n\nYou asked: two\n\n"
-    assert wrong == 1
+    out, wrong = asked(asker, b"one\n\nbad\ntwo\n\xff\n", False)
+    assert out == "You asked: one\n\n\n\nYou asked: two\n\n\n\n"
+    assert wrong == 2
     assert [call["history"] for call in asker.calls] == [[], [], []]
     assert asker.calls[0]["seed"] == 5
     err = capsys.readouterr().err
     assert "esa: line 3: it is gone" in err
     assert err.count("passage 0 of alpha") == 2
-
-
-def test_a_line_that_is_not_utf8_does_not_end_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = b"one\n\xff\xfe\nthree\n"
-    out, wrong = asked(FakeAsker(), text, True)
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert [row.get("answer") for row in rows] == ["You asked: one", None, "You asked: three"]
-    assert (rows[1]["question"], rows[1]["error"]) == ("", "line 2 must be UTF-8")
-    assert wrong == 1
-    asked(FakeAsker(), text, False)
-    assert capsys.readouterr().err.count("esa: line 2 must be UTF-8") == 1
-
-
-def test_lines_as_json() -> None:
-    asker = FakeAsker()
-    asker.failures["bad"] = DocumentError("it is gone")
-    out, wrong = asked(asker, b"one\nbad\n", True)
-    first, second = (json.loads(line) for line in out.splitlines())
-    assert (first["line"], first["question"], first["answer"]) == (1, "one", "You asked: one")
-    assert len(first["evidence"]) == 1
-    assert (second["line"], second["error"]) == (2, "it is gone")
-    assert wrong == 1
+    out, wrong = asked(asker, b"one\nbad\n\xff\nfour", True)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [row.get("answer") for row in answers] == [
+        "You asked: one",
+        None,
+        None,
+        "You asked: four",
+    ]
+    assert (answers[0]["line"], answers[0]["question"]) == (1, "one")
+    assert len(answers[0]["evidence"]) == 1
+    assert (answers[1]["line"], answers[1]["error"]) == (2, "it is gone")
+    assert answers[2]["question"] == ""
+    assert wrong == 2
 
 
 def test_joined_rows_have_the_ids_of_their_questions_and_answers_stay(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_asker import FakeAsker
 
-from esa_cli.apps.open_books import OpenBooks, ScheduledBooks
+from esa_cli.apps.open_books import OpenBooks
 from esa_cli.errors import ResourceError
 
 
@@ -42,17 +42,6 @@ def test_the_longest_unused_document_is_closed_first(paths: list[str]) -> None:
     assert names(asker) == "abcddb"
 
 
-def test_of_a_schedule_the_furthest_next_use_is_closed_first(paths: list[str]) -> None:
-    a, b, c, d = paths
-    asker = FullAsker()
-    schedule = [[a], [b], [c], [d], [b], [c], [a]]
-    books = ScheduledBooks(asker, schedule)
-    for (path,) in schedule:
-        books.next()
-        books.book(books.read(path))
-    assert names(asker) == "abcdda"
-
-
 def test_a_document_without_a_book_is_read_again(paths: list[str]) -> None:
     """A book that was not finished leaves nothing in memory."""
     books = OpenBooks(FakeAsker())
@@ -61,3 +50,13 @@ def test_a_document_without_a_book_is_read_again(paths: list[str]) -> None:
     assert books.read(paths[0]) is first
     books.need(())
     assert books.read(paths[0]) is not first
+
+
+def test_a_document_that_no_later_question_needs_is_closed(paths: list[str]) -> None:
+    asker = FakeAsker()
+    books = OpenBooks(asker)
+    a, b, c, _ = paths
+    for path, later in ((a, [b, c, a]), (b, [c, a]), (c, [a]), (a, []), (b, [])):
+        books.need([path], later)
+        books.book(books.read(path))
+    assert names(asker) == "abcb"

@@ -23,7 +23,7 @@ from forked import killed, taken
 from mcp_client import FakeDocumentAsker, call, tools_of
 
 from esa_cli.__main__ import main
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.qa.ingestion.library_texts import library_texts
 from esa_cli.storage.library import Library
 
@@ -75,8 +75,7 @@ def by_server(run: Esa, most: int) -> str:
     """The list, every text, and an answer that is asked of all."""
     library = Library()
     asker = FakeDocumentAsker(library)
-    served = AllowedDocuments(asker, [], [], stored=StoredDocuments(library), words=library,
-                              most=most)  # fmt: skip
+    served = AllowedDocuments(asker, [], [], library, stored=True, most=most)
     listed = list_documents(served)["data"]
     texts = [served.document(one["id"]).text for one in listed]
     opened = served.open(served.find(None), None, QUESTION)

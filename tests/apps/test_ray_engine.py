@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,8 +18,7 @@ from engine_process import LONGEST_S, ended, start
 from square_worker import SquareWorker
 
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.engine import engine as engines
-from esa_cli.apps.engine.engine import WorkerProcess, ray_engine
+from esa_cli.apps.engine.engine import ray_engine
 from esa_cli.errors import ResourceError
 
 pytest.importorskip("ray")
@@ -71,15 +69,6 @@ def wait_for_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
     raise AssertionError("no actor began a task")
 
 
-def rows(path: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in MEASURED}
-        for line in lines
-        if "command" not in line
-    ]
-
-
 def write_documents() -> None:
     Path("docs").mkdir()
     for name in "abcd":
@@ -103,32 +92,10 @@ def test_tasks_and_their_errors(tmp_path: Path) -> None:
             list(engine.run(SquareWorker(tmp_path / "none"), [3]))
 
 
-def test_a_cluster_that_others_use_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    with ray_engine(Reporter(quiet=True), 1, "cpu") as engine:
-        every = ray.cluster_resources()["CPU"]
-        other = ray.remote(WorkerProcess).options(num_cpus=every).remote(None, str(tmp_path))
-        ray.get(other.ready.remote())
-        monkeypatch.setattr(engines, "PLACE_S", 4.0)
-        with pytest.raises(ResourceError, match="started no worker"):
-            list(engine.run(SquareWorker(tmp_path), [1, 2]))
-
-
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     write_documents()
     assert "the Ray cluster cannot be used" in ended(start("ingest", "docs", *RAY), 2)
-
-
-def test_a_batch_is_that_of_one_process() -> None:
-    write_documents()
-    command = ["batch", "q.jsonl", "--max-new-tokens", "4"]
-    ended(start(*command, "--out", "here.jsonl"))
-    ended(start(*command, *RAY, "--out", "there.jsonl"))
-    assert rows("there.jsonl") == rows("here.jsonl")
 
 
 def test_an_ingest_continues_after_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:

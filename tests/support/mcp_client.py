@@ -16,7 +16,6 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
 from esa_cli.apps.mcp_server.mcp_app import served
-from esa_cli.apps.mcp_server.named_documents import DocumentNames
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
@@ -75,10 +74,10 @@ def tools_of(
 ) -> DocumentTools:
     """The tools of a server; `asker` may be a function that loads one."""
     on_demand = asker_on_demand(asker if callable(asker) else lambda: asker)
-    names = DocumentNames(library, AllowedDocuments(on_demand, [], allowed))
+    documents = AllowedDocuments(on_demand, [], allowed, library, stored=True, most=4)
     model = ModelOptions(preset="tiny-random", device="cpu", dtype="float32")
     preset = load("tiny-random", ["answer.from=text", *settings])
-    return DocumentTools(on_demand, names, preset, model, Reporter(quiet=True))
+    return DocumentTools(documents, preset, model, Reporter(quiet=True))
 
 
 def talk(

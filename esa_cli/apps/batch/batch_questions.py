@@ -9,14 +9,13 @@ question with a fault, so that the others are still answered. Documents are not 
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
-from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,6 @@ from esa_cli.documents.document import SourceFiles, source_files
 from esa_cli.errors import DocumentError
 from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
 from esa_cli.system.work_shard import WorkShard
-
-_LIKELY = ("documents", "docs")
-"""Unknown keys are ignored, but one that resembles these is refused: the question would be asked
-about the command's documents."""
-
 
 EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book.txt"]}'
 
@@ -77,18 +71,14 @@ def read_questions(
         return default if own is None else source_files([str(path.parent / name) for name in own])
 
     contents = cache(_contents)
-    found: list[BatchQuestion] = []
+    questions: list[BatchQuestion] = []
     for number, raw in enumerate(lines, 1):
         if raw.strip():
-            found.append(_question(raw, number, len(found) + 1, files, contents, settings))
-    if not found:
-        raise DocumentError(f"{path} must have a question on each line, got none", EXAMPLE)
-    if all(one.fault for one in found):
-        first = found[0]
-        raise DocumentError(
-            f"no line of {path} is a valid question; line {first.line}: {first.fault}", EXAMPLE
-        )
-    return found
+            questions.append(_question(raw, number, len(questions) + 1, files, contents, settings))
+    if all(question.fault for question in questions):
+        why = f"line {questions[0].line}: {questions[0].fault}" if questions else "it is empty"
+        raise DocumentError(f"no line of {path} is a valid question; {why}", EXAMPLE)
+    return questions
 
 
 def _question(
@@ -106,33 +96,30 @@ def _question(
     fault = fault or _fault(row, bool(files(None).sources))
     if fault:
         shown = text if isinstance(text, str) and not has_lone_surrogate(text) else ""
-        return BatchQuestion(
-            line, number, shown, (), SourceFiles(), _key(["fault", raw.hex()], []), fault
-        )
-    assert isinstance(text, str)
+        key = _key(["fault", raw.hex()], [])
+        return BatchQuestion(line, number, shown, (), SourceFiles(), key, fault)
     named = files(None).paths if own is None else tuple(own)
-    found = SourceFiles()
+    meant = SourceFiles()
     try:
-        found = files(None if own is None else named)
+        meant = files(None if own is None else named)
     except DocumentError as error:
         fault = error.message
-    key = _key([text, named, row.get("id"), settings], [contents(path) for path in found.paths])
-    return BatchQuestion(line, row.get("id", number), text, named, found, key, fault)
+    key = _key([text, named, row.get("id"), settings], [contents(path) for path in meant.paths])
+    return BatchQuestion(line, row.get("id", number), str(text), named, meant, key, fault)
 
 
 def _object(raw: bytes) -> tuple[dict[str, Any], str]:
     try:
         row = load_json(raw.decode("utf-8"))
-    except UnicodeDecodeError:
-        return {}, "the line must be UTF-8"
-    except (ValueError, RecursionError) as error:
-        return {}, f"the line must be JSON: {error}"
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError, too
+        return {}, f"the line must be JSON in UTF-8: {error}"
     return (row, "") if isinstance(row, dict) else ({}, "the line must be a JSON object")
 
 
 def _fault(row: Mapping[str, Any], has_default: bool) -> str:
     text, own = row.get("question"), row.get("documents")
-    slips = [key for key in row if difflib.get_close_matches(key.lower(), _LIKELY, 1, 0.85)]
+    # Else the question would be asked about the command's documents.
+    slips = [key for key in row if get_close_matches(key.lower(), ("documents", "docs"), 1, 0.85)]
     if own is None and slips:
         return f'the key must be "documents", got "{slips[0]}"'
     if not isinstance(text, str) or not text.strip():
@@ -152,7 +139,7 @@ def _fault(row: Mapping[str, Any], has_default: bool) -> str:
 
 def _key(asked: Any, contents: Sequence[str]) -> str:
     """In two parts, as of `OrderedJsonLines`: answers from former contents are out of date."""
-    parts = [json.dumps(one, sort_keys=True, default=str) for one in (asked, contents)]
+    parts = [json.dumps(part, sort_keys=True, default=str) for part in (asked, contents)]
     return ".".join(text_digest(part)[:16] for part in parts)
 
 
@@ -172,13 +159,12 @@ Group = list[tuple[int, BatchQuestion]]
 
 
 def groups(questions: Sequence[BatchQuestion], wanted: Callable[[int], bool]) -> list[Group]:
-    """The wanted questions by their documents, in the order to ask them."""
-    found: dict[SourceFiles, Group] = {}
-    for index, one in enumerate(questions):
+    """The wanted questions by their documents, in the order of their first questions."""
+    by_documents: dict[SourceFiles, Group] = {}
+    for index, question in enumerate(questions):
         if wanted(index):
-            found.setdefault(one.meant, []).append((index, one))
-    every = list(found.values())
-    return [every[at] for at in order([set(means.paths) for means in found])]
+            by_documents.setdefault(question.meant, []).append((index, question))
+    return list(by_documents.values())
 
 
 def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
@@ -188,32 +174,3 @@ def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> 
         return list(questions)
     asked = [index for group in groups(questions, lambda index: True) for index, _ in group]
     return [questions[index] for index in sorted(shard.block(asked))]
-
-
-def order(sets: Sequence[set[str]]) -> Iterator[int]:
-    """The indices of the sets, each once."""
-    users: dict[str, list[int]] = {}
-    for at, paths in enumerate(sets):
-        for path in paths:
-            users.setdefault(path, []).append(at)
-    unread = [len(paths) for paths in sets]
-    done = [False] * len(sets)
-    # (1, 0, index): shares nothing yet; (0, documents not ingested yet, index): shares some.
-    waiting = [(1, 0, at) for at in range(len(sets))]
-    heapify(waiting)
-    read: set[str] = set()
-    while waiting:
-        at = heappop(waiting)[-1]
-        if done[at]:  # yielded already, from an entry with more documents
-            continue
-        done[at] = True
-        yield at
-        touched = set[int]()
-        for path in sets[at] - read:
-            for user in users[path]:
-                unread[user] -= 1
-                touched.add(user)
-        read |= sets[at]
-        for user in touched:
-            if not done[user]:
-                heappush(waiting, (0, unread[user], user))

@@ -1,22 +1,22 @@
-"""Answers the questions of a file, and ingests each set of documents once.
-
-Questions about the same documents are asked together, see `schedule`; `answers_file` has the rows
-in the order of the questions. A few books that later questions need stay open, see `open_books`.
-"""
+"""Answers the questions of a file; questions about the same documents are asked together."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.batch.batch_questions import BatchQuestion, Group, groups
 from esa_cli.apps.batch.result_row import answer_row, error_row
-from esa_cli.apps.open_books import ScheduledBooks
+from esa_cli.apps.open_books import OpenBooks
 from esa_cli.documents.document import GatheredDocuments, SourceFiles, gather
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.system.jsonl import OrderedJsonLines
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
 
 Opened = tuple[GatheredDocuments, list[Any]] | EsaError
 """The documents of a group and their books, or why they cannot be read."""
@@ -26,16 +26,8 @@ def answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLines:
     """The rows of these questions, to be opened; `retry` asks those with an error again."""
-
-    def another(index: int, row: Mapping[str, Any]) -> str:
-        asked = questions[index]
-        same = row.get("question"), row.get("documents")
-        settings = same == (asked.question, list(asked.documents))
-        same_question = "the same question under other settings or of documents before a change"
-        what = same_question if settings else "another question"
-        return f"answers {what} than line {asked.line} asks"
-
-    return OrderedJsonLines(path, [one.key for one in questions], another, retry=retry)
+    places = [(question.key, question.id) for question in questions]
+    return OrderedJsonLines(path, places, retry=retry)
 
 
 def join_answers(
@@ -49,8 +41,8 @@ def join_answers(
     Raises:
         UsageError: a file has other contents, or answers of other questions or settings.
     """
-    asked = {one.key for one in questions}
-    found: dict[str, dict[str, Any]] = {}
+    asked = {question.key for question in questions}
+    rows: dict[str, dict[str, Any]] = {}
     for path in paths:
         for number, row in enumerate(answers.rows_of(path), 1):
             if row.get("key") not in asked:
@@ -58,11 +50,11 @@ def join_answers(
                     f"{path}, row {number}: these questions and settings do not have its question",
                     "give the questions file, documents and options that it was made with",
                 )
-            if "error" not in row or not (answers.retry or row["key"] in found):
-                found[row["key"]] = row
-    for index, one in enumerate(questions):
-        if one.key in found and not answers.has(index):
-            answers.add(index, {**found[one.key], "id": one.id})
+            if "error" not in row or not (answers.retry or row["key"] in rows):
+                rows[row["key"]] = row
+    for index, question in enumerate(questions):
+        if question.key in rows and not answers.has(index):
+            answers.add(index, {**rows[question.key], "id": question.id})
 
 
 def run_batch(
@@ -78,7 +70,7 @@ def run_batch(
     """Answers those of the first `limit` questions that have no row. An EsaError becomes its row.
 
     Args:
-        options: keyword arguments for `asker.ask`. progress: called after each row.
+        options: keyword arguments for `Esa.ask`. progress: called after each row.
         say: called with a line for each file of a folder or pattern that cannot be read.
 
     Raises:
@@ -95,49 +87,50 @@ def answer_groups(
     asker: Esa, groups: Sequence[Group], options: Mapping[str, Any], say: Callable[[str], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Each question's index and row, in the order of the groups; see `run_batch`."""
-    open_books = ScheduledBooks(asker, [group[0][1].meant.paths for group in groups])
+    open_books = OpenBooks(asker)
+    uses = Counter(path for group in groups for path in set(group[0][1].meant.paths))
     for group in groups:
-        open_books.next()
-        asked = dict(group)
-        for index, row in _rows(asker, group, open_books, options, say):
-            one = asked[index]
-            about = {"id": one.id, "question": one.question, "documents": list(one.documents)}
-            yield index, {**about, **row, "key": one.key}
+        meant = group[0][1].meant
+        uses -= Counter(set(meant.paths))
+        open_books.need(set(meant.paths), uses)
+        yield from _rows(asker, group, open_books, options, say)
 
 
 def _rows(
     asker: Esa,
     group: Group,
-    open_books: ScheduledBooks,
+    open_books: OpenBooks,
     options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each question's index and row. Only this frame and `open_books` refer to open books."""
+    """Only this frame and `open_books` refer to open books."""
     opened = _open(open_books, group[0][1].meant, say)
-    for index, one in group:
-        yield index, _row(asker, one, opened, options)
+    for index, question in group:
+        about = {"id": question.id, "question": question.question}
+        about["documents"] = list(question.documents)
+        yield index, {**about, **_row(asker, question, opened, options), "key": question.key}
 
 
-def _open(open_books: ScheduledBooks, meant: SourceFiles, say: Callable[[str], None]) -> Opened:
+def _open(open_books: OpenBooks, meant: SourceFiles, say: Callable[[str], None]) -> Opened:
     try:
-        found = gather(meant, open_books.read).without_copies()
-        books = [open_books.book(document) for document in found.documents]
+        gathered = gather(meant, open_books.read).without_copies()
+        books = [open_books.book(document) for document in gathered.documents]
     except EsaError as error:
         return error
-    for left_out in found.left_out[len(meant.left_out) :]:
+    for left_out in gathered.left_out[len(meant.left_out) :]:
         say(left_out.line)
-    return found, books
+    return gathered, books
 
 
 def _row(
-    asker: Esa, one: BatchQuestion, opened: Opened, options: Mapping[str, Any]
+    asker: Esa, question: BatchQuestion, opened: Opened, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    if one.fault:
-        return error_row(DocumentError(f"line {one.line}: {one.fault}"))
-    if isinstance(opened, EsaError):
-        return error_row(opened)
-    found, books = opened
     try:
-        return answer_row(asker.ask(one.question, books, **options), books, found.left_out)
+        if question.fault:
+            raise DocumentError(f"line {question.line}: {question.fault}")
+        if isinstance(opened, EsaError):
+            raise opened
+        gathered, books = opened
+        return answer_row(asker.ask(question.question, books, **options), books, gathered.left_out)
     except EsaError as error:
         return error_row(error)

@@ -32,7 +32,7 @@ def answer_row(
             "total_s": round(reply.total_s, 3),
         },
         **({"missing": missing} if missing else {}),
-        **({"left_out": [one.as_dict() for one in left_out]} if left_out else {}),
+        **({"left_out": [file.as_dict() for file in left_out]} if left_out else {}),
     }
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from esa_cli.apps.chat.conversation import Conversation, transcript
+from esa_cli.apps.chat.conversation import Conversation, Exchange, transcript
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
 from esa_cli.apps.cli.output.answer_output import AnswerStream, complain, in_full, show_under
@@ -123,14 +123,17 @@ class ChatLines:
                 f"there is no command {name}", f"did you mean {near[0]}?" if near else "see /help"
             )
 
+    def _record(self) -> list[Exchange]:
+        if not self.talk.record:
+            raise UsageError("there is no answer yet", "ask a question first")
+        return self.talk.record
+
     def _evidence(self, rest: str) -> None:
         if rest and not (rest.isascii() and rest.isdigit() and int(rest)):
             raise UsageError(
                 f"number of passages must be a whole number from 1, got {rest!r}", "try /evidence 5"
             )
-        if not self.talk.record:
-            raise UsageError("there is no answer yet", "ask a question first")
-        last = self.talk.record[-1]
+        last = self._record()[-1]
         passages = last.evidence
         if not passages:
             raise UsageError("the last answer has no passages", "it was stopped, or rests on none")
@@ -139,18 +142,15 @@ class ChatLines:
             self.reporter.warn(f"  {len(passages)} are kept of an answer")
 
     def _save(self, rest: str) -> None:
-        if not rest:
-            raise UsageError("/save must name a file, got none", "try /save talk.md")
-        if not self.talk.record:
-            raise UsageError("there is no answer yet", "ask a question first")
-        path = Path(rest.strip("\"'")).expanduser()
+        path, record = Path(rest.strip("\"'")).expanduser(), self._record()
+        if not rest or (path.exists() and path.absolute() not in self._saved):
+            got = path if rest else "none"
+            raise UsageError(f"/save must name a new file, got {got}", "try /save talk.md")
         output_paths.check("/save", path)
-        if path.exists() and path.absolute() not in self._saved:
-            raise UsageError(f"/save must name a new file, got {path}", "give another name")
-        talk = self.talk
-        output_paths.write(path, transcript(path, talk.asker.name, self.documents, talk.record))
+        text = transcript(path, self.talk.asker.name, self.documents, record)
+        output_paths.write(path, text)
         self._saved.add(path.absolute())
-        self.reporter.note(f"  saved {len(talk.record)} questions in {path}")
+        self.reporter.note(f"  saved {len(record)} questions in {path}")
 
 
 @contextmanager

@@ -43,8 +43,7 @@ class Conversation:
     """Questions and answers about the same books.
 
     Args:
-        books: results of `asker.ingest`. options: keyword arguments of `asker.ask`.
-        passages: recorded of each answer.
+        options: keyword arguments of `Esa.ask`. passages: recorded of each answer.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class Conversation:
         options: Mapping[str, Any] | None = None,
         passages: int = MAX_PASSAGES,
     ) -> None:
-        self.asker, self.books, self.passages = asker, list(books), passages
-        self.options = dict(options or {})
+        self.asker, self.books = asker, list(books)
+        self.options = {"evidence": passages, **(options or {})}
         self.reset()
 
     def reset(self) -> None:
@@ -103,12 +102,7 @@ class Conversation:
         while True:
             try:
                 return self.asker.ask(
-                    question,
-                    self.books,
-                    history=tuple(turns),
-                    evidence=self.passages,
-                    on_text=on_text,
-                    **self.options,
+                    question, self.books, history=tuple(turns), on_text=on_text, **self.options
                 )
             except HistoryError:
                 if not turns:
@@ -129,37 +123,34 @@ def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
 
 def transcript(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
     """JSON where `path` ends with .json, else Markdown; names that are not UTF-8 are escaped."""
-    form = _as_json if path.suffix.lower() == ".json" else _as_markdown
-    return form(model, documents, record).encode("utf-8", "backslashreplace").decode()
+    date = time.strftime("%Y-%m-%d")
+    if path.suffix.lower() == ".json":
+        turns = [
+            {**asdict(exchange), "evidence": [p.as_evidence() for p in exchange.evidence]}
+            for exchange in record
+        ]
+        data = {"model": model, "date": date, "documents": list(documents), "turns": turns}
+        text = json.dumps(data, indent=2, ensure_ascii=False)
+    else:
+        lines = ["# Questions and answers", "", f"{model}, {date}", ""]
+        lines += [f"- {name}" for name in documents]
+        for number, exchange in enumerate(record, 1):
+            lines += ["", f"## Question {number}", "", *_markdown(exchange)]
+        text = "\n".join(lines)
+    return f"{text}\n".encode("utf-8", "backslashreplace").decode()
 
 
-def _as_json(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
-    data = {
-        "model": model,
-        "date": time.strftime("%Y-%m-%d"),
-        "documents": list(documents),
-        "turns": [
-            {**asdict(one), "evidence": [passage.as_evidence() for passage in one.evidence]}
-            for one in record
-        ],
-    }
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-
-
-def _as_markdown(model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:
-    lines = ["# Questions and answers", "", f"{model}, {time.strftime('%Y-%m-%d')}", ""]
-    lines += [f"- {name}" for name in documents]
-    for number, one in enumerate(record, 1):
-        quoted = (f"> {line}".rstrip() for line in one.question.splitlines())
-        lines += ["", f"## Question {number}", "", "\n".join(quoted), "", one.answer]
-        if one.stopped or one.cut:
-            lines += ["", "*(stopped)*" if one.stopped else "*(cut off)*"]
-        if not one.found and not says_not_told(one.answer):
-            lines += ["", "*(the documents may not contain the answer)*"]
-        if one.evidence:
-            counts = "Passages, with how much each counts for the answer:"
-            lines += ["", counts if one.found else "The nearest passages:", ""]
-        for rank, passage in enumerate(one.evidence, 1):
-            words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {weighed_place(passage, one.found)}: {words}")
-    return "\n".join(lines) + "\n"
+def _markdown(exchange: Exchange) -> list[str]:
+    lines = [f"> {line}".rstrip() for line in exchange.question.splitlines()]
+    lines += ["", exchange.answer]
+    if exchange.stopped or exchange.cut:
+        lines += ["", "*(stopped)*" if exchange.stopped else "*(cut off)*"]
+    if not exchange.found and not says_not_told(exchange.answer):
+        lines += ["", "*(the documents may not contain the answer)*"]
+    if exchange.evidence:
+        weights = "Passages, with how much each counts for the answer:"
+        lines += ["", weights if exchange.found else "The nearest passages:", ""]
+    for rank, passage in enumerate(exchange.evidence, 1):
+        words = " ".join(passage.text.split())
+        lines.append(f"{rank}. {weighed_place(passage, exchange.found)}: {words}")
+    return lines

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
-from prompt_toolkit.document import Document
+from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
@@ -18,25 +16,6 @@ from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.cli.output.terminal import Reporter
 
 HINT = "  Ctrl-D ends; /help lists the commands"
-
-
-class CommandCompleter(Completer):
-    """Completes commands, and file names after /save."""
-
-    def __init__(self) -> None:
-        self.paths = PathCompleter(expanduser=True)
-
-    def get_completions(
-        self, document: Document, complete_event: CompleteEvent
-    ) -> Iterable[Completion]:
-        text = document.text_before_cursor
-        if text.startswith("/save "):
-            name = text.removeprefix("/save ").lstrip()
-            yield from self.paths.get_completions(Document(name, len(name)), complete_event)
-        elif text.startswith("/") and " " not in text:
-            for command, about in COMMANDS.items():
-                if command.startswith(text):
-                    yield Completion(command, -len(text), display_meta=about)
 
 
 def key_bindings() -> KeyBindings:
@@ -50,13 +29,6 @@ def key_bindings() -> KeyBindings:
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
-
-    @bindings.add("c-c")
-    def drop(event: KeyPressEvent) -> None:
-        if event.current_buffer.text:
-            event.current_buffer.reset()
-        else:
-            event.app.exit(exception=KeyboardInterrupt)
 
     return bindings
 
@@ -74,7 +46,7 @@ def history(reporter: Reporter) -> History:
 
 
 def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
-    """Reads lines until Ctrl-D or /quit.
+    """Reads lines until Ctrl-D or /quit; Ctrl-C drops a line.
 
     Args:
         devices: `input` and `output` of prompt_toolkit in place of the terminal's.
@@ -82,7 +54,7 @@ def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
     session: PromptSession[str] = PromptSession(
         "> ",
         history=history(reporter),
-        completer=CommandCompleter(),
+        completer=WordCompleter(list(COMMANDS), meta_dict=COMMANDS, sentence=True),
         complete_while_typing=False,
         key_bindings=key_bindings(),
         multiline=True,
@@ -91,11 +63,9 @@ def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
     )
     while True:
         try:
-            line = session.prompt()
+            if not lines.take(session.prompt()):
+                return
         except KeyboardInterrupt:
             reporter.note(HINT)
         except EOFError:
             return
-        else:
-            if not lines.take(line):
-                return

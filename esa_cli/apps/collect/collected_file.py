@@ -7,13 +7,12 @@ many of the chosen passages were read until then, so that a stopped run continue
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
-from esa_cli.system.jsonl import ANOTHER, JsonLines, append_row, begins_with, foreign, read_lines
+from esa_cli.system.jsonl import ANOTHER, JsonLines, begins_with, foreign, read_lines
 
 FIRST = "collect"
 """The first field of the file."""
@@ -36,8 +35,7 @@ class CollectedFile(JsonLines):
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
     ) -> None:
-        super().__init__(path)
-        self._header = {FIRST: question, "key": key, **about}
+        super().__init__(path, {FIRST: question, "key": key, **about})
         self._places: list[CollectedPlace] = []
         self._read = 0
 
@@ -56,7 +54,11 @@ class CollectedFile(JsonLines):
         self.check(path)
         for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
             if number == 1:
-                self._check(path, row)
+                if any(row.get(name) != self.header[name] for name in (FIRST, "key")):
+                    raise UsageError(
+                        f"{path} has places of another question, or of other documents or settings",
+                        ANOTHER,
+                    )
                 continue
             try:
                 if "text" in row:
@@ -66,31 +68,14 @@ class CollectedFile(JsonLines):
             except (KeyError, TypeError, ValueError) as error:
                 raise DocumentError(f"{path}: row {number} is not whole", ANOTHER) from error
 
-    def _check(self, path: Path, header: Mapping[str, Any]) -> None:
-        if header.get(FIRST) != self._header[FIRST]:
-            raise UsageError(f"{path} has places of another question", ANOTHER)
-        if header.get("key") != self._header["key"]:
-            raise UsageError(f"{path} has places of other documents or settings", ANOTHER)
-
-    def _open(self, path: Path, opened: ExitStack) -> None:
-        super()._open(path, opened)
-        assert self._file is not None
-        if not self._file.tell():
-            append_row(self._file, self._header)
-
     def add(self, place: CollectedPlace) -> None:
         """Writes a place. Raises ResourceError, DocumentError."""
-        self._append(place.as_row())
+        self.append(place.as_row())
 
     def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
         """Writes how far the run is, if that is worth a row: the places of the first `settled`
         passages are written. Raises ResourceError, DocumentError."""
         ended = stopped or settled == coverage.chosen
         if settled > self._read and (ended or settled >= self._read + EVERY):
-            self._append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})
+            self.append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})
             self._read = settled
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        if self._file is not None and self.path is not None:
-            with self._errors(self.path):
-                append_row(self._file, row)

@@ -27,11 +27,8 @@ AnsweredRows = list[tuple[int, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Answers questions about the same documents.
-
-    Args:
-        asking: keyword arguments for `Esa.ask`. library: its folder; see `IngestWorker`.
-    """
+    """Answers questions about the same documents with the keyword arguments `asking` of `Esa.ask`;
+    `library` is a folder that all machines share."""
 
     preset: Preset
     model: ModelOptions

@@ -1,8 +1,8 @@
-"""Engines: several processes that each open a worker once, and then do one task after another.
+"""Engines: processes that each open a worker once, and then do one task after another.
 
-`LocalEngine` has processes of this machine, `RayEngine` actors of a Ray cluster. A task has no
-effect that doing it again changes. A process that dies ends the command: what is finished is kept,
-and the same command continues.
+`LocalEngine` has processes of this machine, `RayEngine` actors of a Ray cluster. A task may be done
+twice without harm. A process that dies ends the command: finished results are stored, and the same
+command continues.
 """
 
 from __future__ import annotations
@@ -22,39 +22,24 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
 from esa_cli.system.machine import memory_ran_out
 
-Task = TypeVar("Task", contravariant=True)
-Result = TypeVar("Result", covariant=True)
 HINT = "what is finished is kept; memory may be short: try fewer --workers"
 CONNECT_S = 5.0
-"""Seconds for a connection to a Ray cluster."""
+"""Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
 PLACE_S = 600.0
 """Seconds after which a Ray cluster that has started no actor is given up."""
 
 
-class TaskWorker(Protocol[Task, Result]):
+class TaskWorker(Protocol):
     """What a process needs to do a command's tasks. Its pickle is small."""
 
-    def open(self, reporter: Reporter) -> AbstractContextManager[Callable[[Task], Result]]:
+    def open(self, reporter: Reporter) -> AbstractContextManager[Callable[[Any], Any]]:
         """Loads the model; gives the function that does a task. Raises EsaError."""
-        ...
-
-
-class Engine(Protocol):
-    """Does tasks in several processes."""
-
-    def run(self, worker: TaskWorker[Task, Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """The results, in the order in which the tasks end.
-
-        Raises:
-            EsaError: the worker cannot be opened, or a task raised it. ResourceError: a process
-                died.
-        """
         ...
 
 
@@ -76,7 +61,7 @@ class TaskOutcome:
 
 
 class _Warnings(Reporter):
-    """A reporter that collects warnings and shows nothing."""
+    """Collects warnings and shows nothing."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -87,16 +72,11 @@ class _Warnings(Reporter):
 
 
 class WorkerProcess:
-    """A worker in its process, opened at its first task.
+    """A worker in its process, opened at its first task in the command's working folder."""
 
-    Args:
-        folder: the command's working folder, which relative paths start from.
-    """
-
-    def __init__(self, worker: TaskWorker[Any, Any], folder: str) -> None:
+    def __init__(self, worker: TaskWorker, folder: str) -> None:
         self._worker, self._folder = worker, folder
-        self._stack = ExitStack()
-        self._reporter = _Warnings()
+        self._stack, self._reporter = ExitStack(), _Warnings()
         self._work: Callable[[Any], Any] | None = None
 
     def ready(self) -> bool:
@@ -108,7 +88,8 @@ class WorkerProcess:
         self._reporter.texts.clear()
         value, error = None, None
         try:
-            value = self._do(task)
+            self._work = self._work or self._open()
+            value = self._work(task)
         except EsaError as raised:
             error = raised
         except Exception as raised:
@@ -117,17 +98,15 @@ class WorkerProcess:
             error = ResourceError("the memory of a worker ran out", HINT)
         return TaskOutcome(value, error, tuple(self._reporter.texts))
 
-    def _do(self, task: Any) -> Any:
-        if self._work is None:
-            try:
-                os.chdir(self._folder)
-            except OSError as error:
-                raise UsageError(
-                    f"a worker cannot use the folder {self._folder}: {error.strerror}",
-                    "start in a folder that all machines share",
-                ) from error
-            self._work = self._stack.enter_context(self._worker.open(self._reporter))
-        return self._work(task)
+    def _open(self) -> Callable[[Any], Any]:
+        try:
+            os.chdir(self._folder)
+        except OSError as error:
+            raise UsageError(
+                f"a worker cannot use the folder {self._folder}: {error.strerror}",
+                "start in a folder that all machines share",
+            ) from error
+        return self._stack.enter_context(self._worker.open(self._reporter))
 
 
 _process: WorkerProcess
@@ -144,11 +123,16 @@ class LocalEngine:
         self._threads = max(1, cores // workers)
         reporter.note(f"esa: {workers} workers, {self._threads} cores each", dim=False)
 
-    def run(self, worker: TaskWorker[Task, Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """See `Engine.run`."""
+    def run(self, worker: TaskWorker, tasks: Iterable[Any]) -> Iterator[Any]:
+        """The results, in the order in which the tasks end.
+
+        Raises:
+            EsaError: the worker cannot be opened, or a task raised it. ResourceError: a process
+                died.
+        """
         # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
-        given = pickle.dumps(worker), os.getcwd(), self._threads
-        pool = ProcessPoolExecutor(self._workers, get_context("spawn"), _start, given)
+        about = pickle.dumps(worker), os.getcwd(), self._threads
+        pool = ProcessPoolExecutor(self._workers, get_context("spawn"), _start, about)
         try:
             futures = [pool.submit(_do, task) for task in tasks]
             for future in as_completed(futures):
@@ -164,7 +148,7 @@ class LocalEngine:
 
 
 def _start(worker: bytes, folder: str, threads: int) -> None:
-    """Prepares a process: Ctrl-C ends its parent, whose end is its own."""
+    """Prepares a process, which ends when its parent does; Ctrl-C is for the parent."""
     global _process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
@@ -185,12 +169,8 @@ def _do(task: Any) -> TaskOutcome:
 
 
 class RayEngine:
-    """Actors of the Ray cluster that this process is connected to.
-
-    Args:
-        workers: their number; None: one for each GPU, or for each machine where there is none.
-        device: as `--device`.
-    """
+    """Actors of the Ray cluster that this process is connected to: `workers`, else one for each
+    GPU, or for each machine where there is none. `device` as `--device`."""
 
     def __init__(self, reporter: Reporter, workers: int | None, device: str) -> None:
         import ray
@@ -211,8 +191,8 @@ class RayEngine:
         self._reporter = reporter
         reporter.note(f"esa: ray: {self.workers} workers, each {self.options}", dim=False)
 
-    def run(self, worker: TaskWorker[Task, Result], tasks: Iterable[Task]) -> Iterator[Result]:
-        """See `Engine.run`. Raises ResourceError, too: the cluster starts no actor."""
+    def run(self, worker: TaskWorker, tasks: Iterable[Any]) -> Iterator[Any]:
+        """As `LocalEngine.run`. Raises ResourceError, too: the cluster starts no actor."""
         import ray
         from ray.exceptions import RayActorError
         from ray.util import ActorPool
@@ -236,6 +216,9 @@ class RayEngine:
                 ray.kill(actor)
 
 
+Engine = LocalEngine | RayEngine
+
+
 @contextmanager
 def ray_engine(reporter: Reporter, workers: int | None, device: str) -> Iterator[RayEngine]:
     """The engine on the cluster at $RAY_ADDRESS, or on one of this machine alone.
@@ -249,7 +232,6 @@ def ray_engine(reporter: Reporter, workers: int | None, device: str) -> Iterator
     try:
         address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins anybody's on this machine
         if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
-            # Ray itself would try for minutes where nobody listens.
             socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
         ray.init(
             address, log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +13,6 @@ from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.engine.engine import Engine
 from esa_cli.documents.document import Document
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.system.machine import time_text
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """A document as the library has it; `id`, `bytes` and `rows` are None where it is not stored.
-
-    Args:
-        read_s: seconds of reading; 0: the library had it. missing: what could not be extracted.
-    """
+    """A document in the library; `id`, `bytes` and `rows` are None where it is not stored, `read_s`
+    is 0 where the library had it, and `missing` says what could not be extracted."""
 
     id: str | None
     name: str
@@ -65,11 +60,7 @@ def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter)
 
 @dataclass(frozen=True)
 class IngestWorker:
-    """Reads documents into one library.
-
-    Args:
-        rows: as `esa ingest --rows`. library: its folder, which all machines share.
-    """
+    """Reads documents into one library, whose folder all machines share."""
 
     preset: Preset
     model: ModelOptions
@@ -100,13 +91,9 @@ def ingest_by(
 ) -> list[IngestReport]:
     """Reads the documents in an engine's processes, long ones first; reports in their order."""
     show = reporter.waiting if reporter.live else reporter.throttled()
-    started, reports = time.monotonic(), dict[int, IngestReport]()
-    sizes = [max(1, len(document.text)) for document in documents]
-    tasks = sorted(enumerate(documents), key=lambda task: -sizes[task[0]])
+    reports = dict[int, IngestReport]()
+    tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     for number, report in engine.run(worker, tasks):
         reports[number] = report
-        spent = time.monotonic() - started
-        share = sum(sizes[number] for number in reports) / sum(sizes)
-        left = time_text(spent / share - spent)
-        show(f"{len(reports)} of {len(documents)} documents, {left} left")
+        show(f"{len(reports)} of {len(documents)} documents")
     return [reports[number] for number in range(len(documents))]

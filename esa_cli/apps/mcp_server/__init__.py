@@ -1,6 +1,5 @@
-"""A server of the Model Context Protocol (MCP) over one asker and the library.
+"""A server of the Model Context Protocol (MCP) over one `Esa` and the library.
 
-mcp_app          the protocol: requests, jobs, errors, resources; stdio and HTTP
-document_tools   the five tools as typed functions, which give their schemas; tool_results
-named_documents  the documents that a name in a request means
+mcp_app          the protocol: requests, jobs, errors; stdio and HTTP
+document_tools   the five tools as typed functions, which give their schemas
 """

@@ -1,52 +1,39 @@
-"""The tools: find, ask, ingest, list and show, over one library and one asker.
+"""The tools: find, ask, ingest, list and show, over one library and one `Esa`.
 
-The signature of a tool's method is its schema and its docstring the description: both are what a
-client's model reads. A tool that has a `job` may need the model and runs in the worker's thread.
+The signature of a tool's method and the fields of its result are its schema, and its docstring the
+description: what a client's model reads. A tool that has a `job` may need the model and runs in the
+worker's thread.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.mcp_server.named_documents import (
-    MOST_FILES,
-    DocumentNames,
-    path_of,
-    stored_entries,
-)
-from esa_cli.apps.mcp_server.tool_results import (
-    AskResult,
-    DocumentFacts,
-    FindResult,
-    IngestedFacts,
-    IngestResult,
-    ListResult,
-    PassageResult,
-    ShowResult,
-)
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.worker import Job
-from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import Passage, lacking
 from esa_cli.qa.api import Esa
-from esa_cli.system.text import has_lone_surrogate
+from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import Document
+    from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.presets.preset import Preset
-    from esa_cli.storage.library import Entry
 
 LONGEST_TEXT = 20_000
 """Characters of a document in one answer, before or after an offset."""
+_HOW = {"stored": "read", "synced": "words", "file": "file"}
+ABSENT = "the documents may not contain the answer"
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Words = Annotated[str, Field(min_length=1, max_length=8000, description="Words or a question.")]
 Question = Annotated[
@@ -78,19 +65,95 @@ Read = Annotated[
 ]
 
 
-def asker_on_demand(load: Callable[[], Esa]) -> Esa:
-    """An asker that is loaded when something of it is first used.
+class PassageResult(BaseModel):
+    """A passage with its place."""
 
-    Args:
-        load: raises UsageError, PresetError, ModelError or ResourceError; it is then called again
-            the next time.
-    """
+    document: str = Field(description="The document's name.")
+    id: str = Field(description="What `show` and `documents` take.")
+    file: str | None = None
+    page: int | None = None
+    line: int = Field(description="From 1, in the extracted text.")
+    chapter: str | None = None
+    start: int = Field(description="Character offset into the extracted text.")
+    end: int
+    score: float = Field(
+        description="`find`: standard deviations above the mean; `ask`: share, 0 to 1."
+    )
+    text: str
+
+
+class FindResult(BaseModel):
+    passages: list[PassageResult] = Field(description="Best first.")
+    note: str | None = None
+
+
+class AskResult(BaseModel):
+    answer: str
+    found: bool = Field(description="false: nothing was found that answers.")
+    passages: list[PassageResult] = Field(
+        description="What the answer rests on; if not found, the nearest."
+    )
+    model: str = Field(description="The local model that worded the answer.")
+    note: str | None = None
+
+
+class IngestedFacts(BaseModel):
+    """A document that the model has read."""
+
+    id: str
+    document: str
+    tokens: int
+    characters: int
+    seconds: float = Field(description="0: it was read before.")
+    stored: bool = Field(description="false: the library cannot be written.")
+    missing: list[str] = Field(description="What its text lacks.")
+
+
+class IngestResult(BaseModel):
+    documents: list[IngestedFacts]
+
+
+class DocumentFacts(BaseModel):
+    """A document of the library, or a file that may be named."""
+
+    id: str
+    document: str
+    bytes: int
+    how: Literal["read", "words", "file"] = Field(
+        description="read: by the model, text stored; words: a synchronised file, found by its "
+        "words; file: not in the library, found only where it is named."
+    )
+
+
+class ListResult(BaseModel):
+    documents: list[DocumentFacts]
+    total: int = Field(description="Documents that fit, those on other pages included.")
+    folders: list[str] = Field(description="Folders whose files may be named, too, by path.")
+    note: str | None = None
+
+
+class ShowResult(BaseModel):
+    document: str
+    id: str
+    file: str | None = None
+    start: int
+    end: int = Field(description="To read on: this as `offset`, with `before` 0.")
+    characters: int = Field(description="Of the whole text.")
+    page: int | None = None
+    line: int = Field(description="Of the first character shown.")
+    chapter: str | None = None
+    text: str
+
+
+def asker_on_demand(load: Callable[[], Esa]) -> Esa:
+    """An `Esa` that is loaded when something of it is first used; where that raises, `load` is
+    called again the next time."""
     return cast("Esa", _OnDemand(load))
 
 
 class _OnDemand:
     def __init__(self, load: Callable[[], Esa]) -> None:
-        self._load, self._asker = load, list[Esa]()
+        self._load, self._asker = load, list[Any]()
 
     def __getattr__(self, name: str) -> Any:
         if not self._asker:
@@ -99,21 +162,12 @@ class _OnDemand:
 
 
 class DocumentTools:
-    """The tools of one server.
-
-    Args:
-        preset: of the asker. model: its options.
-    """
+    """The tools of one server, with the preset and the model's options of its `Esa`."""
 
     def __init__(
-        self,
-        asker: Esa,
-        names: DocumentNames,
-        preset: Preset,
-        model: ModelOptions,
-        reporter: Reporter,
+        self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
     ) -> None:
-        self.asker, self.names, self.library = asker, names, names.library
+        self.documents, self.asker = documents, documents.asker
         self._preset, self._model, self._reporter = preset, model, reporter
 
     def find(
@@ -125,20 +179,22 @@ class DocumentTools:
     ) -> FindResult:
         """Finds the passages of the library, or of some documents, that fit words or a question:
         ranked, with document, page, line and character offsets. Quick."""
-        chosen = self._named(documents)
         from esa_cli.apps.cli.passage_books import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
+        named = self.documents.find(documents)
         opener = PassageBooks(
-            for_finding(self._preset), self._model, self.library, self._reporter, ExitStack(),
-            load=lambda: self.asker,
+            for_finding(self._preset), self._model, self.documents.library or Library(),
+            self._reporter, ExitStack(), load=lambda: self.asker,
         )  # fmt: skip
-        books = self._books(query, chosen, opener.stored, opener.open)
+        notes = list[str]()
+        opened = self.documents.open(named, None, query, notes, make=opener.open)
         job.check()
+        books = [document.book for document in opened]
         passages = opener.passages(query, books, limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.has_index]
         return FindResult(
-            passages=self._placed(passages, books), note=_note(lacking(books), unread)
+            passages=_results(passages, opened), note=_note([*notes, *lacking(books)], unread)
         )
 
     def ask(
@@ -154,26 +210,21 @@ class DocumentTools:
         """Has a small local model answer one question from documents of any length. Returns the
         answer, whether the documents may lack it, and the passages it rests on. Seconds to a
         minute."""
-        chosen = self._named(documents)
-
-        def make(source: str | Document) -> Book:
-            if read or not self.asker.answers_unread:
-                book: Book = self.asker.ingest(source, job.report_progress)
-            else:
-                book = self.asker.open(source)
-            return book
-
+        named, notes = self.documents.find(documents), list[str]()
         with self.asker.interruptible(job.check):
-            books = self._books(question, chosen, self.asker.stored, make)
+            opened = self.documents.open(named, job.report_progress, question, notes, read=read)
+            books = [document.book for document in opened]
             reply = self.asker.ask(question, books, evidence=passages)
-        cut = ["the answer was cut off at its longest"] if reply.cut else []
+        notes += [ABSENT] if reply.doubtful else []
+        notes += lacking(books)
+        notes += ["the answer was cut off at its longest"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
         return AskResult(
             answer=reply.text.strip(),
             found=reply.found,
-            passages=self._placed(reply.evidence, books, weighed=True),
+            passages=_results(reply.evidence, opened, weighed=True),
             model=self.asker.name,
-            note=_note([*lacking(books), *cut], unread),
+            note=_note(notes, unread),
         )
 
     def ingest(self, job: Job, documents: Unread) -> IngestResult:
@@ -181,16 +232,18 @@ class DocumentTools:
         so that `find` and `ask` find in them by meaning. Minutes for a book; stopped, the next
         call continues."""
         results = []
-        for document in self._named(documents) or ():
+        for named in self.documents.find(documents) or ():
+            started = time.monotonic()
             with self.asker.interruptible(job.check):
-                book = self.asker.ingest(document, job.report_progress)
+                (opened,) = self.documents.open([named], job.report_progress, read=True)
+            book, document = opened.book, opened.book.document
             results.append(
                 IngestedFacts(
-                    id=book.entry.id if book.entry else document.source,
+                    id=opened.id,
                     document=document.name,
                     tokens=book.tokens,
                     characters=len(document.text),
-                    seconds=round(book.read_s, 3),
+                    seconds=round(time.monotonic() - started, 1),
                     stored=book.entry is not None,
                     missing=list(document.missing),
                 )
@@ -207,18 +260,21 @@ class DocumentTools:
             int, Field(ge=0, description="Documents to leave out, for the next page.")
         ] = 0,
     ) -> ListResult:
-        """Lists the documents of the library, the last used first, then other files that may be
-        named."""
-        left_out, part = list[str](), containing.casefold()
-        facts = self._facts(left_out)
-        fitting = [one for one in facts if part in f"{one.document}\n{one.file}".casefold()]
-        if sum(one.how == "file" for one in facts) >= MOST_FILES:
-            left_out.append(f"at most {MOST_FILES:,} files of the folders are listed")
+        """Lists the documents of the library, and other files that may be named."""
+        listed, part = list_documents(self.documents), containing.casefold()
+        fitting = [
+            DocumentFacts.model_validate(
+                {"id": item["id"], "document": item["name"], "bytes": item["bytes"],
+                 "how": _HOW[item["kind"]]}
+            )
+            for item in listed["data"]
+            if part in f"{item['id']}\n{item['name']}".casefold()
+        ]  # fmt: skip
         return ListResult(
             documents=fitting[skip : skip + limit],
             total=len(fitting),
-            folders=self.names.folders,
-            note="; ".join(left_out) or None,
+            folders=[str(folder) for folder in self.documents.allowed],
+            note="; ".join(listed["left_out"]) or None,
         )
 
     def show_text(
@@ -237,20 +293,19 @@ class DocumentTools:
         ] = 2000,
     ) -> ShowResult:
         """Shows the text of a document around a character offset."""
-        named = self.names.find(document)
-        text = named.document.text
+        named = self.documents.document(document)
+        text = named.text
         if offset >= len(text):
             raise UsageError(
-                f"offset must be below {len(text)}, the characters of {named.document.name}, "
-                f"got {offset}",
+                f"offset must be below {len(text)}, the characters of {named.name}, got {offset}",
                 "give a smaller one",
             )
         start, end = max(0, offset - before), min(len(text), offset + after)
-        place = named.document.place(start)
+        place = named.place(start)
         return ShowResult(
-            document=named.document.name,
-            id=named.id,
-            file=path_of(named.entry) if named.entry else named.document.source,
+            document=named.name,
+            id=document,
+            file=os.path.abspath(named.source),
             start=start,
             end=end,
             characters=len(text),
@@ -260,100 +315,32 @@ class DocumentTools:
             text=text[start:end],
         )
 
-    def _facts(self, left_out: list[str]) -> list[DocumentFacts]:
-        """Stored documents, synchronised files, then other files of allowed folders, without those
-        of names that are not UTF-8, which no request can have. Raises LibraryError, DiskError.
 
-        Args:
-            left_out: gets a line on each folder of which not all is listed.
-        """
-        library = self.names.texts()
-        read = {text.path for text in library.texts if text.entries}
-        hows = {text.path: "words" for text in library.texts if not text.entries}
-        hows = {**hows, **{p: "file" for p in self.names.files(left_out) if p not in hows}}
-        files = [path for path in hows if path not in read and not has_lone_surrogate(path)]
-        return [
-            *map(stored_facts, stored_entries(library)),
-            *(
-                DocumentFacts.model_validate(
-                    {"id": p, "document": os.path.basename(p), "file": p, "how": hows[p]}
-                )
-                for p in files
-            ),
-        ]
+def _results(
+    passages: Sequence[Passage], opened: Sequence[OpenDocument], weighed: bool = False
+) -> list[PassageResult]:
+    """Passages with the ids and paths of their documents, which they name as `place_books` does."""
+    from esa_cli.qa.books import place_books
 
-    def _named(self, names: Sequence[str] | None) -> Sequence[Document] | None:
-        """The documents of these names, each text once; None: the whole library is meant.
-
-        Raises:
-            UsageError: the library is empty. UsageError, DocumentError: as `DocumentNames.find`.
-        """
-        if not names and not self.library.exists:
-            raise UsageError(
-                "the library has no document",
-                "`list` shows files that may be named; `ingest`, or `esa ingest FILE` and "
-                "`esa ingest --words FOLDER` in a terminal, put some into the library",
+    placed = place_books([document.book for document in opened]) if passages else []
+    known = {book.document.name: document for book, document in zip(placed, opened, strict=False)}
+    results = []
+    for passage in passages:
+        document = known[passage.document]
+        score = passage.weight if weighed else passage.score
+        results.append(
+            PassageResult(
+                document=passage.document, id=document.id,
+                file=os.path.abspath(document.book.document.source), page=passage.page,
+                line=passage.line, chapter=passage.chapter, start=passage.start, end=passage.end,
+                score=round(score, 3), text=passage.text,
             )
-        if not names:
-            return None
-        documents = [self.names.find(name).document for name in names]
-        return list({document.text: document for document in documents}.values())
-
-    def _books(
-        self,
-        question: str,
-        documents: Sequence[Document] | None,
-        stored: Callable[[Entry], Book],
-        make: Callable[[str | Document], Book],
-    ) -> list[Book]:
-        """The books of these documents; for None the library's best for the question."""
-        from esa_cli.apps.cli.document_search import BestBooks, document_search, library_books
-        from esa_cli.qa.books import distinct
-
-        if documents is not None:
-            return distinct([make(document) for document in documents])
-        with document_search(
-            SourceFiles(), self.library, self._reporter,
-            most=self._preset.answer.documents, in_library=True,
-        ) as search:  # fmt: skip
-            if search is None:
-                return distinct(library_books(stored, self.library, self._reporter, make))
-            best = BestBooks(search, stored, make, self._reporter)
-            return distinct(best.books(question))
-
-    def _placed(
-        self, passages: Sequence[Passage], books: Sequence[Book], weighed: bool = False
-    ) -> list[PassageResult]:
-        ids = self.names.ids(books) if passages else {}
-        return [
-            _result(p, p.weight if weighed else p.score, *ids.get(p.document, (p.document, None)))
-            for p in passages
-        ]
-
-
-def stored_facts(entry: Entry) -> DocumentFacts:
-    """A stored document, for a list."""
-    if entry.damage:
-        return DocumentFacts(
-            id=entry.id, document=entry.name or entry.id, how="read", damage=entry.state
-        )
-    pages = [mark[1] for mark in entry.marks if mark[1] is not None]
-    return DocumentFacts(
-        id=entry.id, document=entry.name, file=path_of(entry), characters=entry.characters,
-        pages=max(pages, default=None), how="read",
-    )  # fmt: skip
-
-
-def _result(passage: Passage, score: float, id: str, file: str | None) -> PassageResult:
-    return PassageResult(
-        document=passage.document, id=id, file=file, page=passage.page, line=passage.line,
-        chapter=passage.chapter, start=passage.start, end=passage.end, score=round(score, 3),
-        text=passage.text,
-    )  # fmt: skip
+        )  # fmt: skip
+    return results
 
 
 def _note(parts: Sequence[str], unread: Sequence[Book]) -> str | None:
-    """What the reader of a result should know, as one line."""
+    """One line of what the reader of a result should know."""
     lines = [*parts]
     if unread:
         names = first_names([book.document.name for book in unread])

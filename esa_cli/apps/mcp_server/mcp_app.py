@@ -1,23 +1,19 @@
-"""The protocol: tools and stored documents as resources, over standard streams or HTTP.
+"""The protocol: tools, over standard streams or HTTP.
 
-The SDK's low-level server is used, since its `MCPServer` ignores arguments that no tool has, cannot
-list resources page by page, and has no way to repair a message on standard input.
+The SDK's low-level server is used, since its `MCPServer` ignores arguments that no tool has, and
+has no way to repair a message on standard input.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-import re
 import socket
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import unquote
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -27,20 +23,12 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp.types import (
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
-    ListResourcesResult,
-    ListResourceTemplatesResult,
     ListToolsResult,
     PaginatedRequestParams,
-    ReadResourceRequestParams,
-    ReadResourceResult,
-    Resource,
-    ResourceTemplate,
     TextContent,
-    TextResourceContents,
     Tool,
     ToolAnnotations,
     jsonrpc_message_adapter,
@@ -49,12 +37,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from starlette.types import ASGIApp
 
-from esa_cli.apps.mcp_server.document_tools import DocumentTools, stored_facts
-from esa_cli.apps.mcp_server.named_documents import DocumentNames, stored_entries
-from esa_cli.apps.mcp_server.tool_results import ToolResult
+from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck, WholeBody
-from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
+from esa_cli.apps.server.wire import ApiError
+from esa_cli.apps.server.worker import Job, QueueFullError, Worker, queued
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.system.files import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
@@ -73,16 +60,7 @@ MAX_WAITING = 8
 MAX_BODY = 1_000_000
 """Bytes of a request over HTTP."""
 END_WITHIN_S = 30.0
-EVERY_S = 0.5
-"""The shortest time between two reports of progress."""
-PIECE = 40_000
-"""Characters of a piece of a text."""
-PAGE = 100
-"""Resources on one page of the list."""
-_DOCUMENTS = "esa://documents/"
-_ADDRESS = re.compile(re.escape(_DOCUMENTS) + r"(?P<name>[^/]+)(?:/text/(?P<piece>[0-9]{1,9}))?")
 Context = ServerRequestContext[Any, Any]
-Value = TypeVar("Value")
 
 
 class _Schema(GenerateJsonSchema):
@@ -101,25 +79,23 @@ def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 class TypedTool:
-    """A method of `DocumentTools` as a tool: its signature gives the schemas.
-
-    Args:
-        stores: whether it may add to the library.
-    """
+    """A method of `DocumentTools` as a tool: its signature gives the schemas; `stores`: it may add
+    to the library."""
 
     def __init__(
-        self, name: str, title: str, run: Callable[..., ToolResult], stores: bool = False
+        self, name: str, title: str, run: Callable[..., BaseModel], stores: bool = False
     ) -> None:
         signature = inspect.signature(run, eval_str=True)
+        parameters = signature.parameters.values()
         fields: dict[str, Any] = {
-            parameter.name: (
-                parameter.annotation,
-                ... if parameter.default is parameter.empty else parameter.default,
+            argument.name: (
+                argument.annotation,
+                ... if argument.default is argument.empty else argument.default,
             )
-            for parameter in signature.parameters.values()
-            if parameter.annotation is not Job
+            for argument in parameters
+            if argument.annotation is not Job
         }
-        self.run, self.needs_worker = run, len(fields) < len(signature.parameters)
+        self.run, self.needs_worker = run, len(fields) < len(parameters)
         forbid = ConfigDict(extra="forbid")
         self.arguments: type[BaseModel] = create_model(name, __config__=forbid, **fields)
         self.listed = Tool(
@@ -136,10 +112,6 @@ class TypedTool:
             ),
         )
 
-    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of `run`. Raises ValidationError."""
-        return dict(self.arguments.model_validate(arguments))
-
 
 @contextmanager
 def served(tools: DocumentTools) -> Iterator[Server[Any]]:
@@ -153,7 +125,7 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
         TypedTool("list", "List documents", tools.list_documents),
         TypedTool("show", "Show text", tools.show_text),
     ]
-    handlers = _Handlers({tool.listed.name: tool for tool in typed}, tools.names, worker)
+    handlers = _Handlers({tool.listed.name: tool for tool in typed}, worker)
     try:
         yield Server(
             "esa",
@@ -162,9 +134,6 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
             instructions=INSTRUCTIONS,
             on_list_tools=handlers.list_tools,
             on_call_tool=handlers.call_tool,
-            on_list_resources=handlers.list_resources,
-            on_list_resource_templates=handlers.list_templates,
-            on_read_resource=handlers.read_resource,
         )
     finally:
         worker.close(END_WITHIN_S)
@@ -173,7 +142,6 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
 @dataclass
 class _Handlers:
     tools: dict[str, TypedTool]
-    names: DocumentNames
     worker: Worker
 
     async def list_tools(
@@ -187,9 +155,12 @@ class _Handlers:
         if tool is None:
             raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(self.tools)}")
         try:
-            result = await self._run(tool, tool.check(params.arguments or {}), context)
+            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
+            result = await self._run(tool, arguments, context)
         except ValidationError as error:
             return _failure("; ".join(map(_fault, error.errors())))
+        except ApiError as error:
+            return _failure(error.message, "`list` shows what may be named")
         except EsaError as error:
             return _failure(error.message, error.hint)
         except Exception as error:  # the worker has printed its own
@@ -197,14 +168,13 @@ class _Handlers:
                 traceback.print_exc()
             known = as_esa_error(error)
             return _failure(known.message, known.hint) if known else _failure(BUG)
+        data = without_lone_surrogates(result.model_dump(exclude_none=True))
+        text = json.dumps(data, ensure_ascii=False)
         return CallToolResult(
-            content=[TextContent(type="text", text=without_lone_surrogates(result.as_text()))],
-            structured_content=without_lone_surrogates(result.model_dump(exclude_none=True)),
+            content=[TextContent(type="text", text=text)], structured_content=data
         )
 
-    async def _run(
-        self, tool: TypedTool, arguments: dict[str, Any], context: Context
-    ) -> ToolResult:
+    async def _run(self, tool: TypedTool, arguments: dict[str, Any], context: Context) -> BaseModel:
         if not tool.needs_worker:
             return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
 
@@ -213,92 +183,10 @@ class _Handlers:
 
         return await follow_job(self.worker, lambda job: tool.run(job, **arguments), report)
 
-    async def list_resources(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListResourcesResult:
-        return await _in_thread(lambda: self._page(params.cursor if params else None))
-
-    def _page(self, cursor: str | None) -> ListResourcesResult:
-        """A page of the stored documents. Raises UsageError: it is no cursor of this list."""
-        if cursor is not None and not re.fullmatch(r"[0-9]{1,9}", cursor):
-            raise UsageError(f"cursor must be one of this list, got {cursor}", "begin again")
-        start = int(cursor or 0)
-        entries = [entry for entry in stored_entries(self.names.texts()) if not entry.damage]
-        resources = [
-            Resource(
-                uri=_DOCUMENTS + entry.id,
-                name=without_lone_surrogates(entry.name) or entry.id,
-                description=f"{entry.characters:,} characters, {entry.tokens:,} tokens",
-                mime_type="text/plain",
-            )
-            for entry in entries[start : start + PAGE]
-        ]
-        more = str(start + PAGE) if start + PAGE < len(entries) else None
-        return ListResourcesResult(resources=resources, next_cursor=more)
-
-    async def list_templates(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListResourceTemplatesResult:
-        template = ResourceTemplate(
-            uri_template=_DOCUMENTS + "{id}/text/{piece}",
-            name="text",
-            title="A piece of a document's text",
-            description=f"Pieces of {PIECE:,} characters, from 1.",
-            mime_type="text/plain",
-        )
-        return ListResourceTemplatesResult(resource_templates=[template])
-
-    async def read_resource(
-        self, context: Context, params: ReadResourceRequestParams
-    ) -> ReadResourceResult:
-        return await _in_thread(lambda: self._read(str(params.uri)))
-
-    def _read(self, uri: str) -> ReadResourceResult:
-        """A document's facts and the first piece of its text, or a piece alone.
-
-        Raises:
-            UsageError: there is no such resource. LibraryError: the document is damaged.
-        """
-        match = _ADDRESS.fullmatch(uri)
-        entry = self.names.entry(unquote(match["name"])) if match else None
-        if match is None or entry is None:
-            raise UsageError(f"there is no resource {uri}", "list the resources")
-        text = self.names.stored(entry).text
-        count = max(1, -(-len(text) // PIECE))
-        number = int(match["piece"] or 1)
-        if not 1 <= number <= count:
-            raise UsageError(f"piece must be from 1 to {count}, got {number}", "give one of these")
-        piece = TextResourceContents(
-            uri=f"{_DOCUMENTS}{entry.id}/text/{number}",
-            mime_type="text/plain",
-            text=text[(number - 1) * PIECE : number * PIECE],
-        )
-        if match["piece"]:
-            return ReadResourceResult(contents=[piece])
-        facts = {**stored_facts(entry).model_dump(exclude_none=True), "pieces": count}
-        written = without_lone_surrogates(json.dumps(facts, ensure_ascii=False))
-        about = TextResourceContents(uri=uri, mime_type="application/json", text=written)
-        return ReadResourceResult(contents=[about, piece])
-
-
-async def _in_thread(call: Callable[[], Value]) -> Value:
-    """What the call returns. Raises MCPError."""
-    try:
-        return await anyio.to_thread.run_sync(call)
-    except EsaError as error:
-        raise MCPError(INVALID_PARAMS, _with_hint(error.message, error.hint)) from error
-    except Exception as error:
-        traceback.print_exc()
-        raise MCPError(INTERNAL_ERROR, BUG) from error
-
 
 def _failure(message: str, hint: str = "") -> CallToolResult:
-    text = TextContent(type="text", text=_with_hint(message, hint))
-    return CallToolResult(content=[text], is_error=True)
-
-
-def _with_hint(message: str, hint: str) -> str:
-    return str(without_lone_surrogates(f"{message}\n{hint}" if hint else message))
+    text = without_lone_surrogates(f"{message}\n{hint}" if hint else message)
+    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
 
 
 def _fault(error: Any) -> str:
@@ -307,65 +195,35 @@ def _fault(error: Any) -> str:
     return f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
 
 
-class ToolJob(Job):
-    """A job that reports how far a document is read."""
-
-    def report_progress(self, done: int, total: int) -> None:
-        super().report_progress(done, total)
-        self.tell(("progress", (done, total)))
-
-
-class ProgressSum:
-    """Progress of documents that are read one after the other, as one count that only grows."""
-
-    def __init__(self) -> None:
-        self._before, self._last, self._total = 0, 0, 0
-        self._reported_at = 0.0
-
-    def add(self, done: int, total: int) -> tuple[int, int] | None:
-        """Units done and in all; None where the last report was just now."""
-        if done < self._last or total != self._total:
-            self._before += self._last
-        grown, self._last, self._total = done > self._last, done, total
-        now = time.monotonic()
-        if not grown or (done < total and now - self._reported_at < EVERY_S):
-            return None
-        self._reported_at = now
-        return self._before + done, self._before + total
-
-
 async def follow_job(
-    worker: Worker, work: Callable[[Job], ToolResult], report: Callable[[int, int], Awaitable[None]]
-) -> ToolResult:
+    worker: Worker, work: Callable[[Job], BaseModel], report: Callable[[int, int], Awaitable[None]]
+) -> BaseModel:
     """What the work returns. The job is cancelled when this ends, however it ends.
+
+    Args:
+        report: awaited with the tokens read and in all; of several documents, of all so far.
 
     Raises:
         EsaError: of the work. UsageError: too many jobs wait.
     """
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Event] = asyncio.Queue()
-
-    def tell(event: Event) -> None:
-        with suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(inbox.put_nowait, event)
-
-    job, progress = ToolJob(work, tell), ProgressSum()
+    before, last = 0, 0
     try:
-        worker.submit(job)
+        with queued(worker, work) as (_, inbox):
+            while True:
+                kind, value = await inbox.get()
+                if kind == "error":
+                    raise value
+                if kind == "done":
+                    assert isinstance(value, BaseModel)
+                    return value
+                if kind == "reading":
+                    done, total = value
+                    before += last if done < last else 0
+                    if done != last:
+                        await report(before + done, before + total)
+                    last = done
     except QueueFullError:
         raise UsageError("too many calls wait already", "try again later") from None
-    try:
-        while True:
-            kind, value = await inbox.get()
-            if kind == "error":
-                raise value
-            if kind == "done":
-                assert isinstance(value, ToolResult)
-                return value
-            if kind == "progress" and (count := progress.add(*value)):
-                await report(*count)
-    finally:
-        worker.cancel(job)
 
 
 def run_stdio(tools: DocumentTools) -> None:
@@ -406,11 +264,8 @@ def run_http(tools: DocumentTools, sock: socket.socket, token: str | None) -> No
 
 
 def http_app(server: Server[Any], token: str | None) -> ASGIApp:
-    """The server over streamable HTTP, with the access control of `esa serve`.
-
-    Args:
-        token: what clients must send, or None.
-    """
+    """The server over streamable HTTP, with the access control of `esa serve`; `token`: what
+    clients must send, or None."""
     app = server.streamable_http_app(
         streamable_http_path=PATH,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),

@@ -28,11 +28,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class AccessCheck:
-    """ASGI middleware that refuses foreign requests.
-
-    Args:
-        token: what `Authorization: Bearer` must contain; None where only this machine can connect.
-    """
+    """ASGI middleware that refuses foreign requests. `token`: what `Authorization: Bearer` must
+    contain; None where only this machine can connect."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app, self.token = app, None if token is None else token.encode()
@@ -46,27 +43,21 @@ class AccessCheck:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = dict(scope["headers"])
-        if self.token is None:
-            host = headers.get(b"host", b"").decode("latin-1")
-            origin = headers.get(b"origin")
-            if not _is_here(f"//{host}"):
-                return ApiError(403, "the Host header names another machine")
-            if origin is not None and not _is_own(origin.decode("latin-1"), host):
-                return ApiError(403, "pages of other origins may not ask here")
-            if headers.get(b"sec-fetch-site") in _FOREIGN and not _opens_page(scope, headers):
-                return ApiError(403, "pages of other origins may not ask here")
-            return None
-        if scope["path"] in WITHOUT_TOKEN:
-            return None
-        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self.token):
-            return None
-        return ApiError(401, "the token is missing or wrong", code="invalid_api_key")
-
-
-def _opens_page(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Whether a person follows a link to the page."""
-    return scope["path"] == PAGE and headers.get(b"sec-fetch-mode") == b"navigate"
+        if self.token is not None:
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_right = kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token)
+            if is_right or scope["path"] in WITHOUT_TOKEN:
+                return None
+            return ApiError(401, "the token is missing or wrong", code="invalid_api_key")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not _is_here(f"//{host}"):
+            return ApiError(403, "the Host header names another machine")
+        origin = headers.get(b"origin")
+        is_link = scope["path"] == PAGE and headers.get(b"sec-fetch-mode") == b"navigate"
+        is_foreign = headers.get(b"sec-fetch-site") in _FOREIGN and not is_link
+        if is_foreign or (origin is not None and not _is_own(origin.decode("latin-1"), host)):
+            return ApiError(403, "pages of other origins may not ask here")
+        return None
 
 
 def _is_here(address: str) -> bool:
@@ -89,12 +80,8 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 class WholeBody:
-    """ASGI middleware that passes a request on when all of its body is there, for an application
-    that would wait for it without end.
-
-    Args:
-        limit: bytes.
-    """
+    """ASGI middleware that passes a request on when all of its body is there, at most `limit`
+    bytes, for an application that would wait for it without end."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app, self.limit = app, limit

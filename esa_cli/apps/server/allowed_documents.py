@@ -1,5 +1,5 @@
-"""The documents that a request may name: those of the command line, files below the allowed
-folders, and what the library has stored.
+"""The documents that requests of `esa serve` and `esa mcp` may name: those of the command line,
+files below the allowed folders, and texts of the library.
 
 Links are followed before the check: neither `..` nor a symbolic link leads out. The answer does not
 say whether a file outside exists.
@@ -8,28 +8,42 @@ say whether a file outside exists.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from esa_cli.apps.open_books import FileStamp, OpenBooks, file_stamp
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.sources import find_any
+from esa_cli.documents.sources import FoundFiles, find_any
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
-from esa_cli.storage.library import Library
+from esa_cli.storage.library import Entry, Library
 from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
 
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+COMMAND_LINE = "esa:"
+"""Begins the ids of the documents of the command line; their numbers follow, from 1."""
 STORED = "library:"
-"""Begins their ids; the entry's id follows, or 12 digits of a file that no model has read."""
+"""Begins ids of the library; the entry's id follows, or 12 digits of a file that only has words."""
+MOST_CHARACTERS = 50_000_000
+"""Characters of texts that stay in memory for the page, unless one document alone has more."""
+MOST_LISTED = 2000
+"""Files of the allowed folders that are listed."""
+LISTED_FOR_S = 5.0
+"""Seconds for which the files of a folder are not looked for again."""
 
 
 class StoredText(NamedTuple):
@@ -39,84 +53,12 @@ class StoredText(NamedTuple):
     text: LibraryText
 
     def __str__(self) -> str:
-        """Another for another text of the same file."""
+        """Differs for another text of the same file."""
         return f"{self.id} {self.text.digest}"
 
 
-class StoredDocuments:
-    """Finds texts of a library by the ids of their documents."""
-
-    def __init__(self, library: Library) -> None:
-        self._library = library
-
-    def texts(self) -> dict[str, StoredText]:
-        """Texts by id, stored documents first, in the order in which they were stored. Raises
-        LibraryError, DiskError."""
-        found = (StoredText(_id(one), one) for one in library_texts(self._library).texts)
-        return {one.id: one for one in found}
-
-    def document(self, one: StoredText) -> Document:
-        """Its text. Raises LibraryError: it is damaged. DocumentError: its file cannot be read."""
-        if not one.text.entries:
-            return read_document(one.text.path)
-        entry = one.text.entries[0]
-        return restored(self._library.text(entry), entry.marks, entry.provenance)
-
-
-def _id(text: LibraryText) -> str:
-    if text.entries:
-        return STORED + text.entries[0].id
-    return STORED + hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
-
-
-MOST_CHARACTERS = 50_000_000
-"""Characters that are kept, unless one document alone has more."""
-
-
-class _KeptText(NamedTuple):
-    stamp: FileStamp
-    document: Document
-
-
-class DocumentTexts:
-    """The documents used last, by path. Several threads may use it; they read each path once."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, _KeptText] = {}
-        self._lock = threading.Lock()
-        self._reading = defaultdict[str, threading.Lock](threading.Lock)
-
-    def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
-        """Keeps a document of the file; `stamp` is from before it was read."""
-        with self._lock:
-            self._kept.pop(path, None)
-            self._kept[path] = _KeptText(stamp, document)
-            while self._characters() > MOST_CHARACTERS and len(self._kept) > 1:
-                del self._kept[next(iter(self._kept))]
-
-    def read(self, path: str, load: Callable[[str], Document]) -> Document:
-        """The document; it is loaded if the file has changed. Raises: as `load`."""
-        with self._lock:
-            reading = self._reading[path]
-        with reading:
-            stamp = file_stamp(path)
-            with self._lock:
-                kept = self._kept.get(path)
-            document = kept.document if kept and kept.stamp == stamp else load(path)
-            self.keep(path, document, stamp)
-            return document
-
-    def _characters(self) -> int:
-        return sum(len(one.document.text) for one in self._kept.values())
-
-
-FIXED = "esa:"
-"""Begins the ids of the documents of the command line; their numbers follow, from 1."""
 NamedDocument = Path | int | StoredText
 """A file, the number of a document of the command line, or a text of the library."""
-
-
-_NOT_FOUND = "document_not_found"
 
 
 class OpenDocument(NamedTuple):
@@ -126,14 +68,41 @@ class OpenDocument(NamedTuple):
     book: Any
 
 
+class DocumentTexts:
+    """The documents used last, by path. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, tuple[FileStamp, Document]] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
+        """Keeps a document of the file; `stamp` is from before it was read."""
+        with self._lock:
+            self._documents.pop(path, None)
+            self._documents[path] = stamp, document
+            sizes = {path: len(document.text) for path, (_, document) in self._documents.items()}
+            while sum(sizes.values()) > MOST_CHARACTERS and len(sizes) > 1:
+                oldest = next(iter(sizes))
+                del sizes[oldest], self._documents[oldest]
+
+    def read(self, path: str, load: Callable[[str], Document]) -> Document:
+        """The document; it is loaded if the file has changed. Raises: as `load`."""
+        stamp = file_stamp(path)
+        with self._lock:
+            known = self._documents.get(path)
+        document = known[1] if known and known[0] == stamp else load(path)
+        self.keep(path, document, stamp)
+        return document
+
+
 class AllowedDocuments:
     """The documents of one server, and their books.
 
     Args:
-        fixed: books for requests that name no documents. texts: theirs.
-        allowed: folders whose files requests may name. stored: the library's documents; None:
-            requests may not name these. words: has the words of files where many are named; None:
-            nobody keeps them. most: how many documents of a request are opened; None: all.
+        fixed: books for requests that name no documents.
+        allowed: folders whose files requests may name. library: has the words of files where many
+            are named; None: nobody keeps them. stored: requests may name its texts.
+        most: how many documents of a request are opened; None: all.
     """
 
     def __init__(
@@ -141,133 +110,160 @@ class AllowedDocuments:
         asker: Esa,
         fixed: Sequence[Any],
         allowed: Sequence[Path],
-        texts: Sequence[str] = (),
-        stored: StoredDocuments | None = None,
-        words: Library | None = None,
+        library: Library | None = None,
+        *,
+        stored: bool = False,
         most: int | None = None,
     ) -> None:
         self.asker, self.fixed = asker, list(fixed)
-        self._stamps: dict[int, str | None] = {}
-        self._words, self._most = words, most
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self.stored = stored
-        self._books = OpenBooks(asker, dict(zip(texts, fixed, strict=False)))
+        self.library, self.has_stored, self._most = library, stored, most
+        self._stamps: dict[int, str | None] = {}
+        self._books = OpenBooks(asker, {book.document.text: book for book in fixed})
         self._texts = DocumentTexts()
+        self._files: dict[Path, tuple[float, FoundFiles]] = {}
 
     def find(self, names: Sequence[str] | None) -> list[NamedDocument] | None:
         """The documents, or None for all of the command line; where it has none, the library's.
         Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is None and self.fixed:
             return None
+        texts = cache(self.stored_texts)
         if names is not None:
-            return self._named(names)
-        texts = self.stored.texts() if self.stored else {}
-        if not texts:
+            return [self._find(name, texts) for name in names]
+        if not texts():
             raise ApiError(
                 400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
             )
-        return list(texts.values())
+        return list(texts().values())
 
-    def _named(self, names: Sequence[str]) -> list[NamedDocument]:
-        in_library = any(name.startswith(STORED) for name in names)
-        texts = self.stored.texts() if self.stored and in_library else {}
-        return [self._find(name, texts) for name in names]
-
-    def _find(self, name: str, texts: Mapping[str, StoredText]) -> NamedDocument:
-        number = name.removeprefix(FIXED)
+    def _find(self, name: str, texts: Callable[[], dict[str, StoredText]]) -> NamedDocument:
+        """By its id, else a file as it is now, else by its name or path in the library."""
+        number = name.removeprefix(COMMAND_LINE)
         is_number = number != name and number.isdecimal() and len(number) < 10
         if is_number and 0 < int(number) <= len(self.fixed):
             return int(number) - 1
-        if self.stored is not None and name.startswith(STORED):
-            if name not in texts:
-                raise ApiError(404, f"there is no document {name}", "documents", _NOT_FOUND)
-            return texts[name]
+        if self.has_stored and name.startswith(STORED):
+            if name not in texts():
+                raise _missing(name)
+            return texts()[name]
+        try:
+            return self._file(name)
+        except ApiError:
+            matches = [t for t in texts().values() if name in (t.text.name, t.text.path)]
+            if not matches:
+                raise
+        if len(matches) > 1:
+            ids = ", ".join(stored.id for stored in matches[:5])
+            raise ApiError(400, f"{name} fits {len(matches)} documents: {ids}", "documents")
+        return matches[0]
+
+    def _file(self, name: str) -> Path:
+        """The file of an allowed folder. Raises ApiError 403, 404."""
         if not self.allowed:
             raise ApiError(403, "requests may not name documents here", "documents")
         inside = False
         for folder in self.allowed:
-            try:
+            # A loop of links, a zero byte, or too long a name.
+            with suppress(OSError, ValueError, RuntimeError):
                 path = (folder / name).resolve()
-                if path.is_relative_to(folder):
-                    inside = True
-                    if path.is_file():
-                        return path
-            except (OSError, ValueError, RuntimeError):  # a loop of links, a zero byte, too long
-                continue
+                inside = inside or path.is_relative_to(folder)
+                if path.is_relative_to(folder) and path.is_file():
+                    return path
         if inside:
-            raise ApiError(404, f"there is no document {name}", "documents", _NOT_FOUND)
+            raise _missing(name)
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
+
+    def stored_texts(self) -> dict[str, StoredText]:
+        """Texts of the library by id, stored documents first, if requests may name them. Raises
+        LibraryError, DiskError."""
+        if not self.has_stored or self.library is None:
+            return {}
+        texts = (StoredText(_id(text), text) for text in library_texts(self.library).texts)
+        return {text.id: text for text in texts}
 
     def open(
         self,
-        found: Sequence[NamedDocument] | None,
+        named: Sequence[NamedDocument] | None,
         progress: Progress | None = None,
         question: str = "",
         left_out: list[str] | None = None,
+        *,
+        read: bool | None = None,
+        make: Callable[[Document], Any] | None = None,
     ) -> list[OpenDocument]:
-        """Each document once, as a book; of many those whose words fit the question best, which are
-        then asked as they are, read or unread. Called by the worker only.
+        """Each document once, as a book; of many those whose words fit the question best. Called by
+        the worker only.
 
         Args:
             progress: called during ingestion; what it raises ends that and passes through.
             left_out: gets a line on each of several documents that cannot be read.
+            read: whether the model reads what it has not read; None: unless there are many.
+            make: makes the books in place of the server's `Esa`.
 
         Raises:
             DocumentError: none can be read. ResourceError.
         """
-        named = list(range(len(self.fixed)) if found is None else found)
-        fixed = [one for one in named if isinstance(one, int)]
-        others: list[NamedDocument] = [one for one in named if not isinstance(one, int)]
-        lines: list[str] = [] if left_out is None else left_out
-        is_searched = self._most is not None and len(others) > self._most
-        most = self._most if is_searched else None
-        if is_searched:
-            others = self._ranked(question, others, progress, lines)
-        self._books.need([str(one) for one in (fixed if is_searched else named)])
-        once: dict[int, OpenDocument] = {}
+        chosen = list(range(len(self.fixed)) if named is None else named)
+        lines = [] if left_out is None else left_out
+        fixed = [document for document in chosen if isinstance(document, int)]
+        most = len(chosen)
+        is_searched = self._most is not None and len(chosen) - len(fixed) > self._most
+        if is_searched and self._most is not None:
+            chosen = [*fixed, *self._ranked(question, chosen, progress, lines)]
+            most = len(fixed) + self._most
+        read = not is_searched if read is None else read
+        self._books.need([] if is_searched else [str(document) for document in chosen])
+        documents: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
         try:
-            for one in [*fixed, *others] if is_searched else named:
-                if most is not None and len(once) >= len(fixed) + most:
+            for document in chosen:
+                if len(documents) >= most:
                     break
                 try:
-                    with self._with_short_names([one] if isinstance(one, Path) else []):
-                        book = self._open(one, progress, read=not is_searched)
-                except LibraryError:
-                    raise
+                    book = self._open(document, progress, read, make)
+                except LibraryError as error:
+                    refusal = refusal or error
+                    lines.append(f"left out: {self.id(document)} is damaged in the library")
                 except DocumentError as error:
+                    error = self._with_short_name(error, document)
                     refusal = refusal or error
                     lines.append(f"left out: {error.message}")
-                    continue
-                once.setdefault(id(book), OpenDocument(self.id(one), book))
+                else:
+                    documents.setdefault(book.document.text, OpenDocument(self.id(document), book))
         finally:
             self._books.need(())
-        if refusal and not once:
+        if refusal and not documents:
             raise refusal
-        return list(once.values())
+        return list(documents.values())
 
-    def _open(self, one: NamedDocument, progress: Progress | None, read: bool) -> Any:
-        if isinstance(one, int):
-            return self._given(one, progress)
-        stamp = file_stamp(str(one))  # it may change while it is read
-        document = self._books.read(str(one), self._load(one))
-        book = self._books.book(document, progress, read=read)
-        self._texts.keep(str(one), document, stamp)
+    def _open(
+        self,
+        document: NamedDocument,
+        progress: Progress | None,
+        read: bool,
+        make: Callable[[Document], Any] | None,
+    ) -> Any:
+        if isinstance(document, int):
+            return self._of_command_line(document, progress)
+        path = str(document)
+        stamp = file_stamp(path)  # it may change while it is read
+        text = self._books.read(path, self._load(document))
+        book = make(text) if make else self._books.book(text, progress, read=read)
+        self._texts.keep(path, text, stamp)
         return book
 
-    def _given(self, number: int, progress: Progress | None) -> Any:
-        """The book of a document of the command line; one whose file has another text now is read
-        again. One whose file is gone stays as it is."""
+    def _of_command_line(self, number: int, progress: Progress | None) -> Any:
+        """Its book; it is read again if its file has another text now, and stays as it is if the
+        file is gone."""
         document = self.fixed[number].document
         before = self._stamps.get(number, document.stamp)
-        if before is not None:
-            with suppress(OSError, DocumentError):
-                stamp = text_stamp(document.source)
-                if not stamp or stamp != before:
-                    now = read_document(document.source)
-                    if now.text != document.text:
-                        self.fixed[number] = self.asker.ingest(now, progress)
-                    self._stamps[number] = now.stamp
+        with suppress(OSError, DocumentError):
+            if before == "" or (before and text_stamp(document.source) != before):
+                now = read_document(document.source)
+                if now.text != document.text:
+                    self.fixed[number] = self.asker.ingest(now, progress)
+                self._stamps[number] = now.stamp
         return self.fixed[number]
 
     def _ranked(
@@ -277,82 +273,102 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[NamedDocument]:
-        """Those that can be read, each text once, the best by their words first."""
-        library = self._words or Library()
-        paths = {str(one): one for one in named if isinstance(one, Path)}
+        """The files and stored texts that can be read, each text once, the best by their words
+        first."""
+        paths = {str(path): path for path in named if isinstance(path, Path)}
         texts: dict[str, NamedDocument] = {
-            one.text.digest: one for one in named if isinstance(one, StoredText)
+            stored.text.digest: stored for stored in named if isinstance(stored, StoredText)
         }
-        opened = library.search_catalogue() if self._words else library.catalogue(keep=False)
+        library = self.library
+        opened = library.search_catalogue() if library else Library().catalogue(keep=False)
         with opened as catalogue:
             changes = FileIndexing(catalogue).update(list(paths), progress)
-            refused = first_names([self.id(paths[one.path]) for one in changes.refused])
+            refused = first_names([self.id(paths[record.path]) for record in changes.refused])
             if refused:
                 count = f"{len(changes.refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({refused})")
             for record in changes.readable:
                 texts.setdefault(record.digest, paths[record.path])
-            if self.stored is not None:
+            if self.has_stored:
                 catalogue.add_stored_texts()
-            order = [one.digest for one in catalogue.texts.ranked(question)]
+            order = [text.digest for text in catalogue.texts.ranked(question)]
         return [texts[digest] for digest in dict.fromkeys([*order, *texts]) if digest in texts]
 
     def document(self, name: str) -> Document:
         """The text of one document, without the model. May be called by several threads. Raises
         ApiError 403, 404. DocumentError."""
-        (found,) = self._named([name])
-        if isinstance(found, int):
-            document: Document = self.fixed[found].document
+        named = self._find(name, cache(self.stored_texts))
+        if isinstance(named, int):
+            document: Document = self.fixed[named].document
             return document
-        with self._with_short_names([found] if isinstance(found, Path) else []):
-            return self._texts.read(str(found), self._load(found))
-
-    def _load(self, one: NamedDocument) -> Callable[[str], Document]:
-        """What reads a document that is not of the command line."""
-        stored = self.stored
-        if isinstance(one, StoredText) and stored is not None:
-            return lambda _: stored.document(one)
-        return read_document
-
-    def id(self, one: NamedDocument) -> str:
-        """What `find` finds it by."""
-        if isinstance(one, int):
-            return f"{FIXED}{one + 1}"
-        if isinstance(one, StoredText):
-            return one.id
-        inside = [one.relative_to(f) for f in self.allowed if one.is_relative_to(f)]
-        names = (name.as_posix() for name in inside if self._find(str(name), {}) == one)
-        return next(names, str(one))
-
-    @contextmanager
-    def _with_short_names(self, paths: Sequence[Path]) -> Iterator[None]:
-        """Errors of documents get paths relative to their folders: where those are is not told."""
         try:
-            yield
+            return self._texts.read(str(named), self._load(named))
         except LibraryError:
             raise
         except DocumentError as error:
-            texts = [self._shortened(text, paths) for text in (error.message, error.hint)]
-            raise DocumentError(*texts) from error
+            raise self._with_short_name(error, named) from error
 
-    def _shortened(self, text: str, paths: Sequence[Path]) -> str:
-        for path in sorted(paths, key=lambda one: -len(str(one))):
-            inside = [path.relative_to(f) for f in self.allowed if path.is_relative_to(f)]
-            short = min(inside, key=lambda one: len(one.parts), default=path)
-            text = text.replace(str(path), str(short))
-        return text
+    def _load(self, document: NamedDocument) -> Callable[[str], Document]:
+        """Reads a document that is not of the command line."""
+        library = self.library
+        if not isinstance(document, StoredText) or library is None:
+            return read_document
+        text = document.text
+        if text.entries:
+            return lambda _: stored_document(library, text.entries[0])
+        return lambda _: read_document(text.path)
+
+    def id(self, document: NamedDocument) -> str:
+        """The name that a request can use for it."""
+        if isinstance(document, int):
+            return f"{COMMAND_LINE}{document + 1}"
+        if isinstance(document, StoredText):
+            return document.id
+        names = [name.as_posix() for name in self._inside(document)]
+        return next((name for name in names if self._file(name) == document), str(document))
+
+    def _inside(self, path: Path) -> list[Path]:
+        """The path from each allowed folder that has it."""
+        return [path.relative_to(root) for root in self.allowed if path.is_relative_to(root)]
+
+    def _with_short_name(self, error: DocumentError, document: NamedDocument) -> DocumentError:
+        """The error with the path from its folder on: where the folders are is not told."""
+        if not isinstance(document, Path):
+            return error
+        short = min(self._inside(document), key=lambda name: len(name.parts), default=document)
+        texts = (error.message, error.hint)
+        return DocumentError(*(text.replace(str(document), str(short)) for text in texts))
+
+    def files(self, left_out: list[str]) -> Iterator[Path]:
+        """The readable files below the allowed folders, each where its links lead to."""
+        for folder in self.allowed:
+            checked, files = self._files.get(folder, (-LISTED_FOR_S, FoundFiles()))
+            if time.monotonic() - checked > LISTED_FOR_S:
+                try:
+                    files = find_any(str(folder))
+                except DocumentError as error:
+                    line = f"{error.message}; {error.hint}"
+                    left_out.append(line.replace(str(folder), folder.name))
+                    continue
+                self._files[folder] = time.monotonic(), files
+            lines = [rest.line for rest in files.rest(str(folder))]
+            left_out += [line.replace(str(folder), folder.name) for line in lines]
+            yield from (Path(path).resolve() for path in files.files)
 
 
-MOST_LISTED = 2000
-"""Files of the allowed folders that are listed."""
+def _missing(name: str) -> ApiError:
+    return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
+
+
+def _id(text: LibraryText) -> str:
+    if text.entries:
+        return STORED + text.entries[0].id
+    return STORED + hashlib.blake2b(text_bytes(text.path), digest_size=6).hexdigest()
 
 
 def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
-    """The body of the list: `data`, the documents of the command line first; `left_out`, in words.
-
-    Reads the beginning of every file in the allowed folders. A file is listed once, however it may
-    be named.
-    """
+    """The JSON of `GET /v1/documents`: `data`, the documents of the command line first; `left_out`,
+    in words. A file is listed once, however it may be named."""
     left_out: list[str] = []
     data = [
         _listed(documents.id(number), book.document.name, book.document.bytes, "given")
@@ -360,14 +376,27 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     ]
     listed = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
     refused = Counter[str]()
-    for path in allowed_files(documents, left_out):
-        if (why := _refuse(documents, path, listed)) is not None:
-            refused[why] += 1
+    for path in documents.files(left_out):
+        if path in listed or not path.is_file():
             continue
-        listed.add(path)
-        data.append(_listed(documents.id(path), path.name, path.stat().st_size, "file"))
-    data += _stored(documents, listed, left_out)
-    left_out += [f"{why}: {count:,}" for why, count in refused.items() if why]
+        if has_lone_surrogate(str(path)):
+            refused["files whose names are not UTF-8"] += 1
+        elif len(listed) >= MOST_LISTED:
+            refused[f"files beyond the first {MOST_LISTED:,}, which can be named all the same"] += 1
+        elif os.path.isabs(id := documents.id(path)):
+            refused["files of a name that another allowed folder has"] += 1
+        else:
+            listed.add(path)
+            data.append(_listed(id, path.name, path.stat().st_size, "file"))
+    try:
+        for stored in documents.stored_texts().values():
+            text = stored.text
+            if not text.path or Path(text.path).resolve() not in listed:
+                kind = "stored" if text.entries else "synced"
+                data.append(_listed(stored.id, text.name, text.bytes, kind))
+    except (LibraryError, DiskError):
+        left_out.append("the library cannot be used")
+    left_out += [f"{why}: {count:,}" for why, count in refused.items()]
     return {"object": "list", "data": data, "left_out": left_out}
 
 
@@ -375,48 +404,8 @@ def _listed(id: str, name: str, nbytes: int, kind: str) -> dict[str, Any]:
     return {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
 
 
-def _stored(
-    documents: AllowedDocuments, listed: Container[Path], left_out: list[str]
-) -> list[dict[str, Any]]:
-    """Those of the library, if requests may name them: `stored`, or `synced` where only their words
-    are."""
-    if documents.stored is None:
-        return []
-    try:
-        texts = documents.stored.texts()
-    except (LibraryError, DiskError):
-        left_out.append("the library cannot be used")
-        return []
-    return [
-        _listed(id, one.text.name, one.text.bytes, "stored" if one.text.entries else "synced")
-        for id, one in texts.items()
-        if not one.text.path or Path(one.text.path).resolve() not in listed
-    ]
-
-
-def allowed_files(documents: AllowedDocuments, left_out: list[str]) -> Iterator[Path]:
-    """The readable files below the allowed folders, each where its links lead to."""
-    for folder in documents.allowed:
-        try:
-            found = find_any(str(folder))
-        except DocumentError as error:
-            left_out.append(f"{error.message}; {error.hint}".replace(str(folder), folder.name))
-            continue
-        left_out += [one.line.replace(str(folder), folder.name) for one in found.rest(str(folder))]
-        yield from (Path(path).resolve() for path in found.files)
-
-
-_COPY = ""
-_NOT_UTF8 = "files whose names are not UTF-8"
-_SAME_NAME = "files of a name that another allowed folder has"
-
-
-def _refuse(documents: AllowedDocuments, path: Path, listed: set[Path]) -> str | None:
-    """Why a file is not listed, in words; None: it is. A copy needs none."""
-    if path in listed or not path.is_file():
-        return _COPY
-    if has_lone_surrogate(str(path)):
-        return _NOT_UTF8
-    if len(listed) >= MOST_LISTED:
-        return f"files beyond the first {MOST_LISTED:,}, which can be named all the same"
-    return None if not Path(documents.id(path)).is_absolute() else _SAME_NAME
+def stored_document(library: Library, entry: Entry) -> Document:
+    """A document of the library, as it was stored. Raises LibraryError: it is damaged."""
+    known = entry.provenance
+    source = known.get("path") or known["source"]
+    return restored(library.text(entry), entry.marks, {**known, "source": source})

@@ -12,7 +12,6 @@ import base64
 import hashlib
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -25,20 +24,13 @@ SCRIPTS = ("elements.js", "requests.js", "documents.js", "reading.js", "turns.js
 """In order; each may use those before it."""
 
 
-class QuestionPage(NamedTuple):
-    """The page, and the headers it is sent with."""
-
-    html: str
-    headers: dict[str, str]
-
-
 @cache
-def make_page() -> QuestionPage:
+def make_page() -> tuple[str, dict[str, str]]:
+    """The page, and the headers it is sent with."""
     style = _colours() + _text("question.css")
     script = '"use strict";\n' + "".join(map(_text, SCRIPTS))
     html = _text("question.html").replace("@version@", __version__)
-    for mark, content in (("@style@", style), ("@script@", script)):
-        html = html.replace(mark, content)
+    html = html.replace("@style@", style).replace("@script@", script)
     policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
@@ -52,12 +44,12 @@ def make_page() -> QuestionPage:
         "x-content-type-options": "nosniff",
         "cache-control": "no-cache",
     }
-    return QuestionPage(html, headers)
+    return html, headers
 
 
 async def question_page(request: Request) -> Response:
-    page = make_page()
-    return HTMLResponse(page.html, headers=page.headers)
+    html, headers = make_page()
+    return HTMLResponse(html, headers=headers)
 
 
 def _text(name: str) -> str:
@@ -70,5 +62,5 @@ def _hash(text: str) -> str:
 
 def _colours() -> str:
     """The colours of all pages, as variables: light, and dark where the system is."""
-    light, dark = ("".join(f"--{n}:{v};" for n, v in one.items()) for one in (LIGHT, DARK))
+    light, dark = ("".join(f"--{n}:{v};" for n, v in scheme.items()) for scheme in (LIGHT, DARK))
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

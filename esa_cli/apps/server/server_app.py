@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +22,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive
 
 from esa_cli.apps.server.access import AccessCheck, read_body
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
@@ -31,22 +30,33 @@ from esa_cli.apps.server.wire import (
     ApiError,
     ChatRequest,
     Completion,
+    TextQuery,
     as_api_error,
     heat_of,
     is_of_server,
     json_bytes,
-    model_card,
     parse,
     with_hint,
 )
-from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
+from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker, queued
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, LengthError
 from esa_cli.qa.answering.reply import Reply, lacking
-from esa_cli.qa.api import Esa
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
 
 TICK_S = 5.0
 """The longest a stream is silent."""
+CLIENT_GONE = 499
+END_WITHIN_S = 30.0
+"""Seconds to wait for the running answer, which ends between two pieces of its reading."""
+PRIVATE = {
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+"""Headers of whatever has a document's text or name: no other page's element may load it."""
 Events = AsyncGenerator[Event, None]
 
 
@@ -54,7 +64,7 @@ class ClientGoneError(Exception):
     """The client has closed the connection."""
 
 
-async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: float) -> Events:
+async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: float) -> Events:
     """("reading", (tokens, of)), ("text", piece), then ("done", Reply); ("alive", None) after every
     few seconds of silence.
 
@@ -66,50 +76,36 @@ async def follow(worker: Worker, answer: Answer, receive: Receive, timeout_s: fl
     Raises:
         ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError.
     """
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Event] = asyncio.Queue()
-
-    def tell(event: Event) -> None:
-        with suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(inbox.put_nowait, event)
-
-    job = Job(answer, tell)
-    _submit(worker, job)
-    gone = asyncio.ensure_future(_until_gone(receive))
-    gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
-    deadline = math.inf
+    loop, deadline = asyncio.get_running_loop(), math.inf
+    gone = asyncio.ensure_future(_until_gone(request))
     try:
-        while True:
-            kind, value = await _next(inbox, deadline - loop.time())
-            if kind == "error":
-                raise as_api_error(value)
-            if kind == "done":
-                yield kind, value
-                return
-            if kind == "begun":
-                deadline = loop.time() + timeout_s
-                continue
-            if gone.done():
-                raise ClientGoneError
-            if loop.time() >= deadline:
-                raise _late(job, timeout_s)
-            yield kind, value
-    except asyncio.CancelledError:
-        if gone.done():
-            raise
-        raise ApiError(503, "the server ends", code="shutdown") from None
-    finally:
-        worker.cancel(job)
-        gone.cancel()
-
-
-def _submit(worker: Worker, job: Job) -> None:
-    try:
-        worker.submit(job)
+        with queued(worker, answer) as (job, inbox):
+            gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
+            while True:
+                kind, value = await _next(inbox, deadline - loop.time())
+                if kind == "error":
+                    raise as_api_error(value)
+                if kind == "done":
+                    yield kind, value
+                    return
+                if kind == "begun":
+                    deadline = loop.time() + timeout_s
+                elif gone.done():
+                    raise ClientGoneError
+                elif loop.time() >= deadline:
+                    raise _late(job, timeout_s)
+                else:
+                    yield kind, value
     except QueueFullError:
         raise ApiError(
             429, "too many questions wait already", code="queue_full", retry=worker.retry_after()
         ) from None
+    except asyncio.CancelledError:
+        if gone.done() or not request.app.state.is_ending():
+            raise
+        raise ApiError(503, "the server ends", code="shutdown") from None
+    finally:
+        gone.cancel()
 
 
 def _late(job: Job, timeout_s: float) -> ApiError:
@@ -130,78 +126,9 @@ async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:
     return "alive", None
 
 
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-MOST_CHARACTERS = 100_000
-DEFAULT_CHARACTERS = 20_000
-PRIVATE = {
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-    "x-content-type-options": "nosniff",
-}
-"""Headers of whatever has a document's text or name: no other page's element may load it."""
-
-
-class DocumentRoutes:
-    """`GET /v1/documents` and `GET /v1/documents/text`, which need no model."""
-
-    def __init__(self, documents: AllowedDocuments) -> None:
-        self.documents = documents
-
-    async def list(self, request: Request) -> Response:
-        return _private(await run_in_threadpool(list_documents, self.documents))
-
-    async def text(self, request: Request) -> Response:
-        name = request.query_params.get("document", "")
-        if not name:
-            raise ApiError(400, "document must be an id of /v1/documents, got none", "document")
-        start = _number(request, "start", 0, 0, None)
-        length = _number(request, "length", DEFAULT_CHARACTERS, 1, MOST_CHARACTERS)
-        try:
-            document = await run_in_threadpool(self.documents.document, name)
-        except EsaError as error:
-            raise as_api_error(error) from error
-        return _private(await run_in_threadpool(_piece, name, document, start, length))
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int | None) -> int:
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    number = int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else -1
-    if number < least or (most is not None and number > most):
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise ApiError(400, f"{name} must be a whole number {limits}, got {given[:40]!r}", name)
-    return number
-
-
-def _piece(id: str, document: Document, start: int, length: int) -> dict[str, Any]:
-    """A piece of the text, and the pages and chapters that begin in it; the first of these is that
-    of the piece's first character."""
-    text = document.text
-    start = min(start, len(text))
-    end = min(start + length, len(text))
-    place = document.place(start)
-    inside = [one for one in document.marks if start < one.start < end]
-    marks = [{"start": start, "page": place.page, "chapter": place.chapter}]
-    marks += [{"start": m.start, "page": m.page, "chapter": m.chapter} for m in inside]
-    return {
-        "id": id, "object": "document.text", "name": document.name, "characters": len(text),
-        "start": start, "end": end, "line": place.line, "text": text[start:end],
-        "marks": marks, "missing": list(document.missing),
-    }  # fmt: skip
-
-
-def _private(data: dict[str, Any]) -> Response:
-    return Response(json_bytes(data), media_type="application/json", headers=PRIVATE)
-
-
-CLIENT_GONE = 499
-END_WITHIN_S = 30.0
-"""Seconds to wait for the running answer, which ends between two pieces of its reading."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +157,6 @@ def make_app(
         warn: called with what is wrong with the server itself.
     """
     routes = _Routes(asker, documents, limits or ServerLimits(), note, warn)
-    about = DocumentRoutes(documents)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -239,13 +165,13 @@ def make_app(
         finally:
             routes.worker.close(END_WITHIN_S)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", routes.completions, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/documents", about.list),
-            Route("/v1/documents/text", about.text),
+            Route("/v1/documents", routes.list_documents),
+            Route("/v1/documents/text", routes.document_text),
             Route("/health", routes.health),
             Route("/", question_page),
         ],
@@ -253,6 +179,8 @@ def make_app(
         exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _error),
         lifespan=lifespan,
     )
+    app.state.is_ending = lambda: False
+    return app
 
 
 @dataclass
@@ -265,7 +193,8 @@ class _Routes:
 
     def __post_init__(self) -> None:
         self.worker = Worker(self.limits.max_queue)
-        self.card = model_card(self.asker.name, int(time.time()))
+        about = {"id": self.asker.name, "object": "model", "created": int(time.time())}
+        self.card = {**about, "owned_by": "esa"}
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.load()})
@@ -278,11 +207,22 @@ class _Routes:
             raise ApiError(404, "there is no such model here", "model", "model_not_found")
         return JSONResponse(self.card)
 
+    async def list_documents(self, request: Request) -> Response:
+        return _private(await run_in_threadpool(list_documents, self.documents))
+
+    async def document_text(self, request: Request) -> Response:
+        query = TextQuery.parse(request.query_params)
+        try:
+            document = await run_in_threadpool(self.documents.document, query.document)
+        except EsaError as error:
+            raise as_api_error(error) from error
+        return _private(await run_in_threadpool(_piece, query, document))
+
     async def completions(self, request: Request) -> Response:
         asked = parse(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._answer, asked, completion)
-        events = follow(self.worker, answer, request.receive, self.limits.timeout_s)
+        events = follow(self.worker, answer, request, self.limits.timeout_s)
         try:
             if not asked.stream:
                 whole = json_bytes(completion.whole(await self._reply(events)))
@@ -301,18 +241,18 @@ class _Routes:
         ApiError."""
         question, history = asked.conversation()
         try:
-            found = self.documents.find(asked.documents)
+            named = self.documents.find(asked.documents)
         except EsaError as error:
-            self._say(error)
+            self._warn(error)
             raise as_api_error(error) from error
 
         def answer(job: Job) -> Reply:
             try:
                 self._check_length(self.asker.question_tokens(question, history))
                 opened = self.documents.open(
-                    found, job.report_progress, question, completion.missing
+                    named, job.report_progress, question, completion.missing
                 )
-                books = [one.book for one in opened]
+                books = [document.book for document in opened]
                 completion.missing.extend(lacking(books))
                 with self.asker.interruptible(job.check):
                     reply = self.asker.ask(
@@ -325,13 +265,13 @@ class _Routes:
                     completion.heat.extend(heat_of(ids.values(), self.asker.heat_maps(books)))
                 return reply
             except EsaError as error:
-                self._say(error)
+                self._warn(error)
                 raise
 
         return answer
 
-    def _say(self, error: EsaError) -> None:
-        """Says what is wrong with the server itself."""
+    def _warn(self, error: EsaError) -> None:
+        """Reports what is wrong with the server itself."""
         if is_of_server(error):
             self.warn(with_hint(error))
 
@@ -362,28 +302,48 @@ class _Routes:
         try:
             async with aclosing(events):
                 yield _event(completion.chunk({"role": "assistant", "content": ""}))
-                async for kind, value in _chained(first, events):
+                kind, value = first
+                while kind != "done":
                     if kind == "text":
                         yield _event(completion.chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
-                    elif kind == "alive":
-                        yield b": waiting\n\n"
                     else:
-                        yield _event(completion.last_chunk(self._note_reply(value)))
-                        if asked.stream_usage:
-                            yield _event(completion.usage_chunk(value))
-                        yield b"data: [DONE]\n\n"
+                        yield b": waiting\n\n"
+                    kind, value = await anext(events)
         except ApiError as error:
             yield _event(error.body())
         except ClientGoneError:
             return
+        else:
+            yield _event(completion.last_chunk(self._note_reply(value)))
+            if asked.stream_usage:
+                yield _event(completion.usage_chunk(value))
+            yield b"data: [DONE]\n\n"
 
 
-async def _chained(first: Event, events: Events) -> AsyncIterator[Event]:
-    yield first
-    async for event in events:
-        yield event
+def _piece(query: TextQuery, document: Document) -> dict[str, Any]:
+    """A piece of the text, and the pages and chapters that begin in it; the first of these is that
+    of the piece's first character."""
+    text = document.text
+    start = min(query.start, len(text))
+    end = min(start + query.length, len(text))
+    place = document.place(start)
+    marks = [{"start": start, "page": place.page, "chapter": place.chapter}]
+    marks += [
+        {"start": mark.start, "page": mark.page, "chapter": mark.chapter}
+        for mark in document.marks
+        if start < mark.start < end
+    ]
+    return {
+        "id": query.document, "object": "document.text", "name": document.name,
+        "characters": len(text), "start": start, "end": end, "line": place.line,
+        "text": text[start:end], "marks": marks, "missing": list(document.missing),
+    }  # fmt: skip
+
+
+def _private(data: dict[str, Any]) -> Response:
+    return Response(json_bytes(data), media_type="application/json", headers=PRIVATE)
 
 
 def _event(data: Any) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from esa_cli.errors import UsageError
@@ -20,26 +21,16 @@ END_WITHIN_S = 10
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free port. Raises UsageError."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
+        family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        sock = socket.socket(family, kind, proto)
+        return socket.create_server(address, family=family, backlog=128)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is no name of a machine"
         raise UsageError(
-            f"host must be an address of this machine, got {host}: {why}", "try --host 127.0.0.1"
+            f"cannot listen on {host}, port {port}: {why}",
+            "choose another --port, or --host 127.0.0.1",
         ) from error
-    try:
-        if hasattr(socket, "SO_REUSEADDR") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(128)
-    except OSError as error:
-        sock.close()
-        raise UsageError(
-            f"cannot listen on {host}, port {port}: {error.strerror}", "choose another --port"
-        ) from error
-    return sock
 
 
 def address(sock: socket.socket, path: str = "/v1") -> str:
@@ -50,7 +41,7 @@ def address(sock: socket.socket, path: str = "/v1") -> str:
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
     """A server whose `run(sockets=[...])` returns after `should_exit` is set."""
-    return uvicorn.Server(
+    server = uvicorn.Server(
         uvicorn.Config(
             app,
             http="h11",
@@ -64,6 +55,9 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
             timeout_graceful_shutdown=END_WITHIN_S,
         )
     )
+    if isinstance(app, Starlette):
+        app.state.is_ending = lambda: server.should_exit
+    return server
 
 
 def run(app: ASGIApp, sock: socket.socket) -> None:

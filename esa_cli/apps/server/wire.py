@@ -11,12 +11,13 @@ import json
 import reprlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -59,9 +60,9 @@ class ApiError(RefusedError):
 
     def response(self) -> JSONResponse:
         """OpenAI's client tries again unless a header forbids it."""
-        headers = {"x-should-retry": "false"} if self.retry is None else {}
+        headers = {"x-should-retry": "false"}
         if self.retry is not None:
-            headers["retry-after"] = str(self.retry)
+            headers = {"retry-after": str(self.retry)}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
@@ -73,6 +74,20 @@ def is_of_server(error: Exception) -> bool:
     return isinstance(error, LibraryError | DiskError | ReaderError)
 
 
+_ERRORS: list[tuple[type[EsaError], int, str, str | None, str | None]] = [
+    (DiskError, 507, "the server's disk is full; its log has more", None, "no_room"),
+    (LibraryError, 500, "the server's library cannot be used; its log has more", None, None),
+    (ReaderError, 502, "the server's reader cannot be used; its log has more", None, None),
+    (DocumentError, 400, "", "documents", "document"),
+    (LengthError, 400, "", "messages", "context_length_exceeded"),
+    (UsageError, 400, "", "messages", None),
+    (ResourceError, 413, "", None, "no_room"),
+    (EsaError, 500, "", None, None),
+]
+"""Status, message, parameter and code of each error, the first that fits; without a message the
+client gets the error's own."""
+
+
 def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
@@ -82,24 +97,10 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(error.status_code, str(error.detail))
     if memory_ran_out(error):
         return ApiError(503, "the server's memory ran out; its log has more", code="no_room")
-    if not isinstance(error, EsaError):
-        return ApiError(500, "a bug in esa; its log has more")
-    if isinstance(error, DiskError):
-        return ApiError(507, "the server's disk is full; its log has more", code="no_room")
-    if isinstance(error, LibraryError):
-        return ApiError(500, "the server's library cannot be used; its log has more")
-    if isinstance(error, ReaderError):
-        return ApiError(502, "the server's reader cannot be used; its log has more")
-    message = with_hint(error)
-    if isinstance(error, DocumentError):
-        return ApiError(400, message, "documents", "document")
-    if isinstance(error, LengthError):
-        return ApiError(400, message, "messages", "context_length_exceeded")
-    if isinstance(error, UsageError):
-        return ApiError(400, message, "messages")
-    if isinstance(error, ResourceError):
-        return ApiError(413, message, code="no_room")
-    return ApiError(500, message)
+    for kind, status, message, param, code in _ERRORS:
+        if isinstance(error, kind):
+            return ApiError(status, message or with_hint(error), param, code)
+    return ApiError(500, "a bug in esa; its log has more")
 
 
 def with_hint(error: EsaError) -> str:
@@ -112,26 +113,21 @@ MAX_TOKENS = 32_768
 DEFAULT_EVIDENCE = 3
 
 
-def _optional(allowed: str, **limits: Any) -> Any:
-    """A field that may be left out or null; `allowed` ends the sentence "it must be"."""
-    return Field(None, description=allowed, **limits)
-
-
 def _unsupported(value: Any) -> None:
     if value:
-        raise ValueError
+        raise PydanticCustomError("unsupported", "is not supported")
 
 
 def _plain_text(value: Any) -> None:
-    if value and not (isinstance(value, dict) and value.get("type") == "text"):
-        raise ValueError
+    if not (isinstance(value, dict) and value.get("type") == "text"):
+        _unsupported(value)
 
 
 Unsupported = Annotated[Any, AfterValidator(_unsupported)]
 """A parameter that is accepted only where it is empty or false."""
-_STOP_EARLY: Any = Field(fail_fast=True)
+StopEarly: Any = Field(fail_fast=True)
 """For lists: a large one full of errors costs no more than its first."""
-_TOKENS = f"a whole number from 1 to {MAX_TOKENS}"
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 class TextPart(BaseModel):
@@ -144,12 +140,8 @@ class TextPart(BaseModel):
 class ChatMessage(BaseModel):
     """One message of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="system, developer, user or assistant"
-    )
-    content: str | Annotated[list[TextPart], _STOP_EARLY] | None = _optional(
-        "text, or a list of texts"
-    )
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], StopEarly] | None = None
     tool_calls: Unsupported = None
     function_call: Unsupported = None
 
@@ -164,25 +156,26 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True)
 
-    messages: Annotated[list[ChatMessage], _STOP_EARLY] = Field(
-        min_length=1, description="a list of at least one message"
-    )
-    documents: Annotated[list[Annotated[str, Field(min_length=1)]], _STOP_EARLY] | None = _optional(
-        f"a list of 1 to {MAX_DOCUMENTS} paths", min_length=1, max_length=MAX_DOCUMENTS
-    )
-    stream: bool | None = _optional("true or false")
+    messages: Annotated[list[ChatMessage], StopEarly, Field(min_length=1)]
+    documents: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            StopEarly,
+            Field(min_length=1, max_length=MAX_DOCUMENTS),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
     stream_options: Any = None
-    max_tokens: int | None = _optional(_TOKENS, ge=1, le=MAX_TOKENS)
-    max_completion_tokens: int | None = _optional(_TOKENS, ge=1, le=MAX_TOKENS)
-    temperature: float | None = _optional("a number from 0 to 2", ge=0, le=2)
-    top_p: float | None = _optional("a number from 0 to 1", ge=0, le=1)
-    seed: int | None = _optional("a whole number")
-    evidence: int | None = _optional(
-        f"a whole number from 0 to {MAX_EVIDENCE}", ge=0, le=MAX_EVIDENCE
-    )
-    heat: bool | None = _optional("true or false")
-    n: int | None = _optional("1", ge=1, le=1)
-    response_format: Annotated[Any, AfterValidator(_plain_text)] = _optional('{"type": "text"}')
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: int | None = None
+    evidence: Annotated[int, Field(ge=0, le=MAX_EVIDENCE)] | None = None
+    heat: bool | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
+    response_format: Annotated[Any, AfterValidator(_plain_text)] = None
     tools: Unsupported = None
     functions: Unsupported = None
     stop: Unsupported = None
@@ -210,34 +203,30 @@ class ChatRequest(BaseModel):
         """The question and the turns before it. Raises ApiError 400.
 
         System messages come first, as turns without an answer. Messages in a row of one speaker
-        are one.
+        are joined.
         """
         for index, message in enumerate(self.messages):
             if message.content is None and message.role != "assistant":
-                raise _refusal(("messages", index, "content"), None)
+                where = f"messages[{index}].content"
+                raise ApiError(400, f"{where}: must be text, got null", where)
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must be the user's", "messages")
-        spoken = [one for one in self.messages if one.role in ("user", "assistant")]
+        spoken = [message for message in self.messages if message.role in ("user", "assistant")]
         texts = [
-            "\n\n".join(one.text() for one in some)
-            for _, some in groupby(spoken, key=lambda one: one.role)
+            "\n\n".join(message.text() for message in turn)
+            for _, turn in groupby(spoken, key=lambda message: message.role)
         ]
         if spoken[0].role == "assistant":
             texts.insert(0, "")
         *earlier, question = texts
         if not question.strip():
             raise ApiError(400, "the question must not be empty", "messages")
-        system = [one.text() for one in self.messages if one.role in ("system", "developer")]
+        system = [m.text() for m in self.messages if m.role in ("system", "developer")]
         turns = [Turn(text, "") for text in system if text]
         return question, turns + list(map(Turn, earlier[::2], earlier[1::2]))
 
 
-_ALLOWED = {
-    name: field.description
-    for model in (ChatMessage, ChatRequest)
-    for name, field in model.model_fields.items()
-}
-"""The constraint of each parameter; None where it is not supported."""
+_PARAMETERS = {*ChatMessage.model_fields, *ChatRequest.model_fields}
 
 
 def parse(data: bytes) -> ChatRequest:
@@ -245,28 +234,41 @@ def parse(data: bytes) -> ChatRequest:
     try:
         return ChatRequest.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            text = f"the body must be JSON in UTF-8: {first['ctx']['error']}"
-            raise ApiError(400, text) from error
-        value = None if first["type"] == "missing" else first["input"]
-        raise _refusal(first["loc"], value) from error
+        raise _refusal(error, _PARAMETERS) from error
 
 
-def _refusal(place: tuple[int | str, ...], value: Any) -> ApiError:
-    """The error for a value at a place that may go on below the parameter."""
-    known = list(takewhile(lambda part: isinstance(part, int) or part in _ALLOWED, place))
-    got = reprlib.repr(value)
-    if known and isinstance(known[-1], int):
-        got += f" as item {known.pop()}"
-    if not known:
+class TextQuery(BaseModel):
+    """The query of `GET /v1/documents/text`."""
+
+    document: str = Field("", min_length=1, validate_default=True)
+    start: int = Field(0, ge=0)
+    length: int = Field(20_000, ge=1, le=100_000)
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> TextQuery:
+        """Raises ApiError 400."""
+        try:
+            return cls.model_validate(dict(query))
+        except ValidationError as error:
+            raise _refusal(error, set(cls.model_fields)) from error
+
+
+def _refusal(error: ValidationError, parameters: Collection[str]) -> ApiError:
+    """The first fault; its place may go on below the parameter."""
+    first = error.errors(include_url=False)[0]
+    kind, fault, got = first["type"], first["msg"], reprlib.repr(first["input"])
+    if kind == "json_invalid":
+        return ApiError(400, f"the body must be JSON in UTF-8: {first['ctx']['error']}")
+    place = list(takewhile(lambda at: isinstance(at, int) or at in parameters, first["loc"]))
+    if place and isinstance(place[-1], int):
+        got += f" as item {place.pop()}"
+    if not place:
         return ApiError(400, f"the body must be a JSON object, got {got}")
-    name, allowed = known[-1], _ALLOWED[str(known[-1])]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in known)[1:]
-    code = "unsupported_parameter" if not allowed or name in ("n", "response_format") else None
-    if not allowed:
-        return ApiError(400, f"{where} is not supported", where, code)
-    return ApiError(400, f"{where} must be {allowed}, got {got}", where, code)
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
+    if kind == "unsupported" or place[-1] == "n":
+        return ApiError(400, f"{where} {fault}", where, "unsupported_parameter")
+    value = "" if kind == "missing" else f", got {got}"
+    return ApiError(400, f"{where}: {fault}{value}", where)
 
 
 @dataclass(frozen=True)
@@ -286,59 +288,54 @@ class Completion:
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        choice = self._choice("message", message | self._evidence(reply), _finish_reason(reply))
+        choice = _choice("message", message | self._evidence(reply), reply)
         return self._body("chat.completion", [choice], usage=_usage(reply))
 
     def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", [self._choice("delta", delta, None)])
+        return self._body("chat.completion.chunk", [_choice("delta", delta)])
 
     def last_chunk(self, reply: Reply) -> dict[str, Any]:
-        choice = self._choice("delta", {}, _finish_reason(reply))
+        choice = _choice("delta", {}, reply)
         return self._body("chat.completion.chunk", [choice], **self._evidence(reply))
 
     def usage_chunk(self, reply: Reply) -> dict[str, Any]:
         return self._body("chat.completion.chunk", [], usage=_usage(reply))
-
-    def _choice(self, kind: str, value: dict[str, Any], end: str | None) -> dict[str, Any]:
-        return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
 
     def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": choices, **more}
 
     def _evidence(self, reply: Reply) -> dict[str, Any]:
-        extra = {"evidence": [one.as_evidence() for one in reply.evidence], "found": reply.found}
-        extra["answered_from"] = reply.answered_from
-        extra["read"] = reply.read
-        extra["quotation"] = None if reply.quotation is None else asdict(reply.quotation)
+        fields = {
+            "evidence": [passage.as_evidence() for passage in reply.evidence],
+            "found": reply.found,
+            "answered_from": reply.answered_from,
+            "read": reply.read,
+            "quotation": None if reply.quotation is None else asdict(reply.quotation),
+        }
         more = {"missing": self.missing, "heat": self.heat}
-        return extra | {name: value for name, value in more.items() if value}
+        return fields | {name: value for name, value in more.items() if value}
 
 
-def _finish_reason(reply: Reply) -> str:
-    return "length" if reply.cut else "stop"
+def _choice(kind: str, value: dict[str, Any], reply: Reply | None = None) -> dict[str, Any]:
+    """`reply`: the answer, if it ends here."""
+    end = None if reply is None else "length" if reply.cut else "stop"
+    return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
 
 
 def _usage(reply: Reply) -> dict[str, int]:
     """Tokens of the question with its history, and of the answer; documents are not counted."""
     question, answer = reply.question_tokens, reply.answer_tokens
-    return {
-        "prompt_tokens": question,
-        "completion_tokens": answer,
-        "total_tokens": question + answer,
-    }
+    total = question + answer
+    return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}
 
 
 def heat_of(ids: Iterable[str], maps: Iterable[HeatMap]) -> list[dict[str, Any]]:
     """Heat maps with the ids of their documents."""
     return [
-        {"document": one.document, "id": id, "spans": one.spans}
-        for id, one in zip(ids, maps, strict=True)
+        {"document": heat.document, "id": id, "spans": heat.spans}
+        for id, heat in zip(ids, maps, strict=True)
     ]
-
-
-def model_card(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "esa"}
 
 
 def json_bytes(data: Any) -> bytes:

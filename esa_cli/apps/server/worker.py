@@ -1,22 +1,25 @@
 """The thread that ingests and answers, and the queue before it.
 
-An asker answers one question at a time. A few jobs wait, in order; a job that is cancelled ends
+An `Esa` answers one question at a time. A few jobs wait, in order; a job that is cancelled ends
 when it next calls `report_progress`, `add_text` or `check`, or is never begun. Knows nothing about
 HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+import os
+import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from esa_cli.errors import EsaError
+from esa_cli.errors import BUG, EsaError
 
 Event = tuple[str, Any]
 """("begun", None), ("reading", (tokens, of)), ("text", piece), then ("done", result) or ("error",
@@ -30,7 +33,7 @@ class QueueFullError(Exception):
 
 
 class RefusedError(Exception):
-    """A client asked for what it cannot get; it is told so, and no log needs it."""
+    """A client asked for what it cannot get; no log needs it."""
 
 
 class JobCancelledError(Exception):
@@ -38,18 +41,13 @@ class JobCancelledError(Exception):
 
 
 class Job:
-    """One answer to be given.
-
-    Args:
-        answer: gives it, and calls the job's `report_progress` and `add_text`.
-        tell: called with every event, in the worker's thread.
-    """
+    """One answer to be given by `answer`, which calls the job's `report_progress` and `add_text`;
+    `tell` is called with every event, in the worker's thread."""
 
     def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
         self.answer, self.tell = answer, tell
         self._cancelled = threading.Event()
-        self.ingesting: tuple[int, int] | None = None
-        """During the ingestion of a document: its tokens done, and all of them."""
+        self.ingesting: tuple[int, int] | None = None  # tokens done and all, during an ingestion
         self._told_s = time.monotonic()
 
     def cancel(self) -> None:
@@ -80,16 +78,17 @@ class Job:
         self._told_s = time.monotonic()
         self.tell(("begun", None))
         try:
-            self.tell(("done", self.answer(self)))
+            event: Event = ("done", self.answer(self))
         except JobCancelledError:
-            pass
-        except Exception as error:
-            if not isinstance(error, EsaError | RefusedError):
-                traceback.print_exc()
-            self.tell(("error", error))
-        except BaseException as error:  # SystemExit of a library, say: the thread must live on
+            return
+        except (EsaError, RefusedError) as error:
+            event = ("error", error)
+        except BaseException as error:  # also SystemExit of a library: the thread must live on
             traceback.print_exc()
-            self.tell(("error", RuntimeError(f"the answer ended with {type(error).__name__}")))
+            kind = type(error).__name__
+            is_usual = isinstance(error, Exception)
+            event = ("error", error if is_usual else RuntimeError(f"the answer ended with {kind}"))
+        self.tell(event)
 
 
 Answer = Callable[[Job], object]
@@ -97,11 +96,8 @@ Answer = Callable[[Job], object]
 
 
 class Worker:
-    """Runs jobs one after the other in its own thread.
-
-    Args:
-        max_waiting: jobs that may wait besides the one that runs.
-    """
+    """Runs jobs one after the other in its own thread; `max_waiting` may wait besides the one that
+    runs."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
@@ -136,7 +132,8 @@ class Worker:
             self._waiting.remove(job)
 
     def close(self, wait_s: float) -> None:
-        """Cancels all jobs; waits at most that long for the running one to end."""
+        """Cancels all jobs, and waits for the running one. One that does not end in time ends the
+        process: what it writes survives that, but not that its model is closed under it."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
@@ -144,6 +141,9 @@ class Worker:
                 self._running.cancel()
             self._changed.notify()
         self._thread.join(wait_s)
+        if self._thread.is_alive():
+            print(f"esa: the answer did not end within {wait_s:g} s", file=sys.stderr, flush=True)
+            os._exit(BUG)
 
     def _work(self) -> None:
         while True:
@@ -157,3 +157,22 @@ class Worker:
             with self._changed:
                 self._running = None
                 self._mean_s += 0.3 * (time.monotonic() - started - self._mean_s)
+
+
+@contextlib.contextmanager
+def queued(worker: Worker, answer: Answer) -> Iterator[tuple[Job, asyncio.Queue[Event]]]:
+    """A job in the worker's queue, and its events in this event loop; it is cancelled at the end.
+    Raises QueueFullError."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Event] = asyncio.Queue()
+
+    def tell(event: Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+    job = Job(answer, tell)
+    worker.submit(job)
+    try:
+        yield job, inbox
+    finally:
+        worker.cancel(job)

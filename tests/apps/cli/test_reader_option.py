@@ -112,7 +112,7 @@ def test_lines_chat_and_batch(
     assert (row["answer"], row["answered_from"]) == ("At nine, says [1].", "text")
     assert esa(*batch, "--reader", server.url).code == 0
     for other in (["--reader", "http://127.0.0.1:1/v1"], []):
-        fail(esa(*batch, *other), 2, "the same question under other settings")
+        fail(esa(*batch, *other), 2, "settings")
     server.end()
     result = esa("chat", note, *there, "--quiet")
     fail(result, 5, "cannot be reached: Connection refused", "is the server running")

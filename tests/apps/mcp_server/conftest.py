@@ -60,4 +60,4 @@ def tools(asker: FakeDocumentAsker, library: Library, tmp_path: Path) -> Documen
 @pytest.fixture
 def gate(library: Library) -> str:
     """The id of the stored gate.txt."""
-    return library.matches("gate.txt")[0].id
+    return f"library:{library.matches('gate.txt')[0].id}"

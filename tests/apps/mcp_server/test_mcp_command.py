@@ -33,13 +33,13 @@ def no_sdk(name: str) -> str:
 def test_what_cannot_be_served(
     surroundings: None, esa: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail(esa("mcp", "--allow", "nowhere"), 2, "--allow must be a folder, got nowhere")
+    fail(esa("mcp", "--allow", "nowhere"), 2, "nowhere")
     fail(esa("mcp", "--http", "--host", "0.0.0.0"), 2, "needs a token")
     fail(esa("mcp", "--preset", "nothing"), 4, "nothing")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.30.0")
-    fail(esa("mcp"), 2, "mcp must be of version 2 or later, got 1.30.0", "esa-cli[mcp]")
+    fail(esa("mcp"), 2, "esa-cli[mcp]")
     monkeypatch.setattr(importlib.metadata, "version", no_sdk)
-    fail(esa("mcp"), 2, "`esa mcp` needs mcp", "pip install 'esa-cli[mcp]'")
+    fail(esa("mcp"), 2, "esa-cli[mcp]")
 
 
 def environment(library: Library) -> dict[str, str]:
@@ -108,7 +108,7 @@ def test_a_process_over_standard_streams(library: Library, tmp_path: Path, mode:
             assert refused.is_error
 
     anyio.run(ask)
-    assert told[-1][0] == told[-1][1]
+    assert all(done < total for done, total in told)
     assert len(library.matches("loom.txt")) == 1
 
 

@@ -1,26 +1,33 @@
-"""The tools of `esa mcp`, called by the SDK's client in memory."""
+"""The tools of `esa mcp`, called by the SDK's client in memory; progress, cancellation, queue."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from fake_asker import FakeAsker
+from live_server import until
 from mcp import Client, MCPError
 from mcp_client import FakeDocumentAsker, book_of, call, fail, talk, text_of, tools_of
 
-from esa_cli.apps.mcp_server import document_tools, named_documents
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.mcp_server.tool_results import ABSENT, PassageResult
+from esa_cli.apps.mcp_server import mcp_app
+from esa_cli.apps.mcp_server.document_tools import ABSENT, DocumentTools
+from esa_cli.apps.server import worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, ResourceError
 from esa_cli.storage.library import Library
 
+LOOM = {"documents": ["loom.txt"]}
+modes = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+
+@modes
 def test_the_tools_are_listed(tools: DocumentTools, mode: str) -> None:
     async def look(client: Client) -> Any:
         return client.server_info, client.instructions, (await client.list_tools()).tools
@@ -32,43 +39,38 @@ def test_the_tools_are_listed(tools: DocumentTools, mode: str) -> None:
     for one in listed:
         assert one.description
         assert one.input_schema["additionalProperties"] is False
-        assert "title" not in one.input_schema
         assert one.output_schema["type"] == "object"
     assert [one.name for one in listed if one.annotations.read_only_hint] == [
         *("find", "list", "show")
     ]
 
 
-def test_passages_have_places_that_can_be_shown(tools: DocumentTools, gate: str) -> None:
+def test_passages_have_places_that_can_be_shown(
+    tools: DocumentTools, gate: str, filled: Path
+) -> None:
     found = call(tools, "find", query="the key of the northern gate", limit=2)
     best = found.structured_content["passages"][0]
     assert "Captain Ahab" in best["text"]
     assert (best["document"], best["id"], best["line"]) == ("gate.txt", gate, 1)
     assert os.path.basename(best["file"]) == "gate.txt"
-    assert f"[1] gate.txt, line 1 (id {gate}, characters {best['start']}-" in text_of(found)
+    assert json.loads(text_of(found)) == found.structured_content
     shown = call(tools, "show", document=gate, offset=best["start"], before=0, after=20)
     assert shown.structured_content["text"] == best["text"][:20]
-    assert text_of(shown).endswith(f"[next: offset {best['start'] + 20}, before 0]")
-
-
-def test_no_passage(tools: DocumentTools) -> None:
-    found = call(tools, "find", query="zebra")
-    assert found.structured_content == {"passages": []}
-    assert text_of(found) == "No passage fits; try other words."
-
-
-def test_synchronised_files_are_of_the_library(tools: DocumentTools, filled: Path) -> None:
-    path = str(filled / "synced/kiln.md")
+    assert shown.structured_content["end"] == best["start"] + 20
+    assert call(tools, "find", query="zebra").structured_content == {"passages": []}
     (best, *_) = call(tools, "find", query="kiln Ulm").structured_content["passages"]
-    assert (best["document"], best["id"], best["file"]) == ("kiln.md", path, path)
-    for name in (path, "kiln.md"):
+    path = str(filled / "synced/kiln.md")
+    assert (best["document"], best["file"]) == ("kiln.md", path)
+    for name in (best["id"], path, "kiln.md"):
         assert call(tools, "show", document=name).structured_content["text"].startswith("The kiln")
 
 
-def test_files_of_allowed_folders(tools: DocumentTools, tmp_path: Path) -> None:
+def test_files_of_allowed_folders(
+    tools: DocumentTools, asker: FakeDocumentAsker, library: Library, tmp_path: Path
+) -> None:
     for name in ("loom.txt", str(tmp_path / "open/loom.txt")):
         found = call(tools, "find", query="Basel", documents=[name])
-        assert found.structured_content["passages"][0]["id"] == str(tmp_path / "open/loom.txt")
+        assert found.structured_content["passages"][0]["file"] == str(tmp_path / "open/loom.txt")
     for name in ("../secret.txt", str(tmp_path / "secret.txt"), str(tmp_path / "no.txt")):
         for tool in ("show", "find", "ask", "ingest"):
             given: dict[str, Any] = {
@@ -79,29 +81,24 @@ def test_files_of_allowed_folders(tools: DocumentTools, tmp_path: Path) -> None:
             }
             fail(call(tools, tool, **given[tool]), "is not in a folder that requests may read")
     fail(call(tools, "show", document="no.txt"), "there is no document no.txt")
+    closed = tools_of(asker, library)
+    for name in ("secret.txt", str(tmp_path / "secret.txt"), "b.txt"):
+        fail(call(closed, "show", document=name), "requests may not name documents here")
 
 
 def test_a_file_is_read_as_it_is_now(
-    tools: DocumentTools, filled: Path, library: Library, gate: str, tmp_path: Path
+    tools: DocumentTools, filled: Path, gate: str, tmp_path: Path
 ) -> None:
     """A stored document of the same name is found by its id, and where no such file is allowed."""
-    assert call(tools, "show", document="gate.txt").structured_content["id"] == gate
+    shown = call(tools, "show", document="gate.txt").structured_content
+    assert shown["text"].startswith("A grey boat")
     path = tmp_path / "open/gate.txt"
     path.write_text("Ahab has lost the key.", "utf-8")
     shown = call(tools, "show", document="gate.txt").structured_content
-    assert (shown["id"], shown["text"]) == (str(path), "Ahab has lost the key.")
-    assert call(tools, "show", document=gate).structured_content["text"].startswith("A grey boat")
-    stored = str(filled / "gate.txt")
-    assert call(tools, "show", document=stored).structured_content["id"] == gate
-
-
-def test_without_allow_no_file_outside_the_library(
-    asker: FakeDocumentAsker, library: Library, tmp_path: Path
-) -> None:
-    (tmp_path / "a.txt").write_text("text", "utf-8")
-    tools = tools_of(asker, library)
-    for name in ("a.txt", str(tmp_path / "a.txt"), "b.txt"):
-        fail(call(tools, "show", document=name), "no other file may be read here", "--allow FOLDER")
+    assert (shown["file"], shown["text"]) == (str(path), "Ahab has lost the key.")
+    for name in (gate, str(filled / "gate.txt")):
+        shown = call(tools, "show", document=name).structured_content
+        assert shown["text"].startswith("A grey boat")
 
 
 def test_an_answer_with_its_passages(
@@ -112,64 +109,52 @@ def test_an_answer_with_its_passages(
     data = said.structured_content
     assert (data["answer"], data["found"], data["model"]) == ("Ahab", True, "fake-model")
     assert [one["id"] for one in data["passages"]] == [gate]
-    assert text_of(said).startswith("Answer of fake-model: Ahab\n\nPassages it rests on:\n\n[1] ga")
+    assert json.loads(text_of(said)) == data
     assert asker.ingested == [], "its words are enough"
     asker.found = False
-    absent = text_of(call(tools, "ask", question="who?", documents=[gate]))
-    assert f"{ABSENT}\n\nThe nearest passages:" in absent
-
-
-def test_places_in_a_text() -> None:
-    passage = PassageResult(
-        document="a.pdf", id="12", page=4, line=7, chapter="One\nTwo", start=1, end=9, score=2.5,
-        text=" said ",
-    )  # fmt: skip
-    place = "a.pdf, page 4, line 7, One Two (id 12, characters 1-9, score 2.5)"
-    assert passage.as_text(3) == f"[3] {place}\nsaid"
-
-
-def test_the_library_is_asked(tools: DocumentTools, asker: FakeDocumentAsker) -> None:
-    said = call(tools, "ask", question="Where do ships sail?")
-    names = [book.document.name for book in asker.calls[0]["books"]]
-    assert set(names) == {"gate.txt", "pages.html", "kiln.md"}
-    assert not said.is_error
+    data = call(tools, "ask", question="who?", documents=[gate]).structured_content
+    assert data["note"].startswith(ABSENT)
+    asker.found = True
+    assert not call(tools, "ask", question="Where do ships sail?").is_error
+    names = [book.document.name for book in asker.calls[-1]["books"]]
+    assert set(names) == {"gate.txt", "pages.html", "kiln.md"}, "the library"
 
 
 def test_documents_are_read_first_where_told(
     tools: DocumentTools, asker: FakeDocumentAsker, tmp_path: Path
 ) -> None:
+    call(tools, "ask", question="who?", documents=["loom.txt"])
+    assert asker.ingested == []
     call(tools, "ask", question="who?", documents=["loom.txt"], read=True)
     assert asker.ingested == [str(tmp_path / "open/loom.txt")]
-    asker.answers_unread = False
-    call(tools, "ask", question="who?", documents=["loom.txt"])
-    assert len(asker.ingested) == 2
     read = call(tools, "ingest", documents=["loom.txt"])
     assert read.structured_content["documents"][0]["document"] == "loom.txt"
-    assert text_of(read).startswith("loom.txt: ")
+    assert len(asker.ingested) == 1, "it is open"
+    asker.answers_unread = False
+    (tmp_path / "open/new.txt").write_text("new", "utf-8")
+    call(tools, "ask", question="who?", documents=["new.txt"])
+    assert len(asker.ingested) == 2
 
 
-def test_the_list(tools: DocumentTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
     (tmp_path / "open/.hidden").write_text("x", "utf-8")
     data = call(tools, "list").structured_content
-    names = ["pages.html", "gate.txt", "kiln.md", "loom.txt"]
-    assert [one["document"] for one in data["documents"]] == names
-    assert [one["how"] for one in data["documents"]] == ["read", "read", "words", "file"]
+    assert {one["document"]: one["how"] for one in data["documents"]} == {
+        "pages.html": "read", "gate.txt": "read", "kiln.md": "words", "loom.txt": "file",
+    }  # fmt: skip
     assert data["folders"] == [str(tmp_path / "open")]
-    data = call(tools, "list", limit=1, skip=1).structured_content
-    assert ([one["document"] for one in data["documents"]], data["total"]) == (["gate.txt"], 4)
     assert data["note"] == "open: 1 file to read; left out: 1 hidden"
-    monkeypatch.setattr(named_documents, "MOST_FILES", 1)
-    monkeypatch.setattr(document_tools, "MOST_FILES", 1)
-    listed = call(tools, "list", containing="LOOM")
-    assert text_of(listed).startswith("1 document:\n")
-    assert text_of(listed).endswith("at most 1 files of the folders are listed")
+    part = call(tools, "list", limit=1, skip=1).structured_content
+    assert (part["documents"], part["total"]) == ([data["documents"][1]], 4)
+    listed = call(tools, "list", containing="LOOM").structured_content
+    assert [one["document"] for one in listed["documents"]] == ["loom.txt"]
 
 
 def test_an_empty_library(asker: FakeDocumentAsker, tmp_path: Path) -> None:
     tools = tools_of(asker, Library(tmp_path / "none"))
-    assert text_of(call(tools, "list")) == "0 documents"
+    assert call(tools, "list").structured_content["total"] == 0
     for tool, word in (("find", "query"), ("ask", "question")):
-        fail(call(tools, tool, **{word: "x"}), "the library has no document\n`list` shows files")
+        fail(call(tools, tool, **{word: "x"}), "no document")
     assert not (tmp_path / "none").exists()
 
 
@@ -200,28 +185,23 @@ def test_the_model_is_loaded_when_it_is_needed(library: Library) -> None:
 
 
 def test_errors_of_an_answer(
-    tools: DocumentTools, asker: FakeDocumentAsker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asker.failures["big"] = ResourceError("no room", "ask less")
-    fail(call(tools, "ask", question="big"), "no room\nask less")
-    asker.failures["much"] = MemoryError()
-    fail(call(tools, "ask", question="much"), "the memory ran out\n`esa plan` shows")
-    asker.failures["end"] = SystemExit(3)
-    fail(call(tools, "ask", question="end"), "a bug in esa; its log has more")
-    capsys.readouterr()
-    fail(call(tools, "ask", question="big"), "no room\nask less")
-    assert "Traceback" not in capsys.readouterr().err
-    asker.failures["bug"] = ZeroDivisionError("inside")
-    failed = call(tools, "ask", question="bug")
-    fail(failed, "a bug in esa; its log has more")
-    assert "inside" not in text_of(failed)
+    tools: DocumentTools, asker: FakeDocumentAsker, library: Library, gate: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for question, error, message in (
+        ("big", ResourceError("no room", "ask less"), "no room\nask less"),
+        ("much", MemoryError(), "the memory ran out"),
+        ("end", SystemExit(3), mcp_app.BUG),
+        ("bug", ZeroDivisionError("inside"), mcp_app.BUG),
+    ):
+        asker.failures[question] = error
+        failed = call(tools, "ask", question=question)
+        fail(failed, message)
+        assert "inside" not in text_of(failed)
     assert "ZeroDivisionError: inside" in capsys.readouterr().err
-
-
-def test_damage_is_told(tools: DocumentTools, library: Library, gate: str) -> None:
     for path in library.root.rglob("*.text"):
         path.write_bytes(b"broken")
-    fail(call(tools, "show", document=gate), "damaged")
+    fail(call(tools_of(asker, library), "show", document=gate), "damaged")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes")
@@ -234,11 +214,101 @@ def test_names_that_are_not_utf8_end_no_server(
     name.write_text("Nobody sold the harp.", "utf-8")
     tools = tools_of(asker, library, [tmp_path / "sold"])
     listed = call(tools, "list", limit=500)
-    assert "sold" not in str(listed.structured_content["documents"])
+    assert "caf" not in str(listed.structured_content["documents"])
     refused = call(tools, "show", document="loom.txt", **{"\udce9": 1})
     book = Document(name.name, "Nobody sold the harp.", str(name), "utf-8", 21)
-    asker.stored = lambda entry: book_of(book)  # type: ignore[method-assign]
+    asker.open = lambda source: book_of(book)  # type: ignore[method-assign]
     found = call(tools, "ask", question="harp")
     assert "caf\ufffd.txt" in str(found.structured_content)
     for one in (listed, refused, found):
         assert one.model_dump_json()
+
+
+@modes
+def test_progress_of_a_reading(
+    tools: DocumentTools, asker: FakeDocumentAsker, mode: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(worker, "READING_EVERY_S", 0.2)
+    asker.words, asker.delay = 40, 0.02
+    (tmp_path / "open/second.txt").write_text("a second text", "utf-8")
+    reports: list[tuple[float, float | None]] = []
+
+    async def report(done: float, total: float | None, message: str | None) -> None:
+        reports.append((done, total))
+
+    async def read(client: Client) -> Any:
+        given = {"documents": ["loom.txt", "second.txt"]}
+        return await client.call_tool("ingest", given, progress_callback=report)
+
+    assert not talk(tools, read, mode).is_error
+    counts = [done for done, _ in reports]
+    assert 4 <= len(counts) < 20, "now and then"
+    assert counts == sorted(set(counts)), "it only grows"
+    assert counts[-1] > 40, "of both documents"
+    assert all(total and done < total for done, total in reports)
+
+
+@modes
+@pytest.mark.parametrize("tool", ["ingest", "ask"])
+def test_a_cancelled_call_stops_the_reading(
+    tools: DocumentTools, asker: FakeDocumentAsker, mode: str, tool: str
+) -> None:
+    asker.words, asker.delay = 500, 0.02
+    given: dict[str, Any] = {"ask": {"question": "who?", "read": True, **LOOM}, "ingest": LOOM}
+
+    async def give_up(client: Client) -> Any:
+        with anyio.move_on_after(0.3):
+            await client.call_tool(tool, given[tool])
+        await anyio.to_thread.run_sync(until, lambda: asker.stopped)
+        asker.words = 0
+        return await client.call_tool("ask", {"question": "next"})
+
+    started = time.monotonic()
+    assert not talk(tools, give_up, mode).is_error, "it lives on"
+    assert time.monotonic() - started < 9, "ten seconds are a whole reading"
+    assert asker.stopped == 1
+    assert 0 < asker.read < 400
+
+
+def test_a_client_that_goes_stops_the_reading(
+    tools: DocumentTools, asker: FakeDocumentAsker
+) -> None:
+    asker.words, asker.delay = 500, 0.02
+
+    async def leave(client: Client) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, "ingest", LOOM)
+            await anyio.to_thread.run_sync(until, lambda: asker.read > 2)
+            group.cancel_scope.cancel()
+
+    talk(tools, leave)
+    until(lambda: asker.stopped)
+    assert asker.read < 400
+
+
+def test_calls_that_wait_too_many(
+    tools: DocumentTools, asker: FakeDocumentAsker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_app, "MAX_WAITING", 0)
+    asker.gate.clear()
+    asked = {"question": "who?"}
+
+    async def crowd(client: Client) -> tuple[Any, Any]:
+        found: list[Any] = []
+
+        async def first() -> None:
+            found.append(await client.call_tool("ask", asked))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first)
+            await anyio.to_thread.run_sync(asker.running.wait, 10)
+            second = await client.call_tool("ask", asked)
+            listed = await client.call_tool("list")
+            assert not listed.is_error, "what needs no model does not wait"
+            asker.gate.set()
+        return found[0], second
+
+    first, second = talk(tools, crowd)
+    assert not first.is_error
+    fail(second, "too many calls wait already")

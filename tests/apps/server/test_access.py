@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import os
 import signal
 import socket
 import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import sample_files
-import typer.testing
+from asking_command import run_command
 from fake_asker import FakeAsker
 from forked import child, ended
 from live_server import HEAD, TOKEN, LiveServer, Start, user
@@ -31,7 +27,7 @@ from esa_cli.errors import UsageError
 from esa_cli.system.machine import is_loopback
 
 
-def test_the_token(start: Start, asker: FakeAsker) -> None:
+def test_the_token(start: Start) -> None:
     live = start(token=TOKEN)
     with live.client(TOKEN) as client:
         assert [one.id for one in client.models.list()] == ["fake-model"]
@@ -42,19 +38,15 @@ def test_the_token(start: Start, asker: FakeAsker) -> None:
         assert headers["www-authenticate"] == "Bearer"
         assert body["error"]["type"] == "authentication_error"
     assert live.post(user("one"), Authorization=f"Basic {TOKEN}")[0] == 401
-    assert live.raw("GET", "/v1/models")[0] == 401
     assert live.raw("GET", "/nowhere")[0] == 401
     assert live.raw("GET", "/health")[0] == 200
     assert live.post(user("one"), Authorization=f"bearer {TOKEN}", Host="elsewhere.org")[0] == 200
-    with live.client("wrong") as client, pytest.raises(openai.AuthenticationError):
-        client.models.list()
 
 
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"Host": "evil.org"}, 403),
-        ({"Host": "evil.org:80"}, 403),
         ({"Host": "localhost.evil.org"}, 403),
         ({"Host": "127.0.0.1.evil.org"}, 403),
         ({"Host": "[x"}, 403),
@@ -62,7 +54,6 @@ def test_the_token(start: Start, asker: FakeAsker) -> None:
         ({"Host": "[::1]:80"}, 200),
         ({"Origin": "https://evil.org"}, 403),
         ({"Origin": "null"}, 403),
-        ({"Origin": "http://localhost:3000"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:3000"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://127.0.0.1:8000"}, 403),
         ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
@@ -76,11 +67,12 @@ def test_web_pages_cannot_ask(live: LiveServer, headers: dict[str, str], status:
     assert live.post(user("one"), **headers)[0] == status
 
 
-def test_too_large(start: Start, asker: FakeAsker) -> None:
+def test_too_large_or_too_slow(
+    start: Start, asker: FakeAsker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = start(max_body=200)
     assert live.post(user("x" * 100))[0] == 200
-    status, _, body = live.post(user("x" * 200))
-    assert (status, body["error"]["message"]) == (413, "the request is larger than 200 bytes")
+    assert live.post(user("x" * 200))[0] == 413
     chunks = (b"x" * 50 for _ in range(1000))  # without a length
     found = http.client.HTTPConnection("127.0.0.1", live.port, timeout=20)
     with contextlib.suppress(OSError):  # the server may hang up before all is sent
@@ -89,29 +81,23 @@ def test_too_large(start: Start, asker: FakeAsker) -> None:
     with contextlib.suppress(OSError):
         assert found.getresponse().status == 413
     assert len(asker.calls) == 1
-
-
-def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
-    start: Start, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    live = start(max_question=4)
-    said = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
-    last = {"role": "user", "content": "four five"}
-    for more in ({}, {"documents": ["a.txt"]}):
-        status, _, body = live.post({"messages": [*said, last], **more})
-        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-        assert "must be at most 4 tokens, got 5" in body["error"]["message"]
-    assert (asker.calls, asker.ingested) == ([], [])
-    assert "Traceback" not in capsys.readouterr().err
-    assert live.post({"messages": [last]})[0] == 200
-
-
-def test_a_request_that_never_comes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "SEND_WITHIN_S", 0.2)
-    live = start()
     with socket.create_connection(("127.0.0.1", live.port), 20) as slow:
         slow.sendall(HEAD % 9 + b"{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_question_that_is_too_long_is_refused_before_anything_is_read(
+    start: Start, asker: FakeAsker
+) -> None:
+    live = start(max_question=4)
+    earlier = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    last = {"role": "user", "content": "four five"}
+    for more in ({}, {"documents": ["a.txt"]}):
+        status, _, body = live.post({"messages": [*earlier, last], **more})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert (asker.calls, asker.ingested) == ([], [])
+    assert live.post({"messages": [last]})[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -126,90 +112,50 @@ def test_loopback(host: str, here: bool) -> None:
     assert is_loopback(host) is here
 
 
-def test_a_taken_port_is_said() -> None:
-    with server_run.bind("127.0.0.1", 0) as sock, pytest.raises(UsageError, match="cannot listen"):
+def test_addresses_that_cannot_be_taken() -> None:
+    with server_run.bind("127.0.0.1", 0) as sock, pytest.raises(UsageError):
         server_run.bind("127.0.0.1", sock.getsockname()[1])
     for host in ("no.such.host.invalid", "a..b", "x" * 64):
-        with pytest.raises(UsageError, match="must be an address of this machine"):
+        with pytest.raises(UsageError):
             server_run.bind(host, 0)
 
 
-@contextmanager
-def opening(asker: FakeAsker) -> Iterator[FakeAsker]:
-    yield asker
-
-
 def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
-    module = types.ModuleType("esa_cli.apps.cli.open_esa")
-    module.opened = lambda *given, **more: opening(asker)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "esa_cli.apps.cli.open_esa", module)
     monkeypatch.setattr(server_run, "run", lambda app, sock: None)
-    app = typer.Typer()
-    app.command()(command.serve)
-    return typer.testing.CliRunner().invoke(app, list(words))
+    return run_command(monkeypatch, command.serve, asker, *words)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        ([], "documents, --allow or --library must be given"),
-        (["a.txt", "--host", "0.0.0.0"], "needs a token"),
-        (["a.txt", "--token", ""], "one word"),
-        (["a.txt", "--token", "a b"], "without spaces"),
-        (["a.txt", "--token", "\u00e9"], "printable ASCII"),
-        (["--allow", "nowhere"], "must be a folder"),
-        (["a.txt", "--max-body", "much"], "must be a size"),
-        (["a.txt", "--max-body", "0"], "--max-body must be at least 1 byte, got 0"),
+        [], ["a.txt", "--host", "0.0.0.0"], ["a.txt", "--token", ""], ["a.txt", "--token", "a b"],
+        ["a.txt", "--token", "\u00e9"], ["--allow", "nowhere"], ["a.txt", "--max-body", "much"],
+        ["a.txt", "--max-body", "0"],
     ],
-)
+)  # fmt: skip
 def test_servers_that_cannot_be(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str]
 ) -> None:
     monkeypatch.delenv("ESA_TOKEN", raising=False)
-    result = call(monkeypatch, asker, *words)
-    assert isinstance(result.exception, UsageError)
-    assert message in result.exception.message
+    assert isinstance(call(monkeypatch, asker, *words).exception, UsageError)
     assert not asker.ingested
 
 
 def test_the_command_prints_where_it_is(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.txt").write_text("text a", "utf-8")
+    """A scan and a copy in a folder are left out."""
+    for name, text in (("a", "alpha"), ("b", "beta"), ("copy", "alpha")):
+        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
+    (tmp_path / "scan.pdf").write_bytes(sample_files.pdf([None]))
     monkeypatch.setenv("ESA_TOKEN", TOKEN)
-    result = call(monkeypatch, asker, str(tmp_path / "a.txt"), "--port", "0", "--host", "0.0.0.0")
+    result = call(monkeypatch, asker, str(tmp_path), "--port", "0", "--host", "0.0.0.0")
     assert result.exit_code == 0, result.exception
     assert result.stdout.startswith("http://0.0.0.0:")
     assert result.stdout.endswith("/v1\n")
     assert TOKEN not in result.output
-
-
-def test_a_scan_in_a_folder_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
-) -> None:
-    for name, text in (("a", "alpha"), ("b", "beta"), ("copy", "alpha")):
-        (tmp_path / f"{name}.txt").write_text(text, "utf-8")
-    (tmp_path / "scan.pdf").write_bytes(sample_files.pdf([None]))
-    result = call(monkeypatch, asker, str(tmp_path), "--port", "0", "--quiet")
-    assert result.exit_code == 0, result.exception
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
     assert "scan.pdf has no text" in result.stderr
-    assert "copy.txt: the same text again" in result.stderr
-
-
-def test_without_the_extra_it_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker
-) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "uvicorn" else real(name, *a)
-    )
-    result = call(monkeypatch, asker, "a.txt")
-    assert isinstance(result.exception, UsageError)
-    assert (result.exception.message, result.exception.hint) == (
-        "`esa serve` needs uvicorn",
-        "pip install 'esa-cli[serve]'",
-    )
 
 
 def serve(folder: Path, output: int) -> None:

@@ -1,19 +1,41 @@
-"""Which files a request may name, and the books that stay open."""
+"""Which documents a request may name, their list and texts, and the books that stay open."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from fake_asker import FakeAsker, fake_book
-from live_server import LiveServer, Start, user
+from live_server import TOKEN, LiveServer, Start, user
+from quoting_asker import QuotingAsker
 
 from esa_cli.apps.open_books import MOST_RECENT
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.errors import DiskError, DocumentError, ResourceError
-from esa_cli.storage.library import Library
+from esa_cli.apps.server import allowed_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, DocumentTexts, list_documents
+from esa_cli.apps.server.wire import ApiError
+from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.errors import DiskError, DocumentError, LibraryError, ResourceError
+from esa_cli.storage.library import Catalogue, Entry, Library
+from esa_cli.storage.library.catalogue.file_records import DividedEntries
+from esa_cli.system.text import text_digest
+
+TEXT = "Page one.\nIts second line. \U0001f600\nPage two begins here.\n"
+MARKS = (Mark(0, 1, "One"), Mark(28, 2, "Two"))
+PAGED = Document("paged.pdf", TEXT, "/home/me/paged.pdf", "", 99, MARKS, ("page 3 has no text",))
+
+
+def text_of(live: LiveServer, **query: Any) -> tuple[int, Any]:
+    status, _, body = live.raw("GET", f"/v1/documents/text?{urlencode(query)}")
+    return status, body
+
+
+def ids_of(documents: AllowedDocuments) -> list[str]:
+    return [one["id"] for one in list_documents(documents)["data"]]
 
 
 def test_documents_of_the_request(live: LiveServer, asker: FakeAsker, tmp_path: Path) -> None:
@@ -23,121 +45,256 @@ def test_documents_of_the_request(live: LiveServer, asker: FakeAsker, tmp_path: 
     assert [call["books"] for call in asker.calls] == [["text a", "text b"]] * 2 + [["text a"]]
     assert len(asker.ingested) == 2, "each is read once"
     (tmp_path / "open/a.txt").write_text("text new", "utf-8")
-    live.ask(extra_body={"documents": ["a.txt"]})
-    assert asker.calls[-1]["books"] == ["text new"], "a changed file is read again"
+    (tmp_path / "open/inner.txt").symlink_to(tmp_path / "open/sub/b.txt")
+    (tmp_path / "open/esa:1").write_text("a file", "utf-8")
+    live.ask(extra_body={"documents": ["a.txt", "inner.txt", "esa:1", "./esa:1"]})
+    assert asker.calls[-1]["books"] == ["text new", "text b", "alpha", "a file"]
 
 
 @pytest.mark.parametrize(
-    ("name", "status"),
+    ("name", "statuses"),
     [
-        ("../secret.txt", 403),
-        ("../nothing.txt", 403),
-        ("sub/../../secret.txt", 403),
-        ("{root}/secret.txt", 403),
-        ("{root}/open-not/c.txt", 403),
-        ("link.txt", 403),
-        ("linked/c.txt", 403),
-        ("loop", 403),
-        ("/etc/passwd", 403),
-        ("~/x", 404),
-        ("-", 404),
-        ("*.txt", 404),
-        ("none.txt", 404),
-        ("sub", 404),
-        (".", 404),
-        ("a\0.txt", 403),
-        ("x" * 5000, 403),
+        *((name, {403}) for name in ("../secret.txt", "../nothing.txt", "sub/../../secret.txt")),
+        *((name, {403}) for name in ("{root}/secret.txt", "{root}/open-not/c.txt", "/etc/passwd")),
+        *((name, {403}) for name in ("link.txt", "linked/c.txt")),
+        *((name, {404}) for name in ("~/x", "-", "*.txt", "none.txt", "sub", ".")),
+        *((name, {403, 404}) for name in ("loop", "a\0.txt", "x" * 5000)),
     ],
 )
 def test_no_way_leads_out(
-    live: LiveServer, asker: FakeAsker, tmp_path: Path, name: str, status: int
+    live: LiveServer, asker: FakeAsker, tmp_path: Path, name: str, statuses: set[int]
 ) -> None:
     (tmp_path / "open/link.txt").symlink_to(tmp_path / "secret.txt")
     (tmp_path / "open/linked").symlink_to(tmp_path / "open-not")
     (tmp_path / "open/loop").symlink_to("loop")
     named = name.replace("{root}", str(tmp_path))
-    got, _, body = live.post({**user("one"), "documents": [named]})
-    assert got in ({status, 404} if name in ("loop", "a\0.txt") or len(name) > 99 else {status})
+    status, _, body = live.post({**user("one"), "documents": [named]})
+    assert status in statuses
     assert body["error"]["param"] == "documents"
+    assert text_of(live, document=named)[0] in statuses
     assert not asker.ingested
     assert not asker.calls
 
 
-def test_links_that_stay_inside_are_followed(
-    live: LiveServer, asker: FakeAsker, tmp_path: Path
-) -> None:
-    (tmp_path / "open/inner.txt").symlink_to(tmp_path / "open/sub/b.txt")
-    live.ask(extra_body={"documents": ["inner.txt"]})
-    assert asker.calls[0]["books"] == ["text b"]
+@pytest.mark.parametrize("number", ["0", "2", "0000000019999", "9" * 6000, "-1", "\u0661", ""])
+def test_numbers_of_no_document_are_refused(live: LiveServer, number: str) -> None:
+    statuses = {200} if number == "\u0661" else {403, 404}  # the digit 1 of another script
+    assert live.post({**user("one"), "documents": [f"esa:{number}"]})[0] in statuses
+    assert text_of(live, document=f"esa:{number}"[:5000])[0] in statuses
 
 
-def test_without_allowed_folders_nothing_may_be_named(start: Start) -> None:
-    live = start(allowed=[])
+def test_what_may_be_named(start: Start, asker: FakeAsker) -> None:
+    live = start(fixed=["alpha", "beta"], allowed=[])
     assert live.post({**user("one"), "documents": ["a.txt"]})[0] == 403
-    assert live.post(user("one"))[0] == 200
-
-
-def test_without_fixed_documents_some_must_be_named(start: Start) -> None:
+    assert live.post({**user("one"), "documents": ["esa:2"]})[0] == 200
+    assert asker.calls[-1]["books"] == ["beta"]
     live = start(fixed=[])
     status, _, body = live.post(user("one"))
     assert (status, body["error"]["param"]) == (400, "documents")
     assert live.post({**user("one"), "documents": ["a.txt"]})[0] == 200
 
 
-def test_a_document_that_cannot_be_read_is_the_requests_mistake(
-    live: LiveServer, tmp_path: Path
-) -> None:
-    (tmp_path / "open/bad.txt").write_bytes(b"x")
-
-    def refuse(source: Any, progress: Any) -> str:
-        raise DocumentError(f"{source.name} is broken")
-
-    live.asker.ingest = refuse  # type: ignore[method-assign]
-    status, _, body = live.post({**user("one"), "documents": ["bad.txt"]})
-    assert (status, body["error"]["code"]) == (400, "document")
-
-
-def test_where_the_folders_lie_is_not_told(live: LiveServer, tmp_path: Path) -> None:
+def test_a_document_that_cannot_be_read(live: LiveServer, tmp_path: Path) -> None:
+    """Where the folders are is not told."""
     (tmp_path / "open/sub/bad.txt").write_bytes(b"a\0b" * 100)
-    status, _, body = live.post({**user("one"), "documents": ["sub/bad.txt"]})
-    assert status == 400
-    assert "the document sub/bad.txt " in body["error"]["message"]
-    assert str(tmp_path) not in body["error"]["message"]
+    for status, body in (
+        live.post({**user("one"), "documents": ["sub/bad.txt"]})[::2],
+        text_of(live, document="sub/bad.txt"),
+    ):
+        assert (status, body["error"]["code"]) == (400, "document")
+        assert " sub/bad.txt " in body["error"]["message"]
+        assert str(tmp_path) not in body["error"]["message"]
 
 
 @pytest.mark.parametrize("allowed", ["here", "root", "both"])
 def test_a_message_names_a_file_from_the_folder_down(tmp_path: Path, allowed: str) -> None:
-    """Also where all files may be read, and no more of the message than the name."""
-    inner = tmp_path / "inner"
+    inner, root = tmp_path / "inner", Path(tmp_path.anchor)
     inner.mkdir()
     (inner / "empty.txt").write_bytes(b"")
-    root = Path(tmp_path.anchor)
     folders = {"here": [inner], "root": [root], "both": [root, inner]}[allowed]
-    documents = AllowedDocuments(FakeAsker(), [], folders)
     with pytest.raises(DocumentError) as caught:
-        documents.open([inner / "empty.txt"])
-    wanted = (inner / "empty.txt").relative_to(root) if allowed == "root" else "empty.txt"
-    assert f" {wanted} " in caught.value.message
+        AllowedDocuments(FakeAsker(), [], folders).open([inner / "empty.txt"])
+    name = (inner / "empty.txt").relative_to(root) if allowed == "root" else "empty.txt"
+    assert f" {name} " in caught.value.message
 
 
-def test_only_some_books_stay_open(tmp_path: Path) -> None:
-    asker = FakeAsker()
-    for number in range(MOST_RECENT + 3):
-        (tmp_path / f"{number}.txt").write_text(str(number), "utf-8")
-    documents = AllowedDocuments(asker, [], [tmp_path])
-    for number in (*range(MOST_RECENT + 3), MOST_RECENT, 0):
-        documents.open(documents.find([f"{number}.txt"]))
-    assert len(asker.ingested) == MOST_RECENT + 4
-    assert Path(asker.ingested[-1]).name == "0.txt", "the one that was longest unused"
+def test_the_list(
+    start: Start, asker: FakeAsker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = start(fixed=[fake_book(TEXT, PAGED)])
+    (tmp_path / "open/.hidden").write_text("x", "utf-8")
+    (tmp_path / "open/zero.bin").write_bytes(b"a\0b" * 100)
+    (tmp_path / "open/out.txt").symlink_to(tmp_path / "secret.txt")
+    (tmp_path / "open/copy.txt").symlink_to(tmp_path / "open/a.txt")
+    _, headers, body = live.raw("GET", "/v1/documents")
+    assert body["data"] == [
+        {"id": "esa:1", "object": "document", "name": "paged.pdf", "bytes": 99, "kind": "given"},
+        {"id": "a.txt", "object": "document", "name": "a.txt", "bytes": 6, "kind": "file"},
+        {"id": "sub/b.txt", "object": "document", "name": "b.txt", "bytes": 6, "kind": "file"},
+    ]
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    monkeypatch.setattr(allowed_documents, "MOST_LISTED", 1)
+    left_out = " ".join(live.raw("GET", "/v1/documents")[2]["left_out"])
+    for words in ("1 hidden", "zero.bin", "files beyond the first 1, "):
+        assert words in left_out
+    assert str(tmp_path) not in left_out
+
+
+def test_folders_are_not_walked_for_each_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[str] = []
+    walk = allowed_documents.find_any
+    monkeypatch.setattr(
+        allowed_documents, "find_any", lambda folder: (walked.append(folder), walk(folder))[1]
+    )
+    documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
+    assert ids_of(documents) == []
+    (tmp_path / "a.txt").write_text("x", "utf-8")
+    list_documents(documents)
+    assert len(walked) == 1
+    monkeypatch.setattr(allowed_documents, "LISTED_FOR_S", 0.0)
+    assert ids_of(documents) == ["a.txt"]
+
+
+def test_two_folders_with_files_of_one_name(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "same.txt").write_text(name, "utf-8")
+    (tmp_path / "two/other.txt").write_text("other", "utf-8")
+    documents = AllowedDocuments(FakeAsker(), [], [tmp_path / "one", tmp_path / "two"])
+    assert ids_of(documents) == ["same.txt", "other.txt"]
+    assert len(list_documents(documents)["left_out"]) == 1
+    nested = AllowedDocuments(FakeAsker(), [], [tmp_path, tmp_path / "one"])
+    assert ids_of(nested) == ["one/same.txt", "two/other.txt", "two/same.txt"]
+    assert documents.document("same.txt").text == "one"
+
+
+def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esa_cli.documents import sources
+
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("x", "utf-8")
+    monkeypatch.setattr(sources, "MOST_FILES", 2)
+    listed = list_documents(AllowedDocuments(FakeAsker(), [], [tmp_path]))
+    assert (listed["data"], len(listed["left_out"])) == ([], 1)
+
+
+def test_text_in_pieces(start: Start) -> None:
+    live = start(fixed=[fake_book(TEXT, PAGED)])
+    status, body = text_of(live, document="esa:1")
+    assert status == 200
+    assert (body["text"], body["characters"], body["name"]) == (TEXT, len(TEXT), "paged.pdf")
+    assert (body["start"], body["end"], body["line"]) == (0, len(TEXT), 1)
+    assert body["missing"] == ["page 3 has no text"]
+    assert body["marks"] == [
+        {"start": 0, "page": 1, "chapter": "One"}, {"start": 28, "page": 2, "chapter": "Two"},
+    ]  # fmt: skip
+    pieces = [text_of(live, document="esa:1", start=at, length=7)[1] for at in range(0, 56, 7)]
+    assert "".join(one["text"] for one in pieces) == TEXT, "offsets count characters"
+    assert (pieces[4]["line"], pieces[4]["marks"][0]["page"]) == (2, 2)
+    assert text_of(live, document="esa:1", start=999)[1]["text"] == ""
+    for wrong in ({}, {"start": -1}, {"start": "9" * 5000}, {"length": 0}, {"length": 100_001}):
+        query = {"document": "esa:1", **wrong} if wrong else {}
+        assert text_of(live, **query)[0] == 400
+
+
+def test_documents_need_the_token_and_the_pages_own_origin(start: Start) -> None:
+    guarded, live = start(token=TOKEN), start()
+    for path in ("/v1/documents", "/v1/documents/text?document=esa:1"):
+        assert guarded.raw("GET", path)[0] == 401
+        assert guarded.raw("GET", path, Authorization=f"Bearer {TOKEN}")[0] == 200
+        for headers in (
+            {"Origin": "https://evil.org"}, {"Host": "evil.org"},
+            {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+        ):  # fmt: skip
+            assert live.raw("GET", path, **headers)[0] == 403
+        for site in ("same-origin", "none"):
+            assert live.raw("GET", path, **{"Sec-Fetch-Site": site})[0] == 200
+
+
+def test_of_many_files_the_best_are_opened(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.txt").write_text(f"The harp {number} of the town.", "utf-8")
+    (tmp_path / "17.txt").write_text("The kiln stands at the harbour.", "utf-8")
+    (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.4 broken")
+    documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], most=3)
+    names, left_out = ids_of(documents), list[str]()
+    assert {"esa:1", "17.txt", "scan.pdf"} <= set(names)
+    opened = documents.open(documents.find(names), None, "Where is the kiln?", left_out)
+    assert [one.id for one in opened[:2]] == ["esa:1", "17.txt"]
+    assert len(opened) == 4
+    assert left_out == ["left out: 1 files that cannot be read (scan.pdf)"]
+    few = documents.open(documents.find(["1.txt", "scan.pdf"]), None, "harp", left_out)
+    assert ([one.id for one in few], len(left_out)) == (["1.txt"], 2)
+    with pytest.raises(DocumentError):
+        documents.open(documents.find(["scan.pdf"]))
+
+
+def test_heat_maps_and_their_ids(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    for name, text in {"mill": "The mill burned. Rain fell.", "other": "Nothing of it."}.items():
+        (tmp_path / f"open/{name}.txt").write_text(text, "utf-8")
+    (tmp_path / "open/copy.txt").write_text("The mill burned. Rain fell.", "utf-8")
+    live = LiveServer(QuotingAsker(), tmp_path, fixed=[])
+    try:
+        named = ["other.txt", "mill.txt", "copy.txt"]
+        question = {**user("What became of the mill?"), "documents": named}
+        message = live.post({**question, "heat": True})[2]["choices"][0]["message"]
+        assert message["heat"] == [
+            {"document": "other.txt", "id": "other.txt", "spans": []},
+            {"document": "mill.txt", "id": "mill.txt", "spans": [[0, 16, 8]]},
+        ]
+        *_, last = live.ask(
+            "What became of the mill?", stream=True, extra_body={"documents": named, "heat": True}
+        )
+        assert last.model_extra["heat"] == message["heat"]
+        assert "heat" not in live.post(question)[2]["choices"][0]["message"]
+    finally:
+        live.close()
+
+
+def test_texts_that_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one", "utf-8")
+
+    class ChangingAsker(FakeAsker):
+        def ingest(self, source: Any, progress: Any = None) -> Any:
+            path.write_text("changed while it was read", "utf-8")
+            return super().ingest(source, progress)
+
+    documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
+    opened = documents.open(documents.find(["a.txt"]))
+    assert documents.document("a.txt") is opened[0].book.document
+    path.write_text("another", "utf-8")
+    assert documents.document("a.txt").text == "another", "a changed file is read"
+    documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
+    documents.open(documents.find(["a.txt"]))
+    assert documents.document("a.txt").text == "changed while it was read"
+
+    monkeypatch.setattr(allowed_documents, "MOST_CHARACTERS", 10)
+    paths = [str(tmp_path / name) for name in "abc"]
+    for one in paths:
+        Path(one).write_text("x" * 6, "utf-8")
+    texts = DocumentTexts()
+    first, _, last = [texts.read(one, read_document) for one in paths]
+    assert texts.read(paths[2], read_document) is last
+    assert texts.read(paths[0], read_document) is not first
+    Path(paths[0]).write_text("y" * 99, "utf-8")
+    large = texts.read(paths[0], read_document)
+    assert texts.read(paths[0], read_document) is large, "one alone may have more"
 
 
 class Named:
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, text: str, document: Document) -> None:
+        self.name, self.document = text, document
 
 
 class Small(FakeAsker):
-    """Has room for so many books, and says what was open when each was read."""
+    """Has room for so many books, and notes what was open when each was read."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -148,7 +305,8 @@ class Small(FakeAsker):
         self.before.append({book.name for book in self.alive})
         if len(self.alive) >= self.books_room:
             raise ResourceError("no room")
-        book = Named(super().ingest(source))
+        text = super().ingest(source)
+        book = Named(str(text), text.document)
         self.alive.add(book)
         return book
 
@@ -165,10 +323,6 @@ def opened(documents: AllowedDocuments, *names: str) -> list[str]:
     return [one.book.name for one in documents.open(found)]
 
 
-def books(documents: AllowedDocuments, *names: str) -> list[Any]:
-    return [one.book for one in documents.open(documents.find(names))]
-
-
 def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
     asker = Small(2)
     documents = AllowedDocuments(asker, [], [abc])
@@ -178,11 +332,6 @@ def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
     assert {book.name for book in asker.alive} == {"a", "c"}
     assert opened(documents, "a", "d") == ["a", "d"], "what the request uses stays"
     assert asker.ingested.count(str(abc / "a.txt")) == 1
-
-
-def test_where_a_request_itself_is_too_large_it_is_said(abc: Path) -> None:
-    documents = AllowedDocuments(Small(2), [], [abc])
-    opened(documents, "d")
     with pytest.raises(ResourceError, match="no room"):
         opened(documents, "a", "b", "c")
     assert opened(documents, "c") == ["c"], "and the next is not the worse for it"
@@ -218,16 +367,91 @@ def test_a_book_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
         opened(documents, f"{number}")
     assert len(asker.before) == MOST_RECENT + 1, "it never ran out of room"
     assert "0" not in asker.before[-1]
+    opened(documents, f"{MOST_RECENT}")
+    assert len(asker.before) == MOST_RECENT + 1
 
 
 def test_a_text_in_several_files_is_one_book(abc: Path) -> None:
     asker = FakeAsker()
     (abc / "copy.txt").write_text("a", "utf-8")
     (abc / "fixed.txt").write_text("alpha", "utf-8")
-    documents = AllowedDocuments(asker, [fake_book("the fixed book")], [abc], ["alpha"])
-    assert books(documents, "a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
-    assert books(documents, "copy.txt") == ["a"]
-    assert books(documents, "fixed.txt") == ["the fixed book"]
+    fixed = fake_book("the fixed book", read_document(str(abc / "fixed.txt")))
+    documents = AllowedDocuments(asker, [fixed], [abc])
+
+    def books(*names: str) -> list[Any]:
+        return [one.book for one in documents.open(documents.find(names))]
+
+    assert books("a.txt", "copy.txt", "b.txt", "a.txt") == ["a", "b"]
+    assert books("copy.txt") == ["a"]
+    assert books("fixed.txt") == ["the fixed book"]
     assert [Path(source).name for source in asker.ingested] == ["a.txt", "b.txt"]
     (abc / "copy.txt").write_text("another", "utf-8")
-    assert books(documents, "copy.txt", "a.txt") == ["another", "a"]
+    assert books("copy.txt", "a.txt") == ["another", "a"]
+
+
+TEXTS = {"a" * 20: "The harp stands in hall 1.", "b" * 20: "The anvil.", "c" * 20: "The anvil."}
+KNOWN = {"source": "/home/me/x.pdf", "bytes": 9, "missing": ()}
+ENTRIES = [
+    Entry(
+        key, text_sha256=text_digest(text), marks=((0, 7, "Halls"),), created=float(at),
+        provenance={**KNOWN, "name": f"{key[0]}.pdf"},
+    )
+    for at, (key, text) in enumerate(TEXTS.items())
+]  # fmt: skip
+A, B = f"library:{'a' * 12}", f"library:{'b' * 12}"
+
+
+class FewTexts(Library):
+    """A library of three entries, two of one text, and a damaged one."""
+
+    exists = True
+
+    @contextmanager
+    def search_catalogue(self, copy: bool = False) -> Iterator[Catalogue]:
+        with self.catalogue(keep=False) as catalogue:
+            entries = [Entry("d" * 20, damage="cut"), *reversed(ENTRIES)]
+            catalogue.entries = lambda: DividedEntries(entries, [])  # type: ignore[method-assign]
+            yield catalogue
+
+    def text(self, entry: Entry) -> str:
+        if not TEXTS[entry.key]:
+            raise LibraryError("the text is damaged")
+        return TEXTS[entry.key]
+
+
+def test_documents_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asker = FakeAsker()
+    documents = AllowedDocuments(asker, [fake_book("alpha")], [], FewTexts(tmp_path), stored=True)
+    listed = list_documents(documents)["data"]
+    assert [(one["id"], one["name"], one["kind"]) for one in listed[1:]] == [
+        (A, "a.pdf", "stored"), (B, "b.pdf", "stored"),
+    ]  # fmt: skip
+    opened = documents.open(documents.find([B, "esa:1", A, B, "b.pdf"]))
+    assert [(one.id, one.book) for one in opened] == [
+        (B, "The anvil."), ("esa:1", "alpha"), (A, "The harp stands in hall 1."),
+    ]  # fmt: skip
+    documents.open(documents.find([A]))
+    assert len(asker.ingested) == 2, "each is opened once"
+    assert documents.document(A).place(5).page == 7
+    for name, status in {"library:dddddddddddd": 404, "library:../x": 404, "x.pdf": 403}.items():
+        with pytest.raises(ApiError) as caught:
+            documents.document(name)
+        assert caught.value.status == status
+    monkeypatch.setitem(TEXTS, "a" * 20, "")
+    left_out: list[str] = []
+    fresh = AllowedDocuments(asker, [], [], FewTexts(tmp_path), stored=True)
+    assert [one.id for one in fresh.open(fresh.find(None), left_out=left_out)] == [B]
+    assert left_out == [f"left out: {A} is damaged in the library"]
+    with pytest.raises(LibraryError):
+        fresh.open(fresh.find([A]))
+    with pytest.raises(ApiError) as caught:
+        AllowedDocuments(FakeAsker(), [], [], FewTexts(tmp_path)).find([A])
+    assert caught.value.status == 403
+
+    def refuse(self: Any) -> Any:
+        raise LibraryError(f"{tmp_path} may not be read")
+
+    monkeypatch.setattr(FewTexts, "search_catalogue", refuse)
+    assert list_documents(documents)["left_out"] == ["the library cannot be used"]
+    with pytest.raises(LibraryError):
+        documents.document(A)

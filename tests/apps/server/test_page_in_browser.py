@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from live_server import TOKEN, LiveServer, until
 from quoting_asker import QuotingAsker
 
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.errors import HistoryError, ResourceError
+from esa_cli.errors import HistoryError
 
 pytest.importorskip("playwright")
 pytestmark = [
@@ -116,26 +114,19 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
     tab.ask()
     page.wait_for_selector(".passage")
     assert tab.answers() == ["The mill of Brookfield burned down in 1812."]
-    assert page.inner_text(".passage >> nth=0").split("\n")[0] == "1"
     assert "page 2 · line 2,001 · Fires" in page.inner_text(".passage >> nth=0")
     page.click(".passage >> nth=0")
     page.wait_for_selector(".number.here")
-    assert page.inner_text("mark.h8, mark.h4, .text mark") == tab.answers()[0]
+    assert page.inner_text(".text mark") == tab.answers()[0]
     assert page.locator("#text .number.here").is_visible()
     assert page.inner_text("#reading-place") == "page 2 · line 2,001 · Fires"
     assert page.locator("#strip rect.warm").count() > 0
     assert not page.locator("#reading-note").is_visible()
-    assert page.locator(".piece").count() <= 3, "only the pieces around it are loaded"
-    page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
-    page.wait_for_selector(".page", state="attached")
-    assert "Line 1499 " in page.inner_text("#text")
-    for _ in range(6):
-        page.evaluate("() => { document.getElementById('pages').scrollTop = 0 }")
+    assert page.inner_text("#text") not in document.text, "only a piece is loaded"
+    while page.locator("#earlier").is_visible():
+        page.click("#earlier")
         page.wait_for_timeout(150)
-    until_text = page.inner_text("#text")
-    assert until_text.startswith("Line 0 says nothing of note \U0001f600.")
-    shown = document.text[: document.text.index("Line 2001 ")].replace(tab.answers()[0], "")
-    assert re.sub(r"\s", "", shown) in re.sub(r"\s|1The.*?1812\.", "", until_text)
+    assert page.inner_text("#text").startswith("Line 0 says nothing of note \U0001f600.")
 
 
 def test_hostile_texts_and_names_are_only_text(visits: Visits) -> None:
@@ -194,25 +185,6 @@ def test_keys(visits: Visits) -> None:
     assert tab.focused() == "question"
 
 
-def test_everything_can_be_reached_with_tab(visits: Visits) -> None:
-    tab = visits.open()
-    page = tab.page
-    tab.ask("mill Brookfield")
-    page.wait_for_selector(".passage")
-    page.click(".passage >> nth=0")
-    page.wait_for_selector(".number.here")
-    page.evaluate("() => document.activeElement.blur()")
-    reached = []
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        reached.append(
-            page.evaluate("() => document.activeElement.id || document.activeElement.className")
-        )
-    order = list(dict.fromkeys(reached))
-    wanted = ["new", "document-0", "passage", "question", "send", "close", "pages"]
-    assert [one for one in order if one in wanted] == wanted
-
-
 def test_stop(visits: Visits) -> None:
     visits.asker.delay = 0.05
     tab = visits.open(fixed=[fake_book(*_said("word " * 300 + "mill."))])
@@ -250,19 +222,6 @@ def test_a_conversation(visits: Visits) -> None:
     tab.ask("mill")
     tab.page.wait_for_selector(".passage")
     assert visits.asker.calls[-1]["history"] == []
-
-
-def test_errors_are_told_in_the_servers_words(visits: Visits) -> None:
-    visits.asker.failures["one"] = ResourceError("it needs 9 GB, and 2 are free", "close something")
-    tab = visits.open()
-    tab.ask("one")
-    tab.page.wait_for_selector(".failed")
-    assert tab.page.inner_text(".failed") == "It needs 9 GB, and 2 are free; close something."
-    visits.servers[0].server.should_exit = True
-    visits.servers[0].thread.join(20)
-    tab.ask("two")
-    until(lambda: tab.page.locator(".failed").count() == 2)
-    assert "the server cannot be reached" in tab.page.inner_text(".failed >> nth=1").lower()
 
 
 def test_progress_while_a_document_is_read(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,8 +282,9 @@ def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
     other.wait_for_selector("#token-dialog[open]")
 
 
-@pytest.mark.parametrize(("width", "height"), [(360, 640), (820, 1100), (1400, 900)])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(360, 640, "light"), (820, 1100, "dark"), (1400, 900, "light")]
+)
 def test_screens(visits: Visits, width: int, height: int, scheme: str) -> None:
     document = read_document(str(Path(__file__).parents[3] / "examples/chronicle.md"))
     view = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
@@ -379,45 +339,3 @@ def test_another_page_gets_nothing(visits: Visits) -> None:
         assert framed == "closed"
     finally:
         evil.context.close()
-
-
-def test_passages_that_overlap_have_a_number_each(visits: Visits) -> None:
-    text = "Rain fell. The mill of Brookfield burned. Nobody was hurt.\n"
-    document = Document("rain.txt", text, "rain.txt", "utf-8", 9)
-    places = [(11, 58), (0, 41)]
-    whole = visits.asker.ask
-
-    def overlapping(*given: Any, **more: Any) -> Any:
-        reply = whole(*given, **more)
-        best = reply.evidence[0]
-        moved = [replace(best, start=a, end=b, text=text[a:b], line=1) for a, b in places]
-        return replace(reply, evidence=tuple(moved))
-
-    visits.asker.ask = overlapping  # type: ignore[method-assign]
-    tab = visits.open(fixed=[fake_book(text, document)])
-    tab.ask()
-    tab.page.wait_for_selector(".passage")
-    for number in ("1", "2"):
-        tab.page.click(f".passage >> nth={int(number) - 1}")
-        tab.page.wait_for_selector(f".number.here:text('{number}')")
-    numbers = tab.page.locator("#text .number").all_inner_texts()
-    assert numbers == ["2", "1"]
-    assert tab.page.inner_text("#text mark") == "The mill of Brookfield burned."
-
-
-def test_lines_broken_at_one_width_are_joined_and_others_are_not(visits: Visits) -> None:
-    line = "It was the best of lines, it was the worst of lines, and the mill"
-    prose = "\n".join(["Chapter the first", "", *[line] * 30, "", "The end.", "  Indented.", ""])
-    code = "\n".join(f"mill = {number}  # {'x' * (number % 60)}" for number in range(60))
-    books = [
-        fake_book(text, Document(name, text, name, "utf-8", 9))
-        for name, text in (("prose.txt", prose), ("code.py", code))
-    ]
-    tab = visits.open(fixed=books)
-    for number, text in enumerate((prose, code)):
-        tab.page.click(f"#list button >> nth={number}")
-        tab.page.wait_for_selector(f"#reading-name:text('{books[number].document.name}')")
-        tab.page.wait_for_selector(".piece")
-        found = tab.page.evaluate("() => document.getElementById('text').textContent")
-        assert len(found) == len(text)
-        assert found == (text.replace("mill\nIt", "mill It") if number == 0 else text)

@@ -18,27 +18,28 @@ from esa_cli.qa.answering.reply import Turn
 
 def test_an_answer(live: LiveServer, asker: FakeAsker) -> None:
     found = live.ask("one two")
-    choice = found.choices[0]
+    choice, usage = found.choices[0], found.usage
     assert (choice.message.role, choice.message.content) == ("assistant", "You asked: one two")
     assert choice.finish_reason == "stop"
-    assert found.object == "chat.completion"
-    assert found.model == "fake-model"
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
-        2,
-        4,
-        6,
-    )
+    assert (found.object, found.model) == ("chat.completion", "fake-model")
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 4, 6)
     assert [one["document"] for one in choice.message.evidence] == [
         f"book{n}.txt" for n in range(3)
     ]
     assert set(choice.message.evidence[0]) == {
         "document", "page", "line", "chapter", "start", "end", "text", "weight",
     }  # fmt: skip
-    assert choice.message.found is True
-    assert (choice.message.answered_from, choice.message.quotation) == ("rows", None)
-    assert choice.message.read is True
+    message = choice.message
+    assert (message.found, message.answered_from, message.quotation) == (True, "rows", None)
+    assert message.read is True
     assert asker.calls[0]["books"] == ["alpha"]
     assert live.notes == ["4 tokens answered in 0.2 s"]
+    with live.client() as client:
+        assert [one.id for one in client.models.list()] == ["fake-model"]
+        assert client.models.retrieve("fake-model").owned_by == "esa"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other/model")
+    assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
 
 
 def test_names_that_are_not_utf8_are_escaped(start: Start) -> None:
@@ -151,52 +152,27 @@ def test_requests_that_are_refused(body: Any, param: str | None) -> None:
 @pytest.mark.parametrize("name", WRONG_VALUES)
 def test_values_that_are_refused(name: str) -> None:
     for value in WRONG_VALUES[name]:
-        error = refusal({**user("x"), name: value})
-        assert error.param == name
-        assert error.message.startswith(f"{name} ")
-
-
-def test_the_longest_answer_that_may_be_asked_for() -> None:
-    for name in ("max_tokens", "max_completion_tokens"):
-        found = wire.parse(json.dumps({**user("x"), name: 32_768}).encode())
-        assert found.options()["max_new_tokens"] == 32_768
+        assert refusal({**user("x"), name: value}).param == name
 
 
 def test_errors_have_openais_shape(live: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         live.ask("one", tools=[{"type": "function", "function": {"name": "f"}}])
-    assert caught.value.body == {
-        "message": "tools is not supported",
-        "type": "invalid_request_error",
-        "param": "tools",
-        "code": "unsupported_parameter",
-    }
+    body = caught.value.body
+    assert isinstance(body, dict)
+    assert (body["param"], body["code"]) == ("tools", "unsupported_parameter")
     for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/chat/completions", 405)):
         got, _, body = live.raw(method, path)
         assert got == status
         assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert "/v1/chat/completions" in live.raw("GET", "/v2")[2]["error"]["message"]
 
 
-def test_models_and_health(live: LiveServer) -> None:
-    with live.client() as client:
-        assert [one.id for one in client.models.list()] == ["fake-model"]
-        assert client.models.retrieve("fake-model").owned_by == "esa"
-        with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("other/model")
-    assert live.raw("GET", "/health")[2] == {"status": "ok", "questions": 0}
-
-
-def test_what_documents_lack_is_told_with_the_answer(start: Start) -> None:
+def test_what_documents_lack(start: Start) -> None:
     document = Document("a.pdf", "alpha", "", "", 9, missing=("page 7 has no text",))
     live = start(fixed=[fake_book("alpha", document)])
     wanted = ["a.pdf: page 7 has no text"]
     assert live.ask("one").choices[0].message.missing == wanted
     *_, last = live.ask("one", stream=True)
     assert last.missing == wanted
-
-
-def test_where_nothing_lacks_nothing_is_said(live: LiveServer) -> None:
-    *_, last = live.ask("one", stream=True)
-    assert not hasattr(last, "missing")
+    live = start()
     assert not hasattr(live.ask("one").choices[0].message, "missing")

@@ -1,7 +1,8 @@
-"""One question at a time, the queue, and errors of an answer."""
+"""One question at a time, the queue, streams, answers that end early, and errors of an answer."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import threading
@@ -12,11 +13,14 @@ from typing import Any
 import openai
 import pytest
 from fake_asker import FakeAsker
+from forked import child, ended
 from live_server import LiveServer, Start, in_thread, send, until, user
 
+from esa_cli.apps.server import server_app, server_run
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.apps.server.worker import Job, JobCancelledError, QueueFullError, Worker
 from esa_cli.errors import (
+    BUG,
     ForeignVersionError,
     LibraryError,
     ModelError,
@@ -27,38 +31,37 @@ from esa_cli.errors import (
 from esa_cli.storage.library import Library
 from esa_cli.storage.library.formats.checksummed_file import write_errors
 
-UNUSABLE = "cannot be used; its log has more"
+A = {"documents": ["a.txt"]}
+both = pytest.mark.parametrize("stream", [False, True])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@both
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
         (UsageError("too long", "ask less"), 400, "too long; ask less"),
         (ResourceError("no room"), 413, "no room"),
         (ModelError("broken"), 500, "broken"),
-        (ReaderError("http://elsewhere"), 502, f"the server's reader {UNUSABLE}"),
-        (ZeroDivisionError("inside"), 500, "a bug in esa; its log has more"),
-        (SystemExit(3), 500, "a bug in esa; its log has more"),
-        (KeyboardInterrupt(), 500, "a bug in esa; its log has more"),
-        (MemoryError(), 503, "the server's memory ran out; its log has more"),
-        (LibraryError("/srv/lib/a.doc", "rm it"), 500, f"the server's library {UNUSABLE}"),
-        (ForeignVersionError("/srv/lib/a.doc", "update"), 500, f"the server's library {UNUSABLE}"),
+        (ReaderError("http://elsewhere"), 502, None),
+        (ZeroDivisionError("inside"), 500, None),
+        (SystemExit(3), 500, None),
+        (KeyboardInterrupt(), 500, None),
+        (MemoryError(), 503, None),
+        (LibraryError("/srv/lib/a.doc", "rm it"), 500, None),
+        (ForeignVersionError("/srv/lib/a.doc", "update"), 500, None),
     ],
 )
 def test_errors_of_an_answer(
-    live: LiveServer,
-    asker: FakeAsker,
-    stream: bool,
-    error: BaseException,
-    status: int,
-    message: str,
-) -> None:
+    live: LiveServer, asker: FakeAsker, stream: bool, error: BaseException, status: int,
+    message: str | None,
+) -> None:  # fmt: skip
+    """What is the server's own is not told to the client."""
     asker.failures["bad"] = error
     with pytest.raises(openai.APIStatusError) as caught:
         live.ask("bad", stream=stream)
+    said = caught.value.body["message"]  # type: ignore[index]
     assert caught.value.status_code == status
-    assert caught.value.body["message"] == message  # type: ignore[index]
+    assert said == message if message else said.endswith("its log has more")
     assert caught.value.response.headers["x-should-retry"] == "false"
     assert live.ask("good").choices[0].message.content == "You asked: good", "it lives on"
 
@@ -72,34 +75,23 @@ def too_little_disk(root: Path) -> None:
     Library(root).check_room(1 << 60)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fail", [disk_full, too_little_disk])
-def test_a_full_disk_is_the_servers_and_its_log_says_where(
-    live: LiveServer,
-    tmp_path: Path,
-    stream: bool,
-    fail: Callable[[Path], None],
+def broken_library(root: Path) -> None:
+    raise LibraryError(f"{root}/lib/x.seg is damaged", "esa library rm 1234")
+
+
+@both
+@pytest.mark.parametrize(
+    ("fail", "status"), [(disk_full, 507), (too_little_disk, 507), (broken_library, 500)]
+)
+def test_what_is_the_servers_stands_in_its_log_alone(
+    live: LiveServer, tmp_path: Path, stream: bool, fail: Callable[[Path], None], status: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(live.asker, "ingest", lambda *_: fail(tmp_path))
-    with pytest.raises(openai.APIStatusError) as caught:
-        live.ask("one", stream=stream, extra_body={"documents": ["a.txt"]})
-    assert caught.value.status_code == 507
-    assert caught.value.body["message"] == "the server's disk is full; its log has more"  # type: ignore[index]
-    assert any(str(tmp_path) in note and "ESA_LIBRARY" in note for note in live.notes)
-
-
-def test_a_broken_library_is_told_the_log_alone(
-    live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise LibraryError(f"{tmp_path}/lib/x.seg is damaged", "esa library rm 1234")
-
-    monkeypatch.setattr(live.asker, "ingest", broken)
-    status, _, body = live.post({**user("one"), "documents": ["a.txt"]})
-    assert status == 500
+    got, _, body = live.post({**user("one"), **A, "stream": stream})
+    assert got == status
     assert str(tmp_path) not in json.dumps(body)
-    assert live.notes == [f"{tmp_path}/lib/x.seg is damaged; esa library rm 1234"]
+    assert any(str(tmp_path) in note for note in live.notes)
 
 
 def test_one_at_a_time_and_a_full_queue(start: Start, asker: FakeAsker) -> None:
@@ -136,22 +128,6 @@ def test_a_place_in_the_queue_is_free_when_its_client_goes(start: Start, asker: 
     assert [call["question"] for call in asker.calls] == ["first", "last"]
 
 
-def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text a", "utf-8")
-    documents, events, worker = AllowedDocuments(slow, [], [tmp_path]), [], Worker(1)
-    worker.submit(
-        Job(
-            lambda job: documents.open(documents.find(["a.txt"]), job.report_progress),
-            events.append,
-        )
-    )  # type: ignore[arg-type, return-value]
-    until(lambda: slow.read > 2)
-    worker.close(5)
-    assert not worker._thread.is_alive()
-    assert slow.stopped == 1
-    assert events == [("begun", None)]
-
-
 def test_waiting_is_not_counted(start: Start, asker: FakeAsker) -> None:
     live = start(timeout_s=1.0)
     asker.delay, asker.answers["a"] = 0.1, "word word word word word word word"
@@ -177,8 +153,176 @@ def test_many_clients_at_once(start: Start, asker: FakeAsker) -> None:
     assert texts == [f"You asked: q{n}" for n in range(20)]
 
 
+def test_streaming(live: LiveServer, asker: FakeAsker) -> None:
+    chunks = list(live.ask("one", stream=True, stream_options={"include_usage": True}))
+    *texts, last, counts = chunks
+    assert texts[0].choices[0].delta.role == "assistant"
+    assert [one.choices[0].delta.content for one in texts[1:]] == ["You", " asked:", " one"]
+    assert all(one.choices[0].finish_reason is None for one in texts)
+    assert last.choices[0].finish_reason == "stop"
+    assert last.evidence[0]["text"] == "passage 0\nof alpha"
+    assert counts.choices == []
+    assert counts.usage.completion_tokens == 3
+    assert len({one.id for one in chunks}) == 1
+    asker.delay, asker.spoken = 0.05, []
+    stream = iter(live.ask("one", stream=True))
+    next(stream)
+    next(stream)
+    assert len(asker.spoken) < 3, "the first word is here before the last is said"
+    assert [one.usage for one in stream][-1] is None
+
+
+def test_an_error_in_the_middle_of_a_stream(live: LiveServer, asker: FakeAsker) -> None:
+    say = asker._say
+
+    def break_off(pieces: Any, on_text: Any) -> None:
+        say(pieces[:1], on_text)
+        raise ResourceError("the memory ran out")
+
+    asker._say = break_off  # type: ignore[method-assign]
+    with pytest.raises(openai.APIError, match="the memory ran out"):
+        list(live.ask("one", stream=True))
+
+
+def test_silence_is_filled(start: Start, asker: FakeAsker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_app, "TICK_S", 0.1)
+    live = start()
+    asker.gate.clear()
+    sock = send(live, "one", stream=True)
+    asker.running.wait(10)
+    data = b""
+    while data.count(b": waiting\n\n") < 2:
+        data += sock.recv(1000)
+    assert data.startswith(b"HTTP/1.1 200")
+    asker.gate.set()
+    while b"[DONE]" not in data:
+        data += sock.recv(1000)
+    sock.close()
+
+
+@both
+def test_a_client_that_goes_stops_its_answer(
+    live: LiveServer, asker: FakeAsker, stream: bool
+) -> None:
+    asker.delay, asker.answers["long"] = 0.02, "word " * 500
+    sock = send(live, "long", stream=stream)
+    until(lambda: len(asker.spoken) > 2)
+    sock.close()
+    until(lambda: asker.stopped)
+    assert len(asker.spoken) < 200
+    asker.delay = 0
+    assert live.ask("next").choices[0].message.content == "You asked: next"
+
+
+@both
+def test_a_client_that_goes_ends_the_reading(
+    live: LiveServer, slow: FakeAsker, stream: bool
+) -> None:
+    sock = send(live, "long", stream=stream, **A)
+    until(lambda: slow.read > 2)
+    thread, found = in_thread(lambda: live.ask("next"))
+    until(lambda: live.raw("GET", "/health")[2]["questions"] == 2)
+    sock.close()
+    thread.join(10)
+    assert found[0].choices[0].message.content == "You asked: next"
+    assert slow.stopped == 1
+    assert slow.read < 200
+    assert [call["question"] for call in slow.calls] == ["next"]
+    slow.words, slow.delay = 3, 0
+    live.ask("again", extra_body=A)
+    assert len(slow.ingested) == 2, "what was broken off is not taken for read"
+    assert slow.calls[-1]["books"] == ["text a"]
+
+
+@both
+def test_an_answer_that_takes_too_long(start: Start, asker: FakeAsker, stream: bool) -> None:
+    live = start(timeout_s=0.3)
+    asker.words, asker.delay, asker.answers["long"] = 2, 0.05, "word " * 100
+    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s$") as caught:
+        list(live.ask("long", stream=stream, extra_body=A))
+    assert stream or getattr(caught.value, "status_code", None) == 504
+    assert caught.value.code == "timeout"
+    until(lambda: asker.stopped == 1)
+    asker.delay, asker.question_delay = 0, 0.02
+    assert live.post(user("word " * 900))[0] == 504
+    until(lambda: asker.stopped == 2)
+    assert live.post(user("next"))[0] == 200
+
+
+@both
+def test_a_reading_that_takes_too_long(
+    start: Start, slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
+    live = start(timeout_s=0.3)
+    late = r"no answer within 0\.3 s: the document was still being read \(\d+ of 500 tokens\)"
+    with pytest.raises(openai.APIError, match=late):
+        list(live.ask("long", stream=stream, extra_body=A))
+    until(lambda: slow.stopped)
+    assert slow.read < 200
+    slow.delay = 0
+    assert live.ask("next").choices[0].message.content == "You asked: next"
+
+
+@both
+def test_a_server_that_ends_ends_the_reading_and_says_so(
+    start: Start, slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
+    monkeypatch.setattr(server_run, "END_WITHIN_S", 1)
+    live = start()
+    thread, found = in_thread(lambda: list(live.ask("long", stream=stream, extra_body=A)))
+    until(lambda: slow.read > 2)
+    live.server.should_exit = True
+    thread.join(10)
+    assert isinstance(found[0], openai.APIError)
+    assert found[0].code == "shutdown"
+    assert stream or getattr(found[0], "status_code", None) == 503
+    live.thread.join(10)
+    assert slow.stopped == 1
+    assert slow.read < 200
+
+
+def test_another_cancellation_is_not_the_servers_end() -> None:
+    """Only a server that ends answers 503."""
+
+    class Request:
+        app = type("App", (), {"state": type("State", (), {"is_ending": lambda: False})})
+
+        async def receive(self) -> Any:
+            await asyncio.sleep(60)
+
+    async def run() -> None:
+        worker, gate = Worker(1), threading.Event()
+        events = server_app.follow(worker, lambda job: gate.wait(10), Request(), 60.0)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        finally:
+            gate.set()
+            worker.close(10)
+
+    asyncio.run(run())
+
+
+def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text a", "utf-8")
+    documents, worker = AllowedDocuments(slow, [], [tmp_path]), Worker(1)
+    events: list[Any] = []
+    work = lambda job: documents.open(documents.find(["a.txt"]), job.report_progress)  # noqa: E731
+    worker.submit(Job(work, events.append))
+    until(lambda: slow.read > 2)
+    worker.close(5)
+    assert not worker._thread.is_alive()
+    assert slow.stopped == 1
+    assert events == [("begun", None)]
+
+
 def test_the_worker_ends_with_what_it_does() -> None:
-    worker, events, gate = Worker(1), [], threading.Event()
+    worker, events, gate = Worker(1), list[Any](), threading.Event()
 
     def answer(job: Job) -> Any:
         gate.wait(10)
@@ -198,3 +342,15 @@ def test_the_worker_ends_with_what_it_does() -> None:
         worker.submit(Job(answer, events.append))
     with pytest.raises(JobCancelledError):
         jobs[0].add_text("y")
+
+
+def test_a_job_that_does_not_end_ends_the_process() -> None:
+    """The model would else be closed under it."""
+
+    def work() -> None:
+        worker = Worker(0)
+        worker.submit(Job(lambda job: threading.Event().wait(60), lambda event: None))
+        until(lambda: worker._running)
+        worker.close(0.1)
+
+    assert ended(child(work)) == BUG

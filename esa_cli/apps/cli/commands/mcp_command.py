@@ -57,14 +57,15 @@ def mcp(
     gc.enable()
     from esa_cli.apps.mcp_server import mcp_app
     from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
-    from esa_cli.apps.mcp_server.named_documents import DocumentNames
     from esa_cli.apps.server import server_run
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
         asker = asker_on_demand(_loader(chosen, model, reader, reporter, stack))
-        names = DocumentNames(Library(), AllowedDocuments(asker, [], folders))
-        tools = DocumentTools(asker, names, chosen, model, reporter)
+        documents = AllowedDocuments(
+            asker, [], folders, Library(), stored=True, most=chosen.answer.documents
+        )
+        tools = DocumentTools(documents, chosen, model, reporter)
         if http:
             with server_run.bind(host, port) as sock:
                 print(server_run.address(sock, mcp_app.PATH), flush=True)

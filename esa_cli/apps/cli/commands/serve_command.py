@@ -157,16 +157,15 @@ def run(
         UsageError: the address is taken. ResourceError, LibraryError.
     """
     from esa_cli.apps.server import server_run as server
-    from esa_cli.apps.server.allowed_documents import AllowedDocuments, StoredDocuments
+    from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.server_app import ServerLimits, make_app
 
     with server.bind(wanted.host, wanted.port) as sock:
         fixed = [asker.ingest(document) for document in documents]
         reporter.settle()
         allowed = AllowedDocuments(
-            asker, fixed, wanted.allow or [], [document.text for document in documents],
-            StoredDocuments(Library()) if wanted.library else None, Library(), most,
-        )  # fmt: skip
+            asker, fixed, wanted.allow or [], Library(), stored=wanted.library, most=most
+        )
         limits = ServerLimits(
             wanted.body_bytes, wanted.max_question, wanted.max_queue, wanted.timeout
         )

@@ -14,8 +14,7 @@ const safeText = (text) => String(text).replace(TEXT_CONTROLS, "\ufffd");
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null) element.setAttribute(name, value);
+    if (value !== null) element.setAttribute(name, value);
   }
   element.append(...children);
   return element;
@@ -30,45 +29,23 @@ function announce(text) {
 }
 
 const count = (number) => Number(number).toLocaleString("en");
-const several = (number, one, many = one + "s") => `${count(number)} ${number === 1 ? one : many}`;
+const several = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
 function bytes(number) {
   for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
-    if (number >= size) return `${(number / size).toPrecision(number / size < 10 ? 2 : 3)} ${unit}`;
+    if (number >= size) return `${(number / size).toFixed(1)} ${unit}`;
   }
   return `${number} B`;
 }
 
-// Python counts code points, JavaScript UTF-16 units: they differ where a text has characters
-// beyond U+FFFF.
-class CodePoints {
-  constructor(text) {
-    this.text = text;
-    this.points = /[\ud800-\udbff][\udc00-\udfff]/.test(text) ? Array.from(text) : null;
-  }
-
-  get length() {
-    return this.points ? this.points.length : this.text.length;
-  }
-
-  slice(start, end) {
-    return this.points ? this.points.slice(start, end).join("") : this.text.slice(start, end);
-  }
-}
-
-// A text whose lines were all broken at one width, as in old text files: such breaks are shown as
-// spaces, so that lines are as long as the window lets them. It stays as long as it was.
-function unwrapped(text) {
-  const lines = text.split("\n").filter((line) => line.trim());
-  const full = lines.filter((line) => line.length >= 50 && line.length <= 85);
-  if (lines.length < 20 || 2 * full.length < lines.length || lines.some((line) => line.length > 100)) return text;
-  return text.replace(/([^\n]{50})\n(?=[^\s*#>|-])/g, "$1 ");
+// Part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
+function slice(text, start, end) {
+  const points = /[\ud800-\udbff][\udc00-\udfff]/.test(text) ? Array.from(text) : null;
+  return points ? points.slice(start, end).join("") : text.slice(start, end);
 }
 
 function placeOf(passage) {
-  const parts = [safeName(passage.document)];
-  if (passage.page !== null) parts.push(`page ${count(passage.page)}`);
-  parts.push(`line ${count(passage.line)}`);
-  if (passage.chapter) parts.push(safeName(passage.chapter));
-  return parts;
+  const page = passage.page === null ? [] : [`page ${count(passage.page)}`];
+  const chapter = passage.chapter ? [safeName(passage.chapter)] : [];
+  return [safeName(passage.document), ...page, `line ${count(passage.line)}`, ...chapter];
 }

@@ -3,53 +3,53 @@
 
 const TOKEN = "esa-token";
 let token = "";
-try {
-  token = sessionStorage.getItem(TOKEN) || "";
-} catch {
-  // Storage is off: the token lives as long as the page.
+
+// Where storage is off, the token lives as long as the page.
+function withStorage(use) {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return null;
+  }
 }
+
+token = withStorage((storage) => storage.getItem(TOKEN)) || "";
 
 function keepToken(text) {
   token = text;
-  try {
-    if (text) sessionStorage.setItem(TOKEN, text);
-    else sessionStorage.removeItem(TOKEN);
-  } catch {
-    // As above.
-  }
+  withStorage((storage) => (text ? storage.setItem(TOKEN, text) : storage.removeItem(TOKEN)));
 }
 
 class Refusal extends Error {
-  constructor(message, code = null, status = 0) {
+  constructor(message, code = null) {
     super(message);
     this.code = code;
-    this.status = status;
   }
 }
 
-const UNREACHABLE = "the server cannot be reached; is `esa serve` still running?";
+// What the promise gives; a Refusal where the server cannot be reached.
+async function reached(promise) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal("the server cannot be reached; is `esa serve` still running?");
+  }
+}
 
 async function send(path, options = {}) {
   const headers = { ...options.headers };
   if (token) headers.Authorization = `Bearer ${token}`;
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refusal(UNREACHABLE);
-  }
+  const how = { cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" };
+  const response = await reached(fetch(path, { ...options, headers, ...how }));
   if (response.ok) return response;
-  let body = {};
-  try {
-    body = await response.json();
-  } catch {
-    // No JSON: the status says it.
+  if (response.status === 401) {
+    await askToken();
+    return send(path, options);
   }
+  const body = await response.json().catch(() => ({}));
   const { message = `the server answered with status ${response.status}`, code = null } = body.error || {};
-  if (response.status === 401) await askToken();
-  if (response.status === 401) return send(path, options);
-  throw new Refusal(message, code, response.status);
+  throw new Refusal(message, code);
 }
 
 let asked = null;
@@ -57,24 +57,20 @@ let asked = null;
 // Resolves when a token was typed; questions that wait for it share the dialog.
 function askToken() {
   if (asked) return asked;
-  const dialog = byId("token-dialog");
-  const wrong = Boolean(token);
+  if (token) byId("token-note").textContent = "The token is wrong. It is what `esa serve` was started with: --token, or $ESA_TOKEN.";
   keepToken("");
-  if (wrong) byId("token-note").textContent = "The token is wrong. It is what `esa serve` was started with: --token, or $ESA_TOKEN.";
   asked = new Promise((resolve) => {
-    const done = (event) => {
+    byId("token-form").onsubmit = (event) => {
       event.preventDefault();
       const typed = byId("token").value.trim();
       if (!/^[\x21-\x7e]+$/.test(typed)) return;
-      byId("token-form").removeEventListener("submit", done);
       byId("token").value = "";
       keepToken(typed);
-      dialog.close();
+      byId("token-dialog").close();
       asked = null;
       resolve();
     };
-    byId("token-form").addEventListener("submit", done);
-    dialog.showModal();
+    byId("token-dialog").showModal();
   });
   return asked;
 }
@@ -85,25 +81,16 @@ async function json(path) {
   return (await send(path)).json();
 }
 
-// Events of a stream: {comment} and {data}, in order.
-async function* events(response) {
+// The blocks of a stream of events, in order.
+async function* blocksOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    let part;
-    try {
-      part = await reader.read();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Refusal(UNREACHABLE);
-    }
+    const part = await reached(reader.read());
     if (part.done) return;
     const blocks = (rest + part.value).split("\n\n");
     rest = blocks.pop();
-    for (const block of blocks) {
-      if (block.startsWith(":")) yield { comment: block.slice(1).trim() };
-      else if (block.startsWith("data: ")) yield { data: block.slice(6) };
-    }
+    yield* blocks;
   }
 }
 
@@ -119,14 +106,12 @@ async function askServer(messages, documents, signal, tell) {
     signal,
   });
   let last = null;
-  for await (const event of events(response)) {
-    if (event.comment !== undefined) {
-      const reading = /^reading (\d+) of (\d+)/.exec(event.comment);
-      if (reading) tell({ reading: [Number(reading[1]), Number(reading[2])] });
-      continue;
-    }
-    if (event.data === "[DONE]") return last;
-    const chunk = JSON.parse(event.data);
+  for await (const block of blocksOf(response)) {
+    const reading = /^: reading (\d+) of (\d+)/.exec(block);
+    if (reading) tell({ reading: [Number(reading[1]), Number(reading[2])] });
+    if (block === "data: [DONE]") return last;
+    if (!block.startsWith("data: ")) continue;
+    const chunk = JSON.parse(block.slice(6));
     if (chunk.error) throw new Refusal(chunk.error.message, chunk.error.code);
     const choice = chunk.choices[0];
     if (choice && choice.delta.content) tell({ text: choice.delta.content });

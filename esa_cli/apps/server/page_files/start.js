@@ -12,7 +12,8 @@ function setBusy(busy) {
   show(byId("stop"), busy);
 }
 
-async function submit() {
+async function submit(event) {
+  event.preventDefault();
   const question = box.value.trim();
   if (!question || running) return;
   box.value = "";
@@ -27,23 +28,6 @@ function stop() {
   if (running) running.control.abort();
 }
 
-box.addEventListener("input", fit);
-box.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    submit();
-  }
-});
-byId("ask").addEventListener("submit", (event) => {
-  event.preventDefault();
-  submit();
-});
-byId("stop").addEventListener("click", () => {
-  stop();
-  box.focus();
-});
-byId("new").addEventListener("click", newConversation);
-
 function escape() {
   if (document.body.classList.contains("choosing")) closeDocuments();
   else if (shown) closeReading();
@@ -51,19 +35,27 @@ function escape() {
   else box.blur();
 }
 
+box.addEventListener("input", fit);
+box.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+});
+byId("ask").addEventListener("submit", submit);
+byId("stop").addEventListener("click", () => {
+  stop();
+  box.focus();
+});
+byId("new").addEventListener("click", newConversation);
+
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || byId("token-dialog").open) return;
   const typing = event.target.matches("textarea, input:not([type=checkbox])");
   const onPassage = event.target.closest(".passage") !== null;
   const steps = { j: 1, k: -1, ...(onPassage ? { ArrowDown: 1, ArrowUp: -1 } : {}) };
   if (event.key === "Escape") escape();
-  else if (!typing && event.key === "/") {
-    box.focus();
-    event.preventDefault();
-  } else if (!typing && event.key in steps) {
-    stepPassage(steps[event.key]);
-    event.preventDefault();
-  }
+  if (typing || !(event.key === "/" || event.key in steps)) return;
+  event.preventDefault();
+  if (event.key === "/") box.focus();
+  else stepPassage(steps[event.key]);
 });
 
 async function begin() {

@@ -6,27 +6,22 @@ const NOT_TOLD = /^\W*(?:nothing (?:was )?found that answers|(?:the )?(?:given |
 const turns = [];
 let running = null;
 
-const historyOf = (whole) => whole.flatMap((one) => [
-  { role: "user", content: one.question },
-  { role: "assistant", content: one.answer },
-]);
-
 async function ask(question) {
   const documents = chosenDocuments();
-  if (documents && documents.length === 0) {
+  const none = documents !== null && documents.length === 0;
+  byId("about").classList.toggle("missing", none);
+  if (none) {
     announce("No document is chosen.");
-    byId("about").classList.add("missing");
     return false;
   }
-  byId("about").classList.remove("missing");
   const turn = { question, answer: "", evidence: [], quotation: null, heat: [], whole: false };
-  const control = new AbortController();
-  running = { turn, control };
+  running = { turn, control: new AbortController() };
+  const { signal } = running.control;
   turns.push(turn);
   addTurn(turn);
   setBusy(true);
   try {
-    await answer(turn, documents, control.signal);
+    await answer(turn, documents, signal);
   } catch (error) {
     if (turns.includes(turn)) showFailure(turn, error);
   }
@@ -42,10 +37,10 @@ async function answer(turn, documents, signal) {
   const earlier = turns.filter((one) => one.whole);
   const all = earlier.length;
   for (;;) {
-    const messages = [...historyOf(earlier), { role: "user", content: turn.question }];
+    const history = earlier.flatMap((one) => [{ role: "user", content: one.question }, { role: "assistant", content: one.answer }]);
+    const messages = [...history, { role: "user", content: turn.question }];
     try {
-      const last = await askServer(messages, documents, signal, (event) => hear(turn, event));
-      Object.assign(turn, last, { whole: true });
+      Object.assign(turn, await askServer(messages, documents, signal, (event) => hear(turn, event)), { whole: true });
       if (all > earlier.length) addNote(turn, `Asked without the first ${several(all - earlier.length, "question")} of this conversation, which no longer fit.`);
       showEvidence(turn);
       return;
@@ -60,9 +55,7 @@ function hear(turn, event) {
   if (event.reading) {
     const [done, total] = event.reading;
     turn.progress.querySelector("span").textContent = `Reading: ${count(done)} of ${several(total, "token")}`;
-    const bar = turn.progress.querySelector("progress");
-    bar.max = total;
-    bar.value = done;
+    Object.assign(turn.progress.querySelector("progress"), { max: total, value: done });
     return;
   }
   if (!turn.answer) show(turn.progress, false);
@@ -103,46 +96,39 @@ function showFailure(turn, error) {
 }
 
 function showEvidence(turn) {
+  const missing = turn.found === false;
   turn.answer = turn.answer.trim();
   turn.text.textContent = safeText(turn.answer) || "(no text)";
-  if (turn.found === false && !NOT_TOLD.test(turn.answer)) addNote(turn, "The documents may not contain the answer.", "note warning");
+  if (missing && !NOT_TOLD.test(turn.answer)) addNote(turn, "The documents may not contain the answer.", "note warning");
   if (turn.cut) addNote(turn, "The answer was cut at its longest allowed length.");
   for (const text of turn.missing || []) addNote(turn, sentence(text));
-  const list = make("ol", { class: "passages", "aria-label": turn.found === false ? "The nearest passages" : "Passages the answer rests on" });
   turn.buttons = turn.evidence.map((passage, number) => passageButton(turn, passage, number));
-  list.append(...turn.buttons.map((button) => make("li", {}, button)));
-  turn.below.append(make("p", { class: "meta soft" }, several(turn.evidence.length, turn.found === false ? "nearest passage" : "passage")), list);
+  turn.below.append(
+    make("p", { class: "meta soft" }, several(turn.evidence.length, missing ? "nearest passage" : "passage")),
+    make("ol", { class: "passages", "aria-label": missing ? "The nearest passages" : "Passages the answer rests on" }, ...turn.buttons.map((button) => make("li", {}, button))),
+  );
   announce(`Answered, with ${several(turn.evidence.length, "passage")}.`);
   keepInView();
 }
 
 function passageButton(turn, passage, number) {
   const [name, ...place] = placeOf(passage);
-  const share = Math.round(passage.weight * 100);
   const head = make("span", { class: "head" },
     make("span", { class: "number" }, String(number + 1)), make("bdi", { class: "name" }, name),
     make("span", { class: "soft" }, place.join(" · ")));
-  if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${share} %`));
-  const button = make("button", { type: "button", class: "passage" }, head, make("span", { class: "words", dir: "auto" }, ...quotedWords(turn, passage)));
+  if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${Math.round(passage.weight * 100)} %`));
+  const button = make("button", { type: "button", class: "passage" }, head, make("span", { class: "words", dir: "auto" }, ...quotedWords(turn.quotation, passage)));
   button.addEventListener("click", () => choosePassage(turn, number));
   return button;
 }
 
-// What stands before a quotation, short enough for that to be seen.
-function beginning(text) {
-  if (text.length < 140) return text;
-  const cut = text.indexOf(" ", text.length - 90);
-  return `… ${text.slice(cut < 0 ? text.length - 90 : cut + 1)}`;
-}
-
 // The passage's text, with the answer in it where it is a quotation.
-function quotedWords(turn, passage) {
-  const { quotation } = turn;
+function quotedWords(quotation, passage) {
   const words = (text) => safeText(text.replace(/\s+/g, " "));
   if (!quotation || quotation.document !== passage.document || quotation.start < passage.start || quotation.end > passage.end) return [words(passage.text)];
-  const points = new CodePoints(passage.text);
   const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
-  return [beginning(words(points.slice(0, start))), make("mark", {}, words(points.slice(start, end))), words(points.slice(end, points.length))];
+  const before = words(slice(passage.text, 0, start));
+  return [before.length < 140 ? before : `… ${before.slice(-90)}`, make("mark", {}, words(slice(passage.text, start, end))), words(slice(passage.text, end))];
 }
 
 function choosePassage(turn, number, focus = true) {
@@ -167,17 +153,16 @@ function stepPassage(step) {
 byId("previous").addEventListener("click", () => stepPassage(-1));
 byId("next").addEventListener("click", () => stepPassage(1));
 
+// The question stays in view, however long what is below it gets.
 function keepInView() {
+  if (!turns.length) return;
   const box = byId("scroll");
-  const last = turns.length ? turns[turns.length - 1].element : null;
-  if (!last) return;
-  // The question stays in view, however long what is below it gets.
-  const most = last.offsetTop - 12;
+  const most = turns[turns.length - 1].element.offsetTop - 12;
   box.scrollTop = Math.max(box.scrollTop, Math.min(most, box.scrollHeight - box.clientHeight));
 }
 
 function newConversation() {
-  if (running) running.control.abort();
+  stop();
   running = null;
   closeReading();
   turns.length = 0;
