@@ -100,7 +100,7 @@ def test_other_tensors_are_refused(model: Any, tmp_path: Path) -> None:
     random_adapter(model).save(tmp_path, "")
     tensors = load_file(tmp_path / WEIGHTS)
     save_file({**tensors, "base_model.model.lm_head.weight": torch.ones(2)}, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match="more than linear layers"):
+    with pytest.raises(ModelError, match="adapter"):
         LoraAdapter.load(tmp_path, model)
 
 
@@ -109,5 +109,5 @@ def test_an_adapter_without_one_half_is_refused(model: Any, tmp_path: Path) -> N
     tensors = load_file(tmp_path / WEIGHTS)
     del tensors[next(key for key in tensors if "lora_B" in key)]
     save_file(tensors, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match="other half"):
+    with pytest.raises(ModelError, match="adapter"):
         LoraAdapter.load(tmp_path, model)

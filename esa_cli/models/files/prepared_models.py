@@ -26,8 +26,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
-from esa_cli.models.gguf.gguf_file import other_parts
+from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference, other_parts
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -84,7 +83,7 @@ def slug(ref: ModelRef) -> str:
         stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
-            stats = [one.stat() for one in (ref.path, *other_parts(ref.path))]
+            stats = [part.stat() for part in (ref.path, *other_parts(ref.path))]
         except OSError as error:
             raise ModelError(
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
@@ -208,20 +207,19 @@ def build(
         ModelError: the cache folder cannot be written; and whatever `fill` raises.
         ResourceError: the disk is full.
     """
-    progress = progress or silent
     folder = models_folder() / slug(ref)
     if _is_ready(ref, folder):
         return folder
-    lock = _lock(folder)
     elsewhere = "point the environment variable ESA_HOME to a folder"
     room = f"free some space, or {elsewhere} on another disk"
     other = f"{elsewhere} that can be written"
     with writing_errors(f"the models in {models_folder()}", room, other, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            progress("wait", 0, None)
+            (progress or silent)("wait", 0, None)
             lock.acquire()
         try:
             if not _is_ready(ref, folder):

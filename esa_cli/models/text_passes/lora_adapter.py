@@ -47,11 +47,8 @@ class LoraAdapter:
         layers = dict(model.named_modules())
         self._layers: dict[str, nn.Linear] = {}
         for name, (a, b) in self.matrices.items():
-            layer = layers.get(name)
-            if not isinstance(layer, nn.Linear) or (a.shape[1], b.shape[0]) != (
-                layer.in_features,
-                layer.out_features,
-            ):
+            layer, sizes = layers.get(name), (b.shape[0], a.shape[1])
+            if not isinstance(layer, nn.Linear) or layer.weight.shape != sizes:
                 raise ModelError(
                     f"the adapter is of another model: it has matrices for {name}",
                     "use the adapter that was trained for this model, or --set answer.adapter=null",
@@ -85,20 +82,18 @@ class LoraAdapter:
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
             rank, scale = _scale(config)
-        matrices = {}
-        for name in tensors:
-            if name.endswith(".lora_A.weight"):
-                other = tensors.get(name.replace("lora_A", "lora_B"))
-                if other is None:
-                    raise ModelError(f"the adapter {folder} lacks {name}'s other half", "")
+            matrices = {}
+            for name in tensors:
                 short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-                matrices[short] = (tensors[name], other)
-                _check(folder, short, rank, scale, *matrices[short])
-        if 2 * len(matrices) != len(tensors):
-            raise ModelError(
-                f"the adapter {folder} changes more than linear layers",
-                "benchmarks/training of the repository trains one",
-            )
+                if name.endswith(".lora_A.weight"):
+                    a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+                    matrices[short] = a, b
+                    if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
+                        raise ValueError(f"the matrices for {short} must have the rank r = {rank}")
+                    if not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
+                        raise ValueError(f"the matrices for {short} must have finite numbers")
+            if 2 * len(matrices) != len(tensors):
+                raise ValueError("it changes more than linear layers")
         return cls(model, matrices, scale)
 
     @property
@@ -162,20 +157,6 @@ class LoraAdapter:
             return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
 
         return add
-
-
-def _check(folder: Path, name: str, rank: int, scale: float, a: Tensor, b: Tensor) -> None:
-    """Raises ModelError where two matrices are not of this rank, or have what is no number."""
-    if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
-        rule, got = f"have the rank r = {rank}", f"{list(a.shape)} and {list(b.shape)}"
-    elif not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
-        rule, got = "have finite numbers", "others"
-    else:
-        return
-    raise ModelError(
-        f"the matrices of the adapter {folder} for {name} must {rule}, got {got}",
-        "use --set answer.adapter=null",
-    )
 
 
 def _scale(config: Mapping[str, Any]) -> tuple[int, float]:

@@ -226,15 +226,6 @@ class Continuation:
         return self._forward.logits(states[:, -1])
 
 
-UNFIT = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
-"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
-_LENGTHS, _SHARED = (13, 6, 9), 3
-"""Of the prompts that are tried, and the first tokens that these have in common."""
-
-
 @dataclass(frozen=True)
 class TokenPast:
     """Nothing but the tokens (B, N) themselves."""
@@ -270,13 +261,20 @@ class WholeForward:
 
     def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
         """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
-        every = ids if past is None else torch.cat((past.ids, ids), 1)
-        logits: Tensor = self._model(input_ids=every, use_cache=False).logits
-        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(every)
+        tokens = ids if past is None else torch.cat((past.ids, ids), 1)
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
         return states.float()
+
+
+UNFIT = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
 
 
 def plain_forward(model: Any) -> TextForward:
@@ -293,56 +291,51 @@ def plain_forward(model: Any) -> TextForward:
 
 
 def _tried(model: Any) -> TextForward:
+    """Compares prompts of several lengths, and continuations, with the model's whole pass."""
     whole, cached = WholeForward(model), ModelForward(model)
-    first = torch.arange(1, 1 + max(_LENGTHS)) * 7 % model.config.vocab_size
-    prompts = [first.tolist()]
-    for length in _LENGTHS[1:]:
-        prompts.append([*first[:_SHARED].tolist(), *first[-length:][_SHARED:].flip(0).tolist()])
-    alone = torch.stack([_last(whole, ids) for ids in prompts])
-    every, _ = whole.states(first[None].to(whole.device))
-    _check_finite(model, torch.cat((alone, every[0].float())))
+    first = (torch.arange(1, 14) * 7 % model.config.vocab_size).tolist()
+    prompts = [first, [*first[:3], *first[9:6:-1]], [*first[:3], *first[9:3:-1]]]
+
+    def last(*tokens: int) -> Tensor:
+        states, _ = whole.states(torch.tensor([tokens], device=whole.device))
+        return whole.logits(states[0, -1])
+
+    alone = [last(*ids) for ids in prompts]
+    every = whole.states(torch.tensor([first], device=whole.device))[0][0].float()
+    _check_finite(model, torch.stack([*alone, *every]))
     apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not _close(every[0, 5].float(), _last(whole, prompts[0][:6]), apart):
+    if not _close(every[5], last(*first[:6]), apart):
         raise ModelError(
             f"models of type {model.config.model_type!r} look at later tokens, too, so that they "
             "cannot read passages from left to right",
             "choose a causal language model",
         )
     try:
-        batch = PromptBatch(cached, prompts, _SHARED)
+        batch = PromptBatch(cached, prompts, 3)
         more = batch.continuation(1)
         later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
     except UNFIT:  # the model can be used without a cache
         return whole
-    then = [_last(whole, [*prompts[1], 9]), _last(whole, [*prompts[1], 9, 11])]
-    found = torch.stack([*batch.logits, *later])
-    return cached if _close(found, torch.stack([*alone, *then]), apart) else whole
+    wanted = torch.stack([*alone, last(*prompts[1], 9), last(*prompts[1], 9, 11)])
+    return cached if _close(torch.stack([*batch.logits, *later]), wanted, apart) else whole
 
 
 def _check_finite(model: Any, logits: Tensor) -> None:
-    """Raises ModelError where logits (n, vocabulary) are no numbers: NaN is close to nothing, and
-    the model would be refused for another reason."""
-    # A model may give tokens that it never writes minus infinity.
+    """Raises ModelError where logits (n, vocabulary) are no numbers. A model may give tokens that
+    it never writes minus infinity."""
     if not bool((logits.isnan() | logits.isposinf()).any() | logits.isinf().all()):
         return
     dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
     raise ModelError(
         f"logits of models of type {kind!r} must be numbers, got NaN or infinity in {dtype}",
-        "check the model's files: weights that are damaged give such logits"
-        if model.dtype == torch.float32
-        else "use --dtype float32; in Python, dtype='float32'",
+        "use --dtype float32 (in Python, dtype='float32'); if they are so there, too, the model's "
+        "files are damaged",
     )
 
 
-def _last(whole: WholeForward, ids: Sequence[int]) -> Tensor:
-    """Logits (vocabulary,) after a prompt."""
-    states, _ = whole.states(torch.tensor([list(ids)], device=whole.device))
-    return whole.logits(states[0, -1])
-
-
-def _close(found: Tensor, wanted: Tensor, apart: float) -> bool:
+def _close(logits: Tensor, wanted: Tensor, apart: float) -> bool:
     """Whether logits differ by no more than rounding, as a share `apart` of the largest number;
     minus infinity is in the same places."""
     numbers = wanted.isfinite()
-    difference, largest = (found - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
-    return torch.equal(found[~numbers], wanted[~numbers]) and bool(difference <= apart * largest)
+    difference, largest = (logits - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
+    return torch.equal(logits[~numbers], wanted[~numbers]) and bool(difference <= apart * largest)

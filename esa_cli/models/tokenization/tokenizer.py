@@ -3,9 +3,8 @@
 The import of transformers takes longer than reading a tokenizer's file. `PlainTokenizer` does what
 is asked of a tokenizer here by the package tokenizers alone, which transformers uses too; the rest
 is left to the tokenizer of transformers, loaded when it is first needed. When transformers has
-loaded a tokenizer, both are compared: rules, special tokens and what the chat template makes of
-conversations. The facts, or that they differ, are kept until a file of the tokenizer or one of the
-packages changes; see `settings_cache`.
+loaded a tokenizer, its facts are kept, or that it does more, until a file of the tokenizer or one
+of the packages changes; see `settings_cache`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from esa_cli.models.files.settings_cache import (
     write_settings,
 )
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
-from esa_cli.models.tokenization.chat_rendering import check_template, limited_rendering
+from esa_cli.models.tokenization.chat_rendering import check_template
 from esa_cli.system.text import text_digest
 
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
@@ -217,13 +216,6 @@ OWN = (
     "special_tokens_map", "backend_tokenizer",
 )  # fmt: skip
 """Members of the general class that a family's may replace by its own."""
-TURNS = [
-    {"role": "system", "content": "Answer."},
-    {"role": "user", "content": " Who?\n"},
-    {"role": "assistant", "content": "Ahab."},
-    {"role": "user", "content": "Why?"},
-]
-"""A conversation that is rendered by both."""
 
 
 def cached_facts(folder: Path) -> TokenizerFacts | None:
@@ -236,83 +228,53 @@ def cached_facts(folder: Path) -> TokenizerFacts | None:
 
 def cache_facts(folder: Path, tokenizer: Any) -> None:
     """Keeps the facts of a tokenizer that transformers has loaded from a folder, once; where they
-    cannot be written, they are not kept. Raises ModelError: as `limited_rendering`."""
+    cannot be written, they are not kept."""
     with suppress(*UNUSABLE):
         path = _path(folder)
         with suppress(OSError, ValueError):
             if read_settings(path) is not None:
                 return
-        found = _facts(folder, tokenizer)
-        write_settings(path, {"facts": found and asdict(found)})
+        plain = _is_plain(folder, tokenizer)
+        write_settings(path, {"facts": asdict(_facts(tokenizer)) if plain else None})
 
 
-def _facts(folder: Path, tokenizer: Any) -> TokenizerFacts | None:
-    """None: `PlainTokenizer` would not do what this tokenizer does."""
+def _facts(tokenizer: Any) -> TokenizerFacts:
+    names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
+    ids = {name: getattr(tokenizer, name) for name in names}
+    return TokenizerFacts(
+        text_digest(tokenizer.backend_tokenizer.to_str()),
+        tokenizer.chat_template,
+        dict(tokenizer.special_tokens_map),
+        ids,
+    )
+
+
+def _is_plain(folder: Path, tokenizer: Any) -> bool:
+    """Whether a `PlainTokenizer` does what this tokenizer does: its class has no ways of its own,
+    and nothing is changed before or after what the backend does."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
     if not isinstance(tokenizer, general) or any(
         getattr(type(tokenizer), name) is not getattr(general, name) for name in OWN
     ):
-        return None
-    rules, template = tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template
-    special = dict(tokenizer.special_tokens_map)
-    ids = {
-        f"{name}_id": getattr(tokenizer, f"{name}_id") for name in general.SPECIAL_TOKENS_ATTRIBUTES
-    }
-    facts = TokenizerFacts(text_digest(rules), template, special, ids)
+        return False
     try:
-        plain = PlainTokenizer(plain_backend(folder), facts, lambda: tokenizer)
+        rules = plain_backend(folder).to_str()
     except Exception:  # no tokenizer.json, or one that only transformers can read
-        return None
-    same = (
-        plain.backend_tokenizer.to_str() == rules
-        and _is_usual(tokenizer)
-        and _renders_alike(plain, tokenizer)
-    )
-    return facts if same else None
-
-
-def _is_usual(tokenizer: Any) -> bool:
-    """Whether nothing is changed before or after what the backend does."""
+        return False
     backend = tokenizer.backend_tokenizer
     cleans = tokenizer.clean_up_tokenization_spaces and (
         type(backend.model).__name__ != "BPE"
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     )
     return (
-        not cleans
+        rules == backend.to_str()
+        and isinstance(tokenizer.chat_template, str | None)
+        and not cleans
         and not tokenizer.split_special_tokens
         and backend.truncation is None
         and backend.padding is None
-    )
-
-
-def _renders_alike(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    """Whether both give a conversation the same text, or refuse it. Raises ModelError: as
-    `limited_rendering`."""
-    if plain.chat_template is None:
-        return True
-    if not isinstance(plain.chat_template, str):
-        return False
-
-    def rendered(one: Any, first: int, last: int, prompt: bool) -> str | None:
-        try:
-            with limited_rendering():
-                text: str = one.apply_chat_template(
-                    TURNS[first:last], tokenize=False, add_generation_prompt=prompt,
-                    enable_thinking=False, date_string="26 Jul 2024",
-                )  # fmt: skip
-            return text
-        except ModelError:
-            raise
-        except Exception:
-            return None
-
-    cases = [(first, last, prompt) for first in (0, 1) for last in (2, 3, 4) for prompt in (0, 1)]
-    return all(
-        rendered(plain, first, last, bool(prompt)) == rendered(tokenizer, first, last, bool(prompt))
-        for first, last, prompt in cases
     )
 
 

@@ -14,7 +14,7 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
+from esa_cli.models.files.resolve import count_tokens, peek
 from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
@@ -186,8 +186,6 @@ def inspect_model(
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, reporter)
-    if cut := cutting_note(folder):
-        reporter.warn(f"esa: {cut}")
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))

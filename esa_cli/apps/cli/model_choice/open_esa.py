@@ -254,12 +254,6 @@ def _load(
     loaded = (ready.model.load_for_text if of_text else ready.model.load)(reporter)
     if reader is not None and other is None:
         other = reader.open(options.device, options.dtype, reporter.stage)
-        from esa_cli.models.files.prepared_models import path_of
-        from esa_cli.models.files.resolve import cutting_note
-
-        folder = None if reader.ref is None else path_of(reader.ref)
-        if folder is not None and (note := cutting_note(folder)):
-            reporter.warn(f"esa: {note}")
         ready.planner.memory -= other.nbytes
     return loaded, other
 
