@@ -58,7 +58,7 @@ def open_model(folder: Path) -> Any:
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_settings_of_any_value(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     file = folder / draw.choice(("config.json", *SETTINGS))
@@ -71,7 +71,7 @@ def test_settings_of_any_value(folder: Path, seed: int) -> None:
         open_model(folder)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_files_of_any_bytes(folder: Path, seed: int) -> None:
     draw = random.Random(seed)
     file = folder / draw.choice((*SETTINGS, "tokenizer.json"))
@@ -175,7 +175,7 @@ def test_gguf_numbers(
         models.resolve(str(path))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(15))
 def test_gguf_headers_of_any_bytes(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -211,17 +211,7 @@ def test_adapter_settings(adapter: Any, changed: dict[str, Any]) -> None:
         load()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_adapters_that_are_not_finite(adapter: Any, value: float) -> None:
-    path, load = adapter
-    tensors = load_file(path / WEIGHTS)
-    next(iter(tensors.values()))[0, 0] = value
-    save_file(tensors, path / WEIGHTS)
-    with pytest.raises(ModelError, match="finite"):
-        load()
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_adapters_of_any_bytes(adapter: Any, seed: int) -> None:
     path, load = adapter
     draw = random.Random(seed)

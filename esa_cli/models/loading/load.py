@@ -25,12 +25,12 @@ from esa_cli.models.loading.quantization import (
     check_loadable_format,
     check_plain,
     check_quantization,
-    kept_format,
     packing_of,
     quantisation_error,
     quantization_in,
     settings_in,
     settle,
+    stays_quantised,
 )
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
 from esa_cli.models.loading.text_part import (
@@ -41,7 +41,7 @@ from esa_cli.models.loading.text_part import (
 )
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage.cache_choice import check_cache
-from esa_cli.system.machine import available_memory, size_text
+from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
@@ -108,23 +108,23 @@ def load(
     config = language_settings(folder)
     check_tokenizer(folder)
     stored_weights(folder)  # says what is wrong with the files before the slow imports
-    _import(report)
+    report("import", 0, None)
+    with gc_paused(), quiet_imports():  # all together, so that later ones are quick
+        from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen = choose_dtype(dtype, place)
-    packing = packing_of(dtype)
+    chosen, packing = choose_dtype(dtype, place), packing_of(dtype)
     check_loadable_format(config, place, ref.name)
     if packing:
         check_plain(packing, config, ref.name)
-    kept = not packing and kept_format(config, place) is not None
-    need = bytes_needed(folder, chosen.itemsize, packing, kept)
-    check_memory(need, place, ref)
+    kept = not packing and stays_quantised(config, place)
+    check_memory(bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
-    model = into_memory(ref, config, place, read)
-    if not packing and not kept:
-        check_finite(model, ref)
+    model = _into_memory(ref, config, place, read)
     if not packing:
+        if not kept:
+            check_finite(model, ref)
         cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(
@@ -143,9 +143,9 @@ def read_pretrained(
         kept: whether the weights of quantised files stay as they are; else they are dequantised.
 
     Raises:
-        ModelError: the files lack some of the weights. Others: see `load_error`.
+        ModelError: the files lack some of the weights. Any other: of transformers.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     # It reports each cast, and kernels that it does without.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -155,9 +155,7 @@ def read_pretrained(
     options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
     dequantised = settings_in(read_config(folder)) and not kept
     if dequantised:
-        config: Any = options.get("config") or AutoConfig.from_pretrained(
-            folder, local_files_only=True
-        )
+        config: Any = options.get("config") or language_config(folder)
         config.quantization_config = {**config.quantization_config, "dequantize": True}
         options["config"] = config
     automatic: Any = AutoModelForCausalLM
@@ -187,28 +185,6 @@ def _cast(model: Any, dtype: Any) -> None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not wide.intersection(name.split(".")):
             weight.data = weight.data.to(dtype)
-
-
-def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaError:
-    """What to say of an error of `read_pretrained`; config: of config.json."""
-    kind = config["model_type"]
-    text = str(error)
-    if "memory" in text.lower() and isinstance(error, RuntimeError):
-        return ResourceError(f"not enough memory to load {ref.name}", SMALLER)
-    if "trust_remote_code" in text or "auto_map" in text:
-        return ModelError(
-            f"{ref.name} brings its own Python code, and esa does not run code from a model",
-            "choose a model that transformers supports by itself",
-        )
-    if isinstance(error, (ValueError, KeyError)) and str(kind) in text:
-        return ModelError(
-            f"{ref.name} is of the kind '{kind}', which this transformers cannot load as a "
-            "language model",
-            "upgrade transformers, or choose another model (llama, qwen3, mistral, ...)",
-        )
-    if packed := quantisation_error(ref.name, config, error):
-        return packed
-    return ModelError(f"{ref.name} cannot be loaded: {said(error)}", "remove it and fetch it again")
 
 
 def check_finite(model: Any, ref: ModelRef) -> None:
@@ -263,17 +239,8 @@ def check_loadable(folder: Path) -> None:
     check_supported(config)
 
 
-def _import(report: StageProgress) -> None:
-    """The slow imports, all together and with the collector off, so that later ones are quick."""
-    report("import", 0, None)
-    with gc_paused(), quiet_imports():
-        from transformers import AutoModelForCausalLM  # noqa: F401
-
-
-def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+def _into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
     """The model that `read` loads, with the errors of transformers turned into esa's."""
-    import torch
-
     from esa_cli.models.inspection import offloaded
 
     try:
@@ -281,10 +248,14 @@ def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callabl
             model: Any = read()
     except EsaError:
         raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
     except Exception as error:
-        raise load_error(ref, config, error) from error
+        if memory_ran_out(error) or "memory" in str(error).lower():
+            raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
+        raise quantisation_error(ref.name, config, error) or ModelError(
+            f"{ref.name} of type '{config['model_type']}' cannot be loaded: {said(error)}",
+            "fetch it again, upgrade transformers, or choose another model (llama, qwen3, mistral, "
+            "...); esa runs no code that a model brings along",
+        ) from error
     if offloaded(model):
         raise ResourceError(
             f"{ref.name} does not fit: some of its weights found no room on {place}", SMALLER
@@ -381,7 +352,7 @@ class DeferredModel:
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
             config = read_config(self.folder)
-            model = into_memory(as_reference(self.ref), config, "cpu", self._read)
+            model = _into_memory(as_reference(self.ref), config, "cpu", self._read)
         pass_calls_on(self.text_model, model)
         return model
 

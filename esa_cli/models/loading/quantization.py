@@ -106,44 +106,19 @@ def check_quantization(name: str, device: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """What loads files of one `quant_method`.
-
-    Args:
-        devices: types of torch devices that compute with such weights.
-        module: is imported to keep the weights quantised; of a format that is always dequantised,
-            for that. packages: that it comes with, as pip names them.
-        dequantised: whether transformers can compute the plain weights, on any device.
-        bits: of a weight; 0: `quantization_config` says.
-        experts_alone: whether only the experts of mixtures are quantised.
-    """
-
-    devices: tuple[str, ...] = ()
-    module: str = ""
-    packages: str = ""
-    dequantised: bool = False
-    bits: int = 0
-    experts_alone: bool = False
-
-
-_CUDA, _ANY = ("cuda",), ("cpu", "cuda", "mps")
-FORMATS: dict[str, FileFormat] = {
-    "fp8": FileFormat(_CUDA, "kernels", "kernels", True, 8),
-    "mxfp8": FileFormat(_CUDA, "kernels", "kernels", True, 8),
-    "mxfp4": FileFormat(_CUDA, "kernels", "kernels", True, 4, experts_alone=True),
-    "compressed-tensors": FileFormat((), "compressed_tensors", "compressed-tensors", True),
-    "gptq": FileFormat(_CUDA, "gptqmodel", "gptqmodel optimum"),
-    "awq": FileFormat(_CUDA, "gptqmodel", "gptqmodel optimum"),
-    "auto-round": FileFormat(_CUDA, "auto_round", "auto-round"),
-    "bitsandbytes": FileFormat(_ANY, "bitsandbytes", "'esa-cli[bitsandbytes]'"),
-    "torchao": FileFormat(_ANY, "torchao", "'esa-cli[torchao]'"),
-    "bitnet": FileFormat(("cpu", "cuda"), bits=2),
-    "gemma": FileFormat(_ANY, bits=4),
-    "hqq": FileFormat(_CUDA, "hqq", "hqq"),
-    "quanto": FileFormat(_ANY, "optimum.quanto", "optimum-quanto"),
+FORMATS: dict[str, tuple[str, str]] = {
+    "fp8": ("", ""),
+    "mxfp8": ("", ""),
+    "mxfp4": ("", ""),
+    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
+    "bitsandbytes": ("bitsandbytes", "'esa-cli[bitsandbytes]'"),
+    "torchao": ("torchao", "'esa-cli[torchao]'"),
 }
-"""By `quant_method`. Files of other methods are refused."""
+"""What is imported to load files of a `quant_method` on a CPU, and the package that it comes with.
+On a CUDA device transformers loads what it can, and says itself what is missing."""
+_KEPT = ("bitsandbytes", "torchao")
+"""Methods whose weights stay quantised on a CPU; those of the others are dequantised."""
+_BITS = {"fp8": 8, "mxfp8": 8, "mxfp4": 4, "bitnet": 2}
 
 
 def quantization_in(config: Mapping[str, Any]) -> str:
@@ -166,17 +141,15 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def kept_format(config: Mapping[str, Any], place: str) -> FileFormat | None:
-    """The format of a model whose weights stay in memory as the files have them; None: they are
-    plain, or are dequantised. Nothing is raised where they cannot be loaded.
+def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
+    """Whether a model's weights stay in memory as quantised files have them; else they are plain,
+    or are dequantised.
 
     Args:
-        place: of `choose_device`.
+        config: of config.json. place: of `choose_device`.
     """
-    form = FORMATS.get(quantization_in(config))
-    if form is None or not form.dequantised:
-        return form
-    return form if _kind(place) in form.devices and _installed(form.module) else None
+    method = quantization_in(config)
+    return bool(method) and (_kind(place) == "cuda" or method in _KEPT)
 
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
@@ -189,7 +162,7 @@ def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
     method = quantization_in(config)
     if not method:
         return ""
-    kept = not way and kept_format(config, place) is not None
+    kept = not way and stays_quantised(config, place)
     return f"quantised by {method}, {'kept so' if kept else f'dequantised to {dtype}'}"
 
 
@@ -200,21 +173,17 @@ def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> No
         config: of config.json. place: of `choose_device`.
     """
     method = quantization_in(config)
-    if not method:
+    if not method or _kind(place) == "cuda":
         return
-    form, lacks, remedy = FORMATS.get(method), "", ""
-    if form is None:
-        lacks = "esa does not load"
-    elif form.dequantised and form.devices:
-        return
-    elif not form.dequantised and _kind(place) not in form.devices:
-        lacks = f"needs a device of the kind {' or '.join(form.devices)}, not {_kind(place)}"
-    elif form.module and not _installed(form.module):
-        lacks = f"needs {form.module}, which is not installed"
-        remedy = f"pip install {form.packages}; or "
-    if lacks:
-        message = f"{ref} is quantised by {method}, which {lacks}"
-        raise ModelError(message, remedy + PLAIN_INSTEAD)
+    if method not in FORMATS:
+        message = f"{ref} is quantised by {method}, which esa does not load on {place}"
+        raise ModelError(message, PLAIN_INSTEAD)
+    module, package = FORMATS[method]
+    if module and not _installed(module):
+        raise ModelError(
+            f"{ref} is quantised by {method}, and {module}, which loads that, is not installed",
+            f"pip install {package}; or {PLAIN_INSTEAD}",
+        )
 
 
 def check_plain(name: str, config: Mapping[str, Any], ref: str) -> None:
@@ -231,10 +200,7 @@ def _kind(place: str) -> str:
 
 
 def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
+    return importlib.util.find_spec(module) is not None
 
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -310,10 +276,11 @@ def _bits(settings: Mapping[str, Any]) -> int:
     return min((bits for bits in values if isinstance(bits, int) and bits > 0), default=0)
 
 
-def kept_bytes(form: FileFormat, config: Mapping[str, Any]) -> float:
+def kept_bytes(config: Mapping[str, Any]) -> float:
     """Bytes of a weight that stays quantised, with its share of the scales; about, as this depends
     on the size of groups."""
-    return (form.bits or _bits(settings_in(config)) or 8) / 8 + 0.05
+    bits = _BITS.get(quantization_in(config)) or _bits(settings_in(config)) or 8
+    return bits / 8 + 0.05
 
 
 def settle(model: Any) -> None:

@@ -31,6 +31,7 @@ BODIES = (
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """What stands in place of `lm_head.`."""
 _OTHER = "upgrade transformers, or choose another model"
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _EMBEDDING = "embed_tokens.weight"
 _OF_TEXT = {"qwen3_vl_text": "qwen3"}
 """Language models whose rotary embedding knows places in an image, and the `model_type` of those
@@ -100,7 +101,7 @@ def language_config(folder: Path) -> Any:
 
     with quiet_transformers(), reading(folder / "config.json", _OTHER):
         if not has_text_part(read_config(folder)):
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoConfig.from_pretrained(folder, **_LOCAL)
         return _whole_config(folder).text_config
 
 
@@ -110,7 +111,7 @@ def _whole_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     with reading(folder / "config.json", _OTHER):
-        whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole: Any = AutoConfig.from_pretrained(folder, **_LOCAL)
         whole.text_config = text = _without_places(whole.text_config)
     for name in ("eos_token_id", "quantization_config"):
         if getattr(whole, name, None) is not None:

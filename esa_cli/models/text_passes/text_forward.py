@@ -12,7 +12,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,25 +24,15 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of a layer, each (B, G, N, D)."""
 
 
-class TextPast(Protocol):
-    """What is kept of B sequences of N tokens each, padding included."""
-
-    def chosen(self, rows: Sequence[int]) -> Self:
-        """Of these sequences, each as often as it is named; what is appended to them does not
-        change this."""
-
-    def cut(self, length: int) -> Self:
-        """Of the first tokens alone; where prompts are padded."""
-
-
 @dataclass(frozen=True)
 class KeyValuePast:
-    """Keys and values of all layers."""
+    """Keys and values of all layers, of B sequences of N tokens each, padding included."""
 
     pairs: Sequence[KeysValues]
 
     def chosen(self, rows: Sequence[int]) -> KeyValuePast:
-        """See `TextPast`."""
+        """Of these sequences, each as often as it is named; what is appended to them does not
+        change this."""
         if len({*rows}) == 1:
             only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
             return KeyValuePast([
@@ -53,7 +43,7 @@ class KeyValuePast:
         return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
 
     def cut(self, length: int) -> KeyValuePast:
-        """See `TextPast`."""
+        """Of the first tokens alone; where prompts are padded."""
         return KeyValuePast([
             (keys[:, :, :length], values[:, :, :length]) for keys, values in self.pairs
         ])  # fmt: skip
@@ -61,23 +51,37 @@ class KeyValuePast:
 
 @dataclass(frozen=True)
 class CachePast:
-    """A cache of transformers, whatever its layers keep."""
+    """A cache of transformers, whatever its layers keep. Methods: as of `KeyValuePast`."""
 
     cache: Any
     device: torch.device
 
     def chosen(self, rows: Sequence[int]) -> CachePast:
-        """See `TextPast`."""
         out = copy.copy(self.cache)
         out.layers = [_shallow(layer) for layer in self.cache.layers]
         out.reorder_cache(torch.tensor([*rows], device=self.device))
         return CachePast(out, self.device)
 
     def cut(self, length: int) -> CachePast:
-        """See `TextPast`."""
         if (more := self.cache.get_seq_length() - length) > 0:
             self.cache.crop(-more)
         return self
+
+
+@dataclass(frozen=True)
+class TokenPast:
+    """Nothing but the tokens (B, N) themselves. Methods: as of `KeyValuePast`."""
+
+    ids: Tensor
+
+    def chosen(self, rows: Sequence[int]) -> TokenPast:
+        return TokenPast(self.ids[[*rows]])
+
+    def cut(self, length: int) -> TokenPast:
+        return TokenPast(self.ids[:, :length])
+
+
+TextPast = KeyValuePast | CachePast | TokenPast
 
 
 def _shallow(layer: Any) -> Any:
@@ -115,12 +119,7 @@ class ModelForward:
         self._model, body = model, model.base_model
         # Llama 4 names its body otherwise than its class says.
         self._body = model.model if body is model else body
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model's first weights."""
-        device: torch.device = self._model.device
-        return device
+        self.device: torch.device = model.device
 
     @cached_property
     def pads(self) -> bool:
@@ -226,21 +225,6 @@ class Continuation:
         return self._forward.logits(states[:, -1])
 
 
-@dataclass(frozen=True)
-class TokenPast:
-    """Nothing but the tokens (B, N) themselves."""
-
-    ids: Tensor
-
-    def chosen(self, rows: Sequence[int]) -> TokenPast:
-        """See `TextPast`."""
-        return TokenPast(self.ids[[*rows]])
-
-    def cut(self, length: int) -> TokenPast:
-        """See `TextPast`."""
-        return TokenPast(self.ids[:, :length])
-
-
 class WholeForward:
     """A forward pass without a cache: all tokens are processed each time, one prompt at a time.
 
@@ -251,13 +235,7 @@ class WholeForward:
     pads = False
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model's first weights."""
-        device: torch.device = self._model.device
-        return device
+        self._model, self.device = model, cast(torch.device, model.device)
 
     def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
         """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""

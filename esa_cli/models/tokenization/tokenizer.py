@@ -36,7 +36,6 @@ from esa_cli.system.text import text_digest
 
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """Arguments of `apply_chat_template` that are variables of the template and nothing else."""
-
 MOST_EXPANSION, MOST_IDS = 64, 1 << 23
 """Letters in place of one; and a token's id: the largest vocabularies have 2**18 tokens."""
 _ENCODING = Lock()
@@ -67,8 +66,8 @@ def plain_backend(folder: Path) -> Any:
 
 
 def check_expansion(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a fast tokenizer writes many letters in place of one before it cuts a
-    text, so that a page takes minutes. backend: of tokenizers."""
+    """Raises ModelError where a tokenizer of tokenizers writes many letters in place of one before
+    it cuts a text, so that a page takes minutes."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -78,13 +77,14 @@ def check_expansion(backend: Any, folder: Path) -> None:
     if letters > MOST_EXPANSION:
         raise ModelError(
             f"the tokenizer in {folder} must write at most {MOST_EXPANSION} letters in place of "
-            f"one, got rules that write {letters:,}", "use another model",
-        )  # fmt: skip
+            f"one, got rules that write {letters:,}",
+            "use another model",
+        )
 
 
-def check_ids(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a fast tokenizer's ids are beyond all vocabularies, as tables of them
-    would be larger than the memory. backend: of tokenizers."""
+def _check_ids(backend: Any, folder: Path) -> None:
+    """Raises ModelError where ids are beyond all vocabularies: tables of them would be larger than
+    the memory."""
     if (largest := max(backend.get_vocab().values(), default=0)) > MOST_IDS:
         raise ModelError(
             f"the ids of the tokenizer in {folder} must be at most {MOST_IDS:,}, got {largest:,}",
@@ -142,25 +142,20 @@ class PlainTokenizer:
         with _ENCODING:
             if backend.encode_special_tokens != split_special_tokens:
                 backend.encode_special_tokens = split_special_tokens
-            found = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        out = {"input_ids": [one.ids for one in found]}
+            encoded = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        out = {"input_ids": [one.ids for one in encoded]}
         if return_offsets_mapping:
-            out["offset_mapping"] = [one.offsets for one in found]
+            out["offset_mapping"] = [one.offsets for one in encoded]
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
-    def decode(
-        self,
-        token_ids: Any,
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
-    ) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
         """The text of token ids."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        if clean_up_tokenization_spaces or not _are_ids(ids):
+        known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
+        if not known or any(others.values()):
             text: str = self.whole.decode(
-                token_ids, skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            )  # fmt: skip
+                token_ids, skip_special_tokens=skip_special_tokens, **others
+            )
             return text
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
@@ -174,33 +169,21 @@ class PlainTokenizer:
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
         """A conversation in the model's template."""
-        known = not tokenize and options.keys() <= CHAT_OPTIONS and _are_messages(conversation)
+        texts_alone = len(conversation) > 0 and all(
+            isinstance(one, dict) and all(type(text) is str for text in one.values())
+            for one in conversation
+        )
+        known = not tokenize and options.keys() <= CHAT_OPTIONS and texts_alone
         if known and self.chat_template:
             from jinja2 import TemplateError
 
             from esa_cli.models.tokenization.chat_rendering import render_chat
 
             values = {"tools": None, "documents": None, "add_generation_prompt": False}
-            try:
-                return render_chat(
-                    self.chat_template,
-                    {"messages": conversation, **values, **self.special_tokens_map, **options},
-                )
-            except TemplateError:  # what transformers says of it is better known
-                pass
+            values |= {"messages": conversation, **self.special_tokens_map, **options}
+            with suppress(TemplateError):  # what transformers says of it is better known
+                return render_chat(self.chat_template, values)
         return self.whole.apply_chat_template(conversation, tokenize=tokenize, **options)
-
-
-def _are_ids(ids: Any) -> bool:
-    return isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
-
-
-def _are_messages(conversation: Sequence[Any]) -> bool:
-    """Whether a template may see them as they are: some, and texts alone."""
-    return len(conversation) > 0 and all(
-        isinstance(one, dict) and all(type(text) is str for text in one.values())
-        for one in conversation
-    )
 
 
 FACTS_FORMAT = 1
@@ -234,19 +217,16 @@ def cache_facts(folder: Path, tokenizer: Any) -> None:
         with suppress(OSError, ValueError):
             if read_settings(path) is not None:
                 return
-        plain = _is_plain(folder, tokenizer)
-        write_settings(path, {"facts": asdict(_facts(tokenizer)) if plain else None})
-
-
-def _facts(tokenizer: Any) -> TokenizerFacts:
-    names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
-    ids = {name: getattr(tokenizer, name) for name in names}
-    return TokenizerFacts(
-        text_digest(tokenizer.backend_tokenizer.to_str()),
-        tokenizer.chat_template,
-        dict(tokenizer.special_tokens_map),
-        ids,
-    )
+        facts = None
+        if _is_plain(folder, tokenizer):
+            names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
+            facts = TokenizerFacts(
+                text_digest(tokenizer.backend_tokenizer.to_str()),
+                tokenizer.chat_template,
+                dict(tokenizer.special_tokens_map),
+                {name: getattr(tokenizer, name) for name in names},
+            )
+        write_settings(path, {"facts": facts and asdict(facts)})
 
 
 def _is_plain(folder: Path, tokenizer: Any) -> bool:
@@ -268,13 +248,11 @@ def _is_plain(folder: Path, tokenizer: Any) -> bool:
         type(backend.model).__name__ != "BPE"
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     )
+    cuts = backend.truncation is not None or backend.padding is not None
     return (
         rules == backend.to_str()
         and isinstance(tokenizer.chat_template, str | None)
-        and not cleans
-        and not tokenizer.split_special_tokens
-        and backend.truncation is None
-        and backend.padding is None
+        and not (cleans or cuts or tokenizer.split_special_tokens)
     )
 
 
@@ -296,20 +274,33 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = _tokenizer_class(folder).from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-        _add_template(folder, tokenizer)
+        file = folder / "chat_template.json"  # of models that also see images
+        if file.is_file() and tokenizer.chat_template is None:
+            tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
         check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             check_expansion(tokenizer.backend_tokenizer, folder)
-            check_ids(tokenizer.backend_tokenizer, folder)
+            _check_ids(tokenizer.backend_tokenizer, folder)
         cache_facts(folder, tokenizer)
         return tokenizer
 
 
-def _add_template(folder: Path, tokenizer: Any) -> None:
-    """Sets the chat template that models which also see images keep in a file of their own."""
-    file = folder / "chat_template.json"
-    if file.is_file() and tokenizer.chat_template is None:
-        tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
+def _tokenizer_class(folder: Path) -> Any:
+    """The class to load by: the general one where `AutoTokenizer`, whose import takes two seconds,
+    would take that. For other families it may prefer a class of theirs."""
+    import transformers
+
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
+        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        if (
+            kind == "llama"
+            and settings.get("tokenizer_class") in GENERAL
+            and "auto_map" not in settings
+            and (folder / "tokenizer.json").is_file()
+        ):
+            return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
@@ -324,9 +315,9 @@ def read_ahead(ref: ModelRef) -> None:
     `load_plain_tokenizer` returns. The caller imports torch meanwhile, by one core."""
     with suppress(ModelError, UsageError):
         if (folder := path_of(ref)) is not None and folder not in _ahead:
-            reading = ThreadPoolExecutor(1, "esa-tokenizer")
-            _ahead[folder] = reading.submit(_plain, folder)
-            reading.shutdown(wait=False)
+            thread = ThreadPoolExecutor(1, "esa-tokenizer")
+            _ahead[folder] = thread.submit(_plain, folder)
+            thread.shutdown(wait=False)
 
 
 _ahead: dict[Path, Future[PlainTokenizer | None]] = {}
@@ -336,26 +327,6 @@ _ahead: dict[Path, Future[PlainTokenizer | None]] = {}
 def _plain(folder: Path) -> PlainTokenizer | None:
     if (facts := cached_facts(folder)) is None:
         return None
-    try:
+    with suppress(Exception):  # whatever is wrong with the file, `load_tokenizer` says it
         return PlainTokenizer(plain_backend(folder), facts, lambda: load_tokenizer(folder))
-    except Exception:  # whatever is wrong with the file, `load_tokenizer` says it
-        return None
-
-
-def _tokenizer_class(folder: Path) -> Any:
-    """The class to load by: the general one where `AutoTokenizer`, whose import takes two seconds,
-    would take that. For other families it may prefer a class of theirs."""
-    import transformers
-
-    try:
-        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
-        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-        general = (
-            kind == "llama"
-            and settings.get("tokenizer_class") in GENERAL
-            and "auto_map" not in settings
-            and (folder / "tokenizer.json").is_file()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        general = False
-    return transformers.PreTrainedTokenizerFast if general else transformers.AutoTokenizer
+    return None

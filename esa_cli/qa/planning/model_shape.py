@@ -18,7 +18,12 @@ from esa_cli.models.attachment.families import (
     layer_types,
     source_layers,
 )
-from esa_cli.models.loading.quantization import kept_bytes, kept_format, packed_bytes
+from esa_cli.models.loading.quantization import (
+    kept_bytes,
+    packed_bytes,
+    quantization_in,
+    stays_quantised,
+)
 
 UNGATED = (
     "apertus",
@@ -384,8 +389,8 @@ def with_packing(
         config: of config.json. device: of `choose_device`. packing: of `QUANTIZATIONS`; "": none.
         size: bytes of a number of the type that is computed in.
     """
-    kept = None if packing else kept_format(config, device)
-    if kept is None:
+    if packing or not stays_quantised(config, device):
         return replace(shape, packed=packed_bytes(packing, size) / size)
-    stored = kept_bytes(kept, config) / size
-    return replace(shape, packed=1.0 if kept.experts_alone else stored, packed_experts=stored)
+    stored = kept_bytes(config) / size
+    experts_alone = quantization_in(config) == "mxfp4"
+    return replace(shape, packed=1.0 if experts_alone else stored, packed_experts=stored)

@@ -12,8 +12,6 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.models.loading.quantization import FORMATS
-
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -138,8 +136,7 @@ def test_doctor(esa: Esa) -> None:
     assert "transformers" in esa("doctor").out
     data = json.loads(esa("doctor", "--json").out)
     assert "reference" in data["kernels"]
-    packed = {one.packages for one in FORMATS.values() if one.dequantised and one.packages}
-    assert {"torchao", "bitsandbytes", *" ".join(packed).split()} <= {*data["packages"]}
+    assert {"torchao", "bitsandbytes", "compressed-tensors"} <= {*data["packages"]}
     assert any("esa models pull" in hint for hint in data["hints"])
 
 
