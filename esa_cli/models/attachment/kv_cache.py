@@ -308,11 +308,8 @@ class EsaCache(Cache):
                 memory.release()
 
     def truncate(self, length: int) -> None:
-        """Crops to `length` tokens, also after an interrupted forward left layers uneven.
-
-        Raises:
-            UsageError: some layers keep a state, and none was kept there; see `snapshot`.
-        """
+        """Crops to `length` tokens, also after an interrupted forward left layers uneven. Raises
+        UsageError: some layers keep a state, and none was kept there; see `snapshot`."""
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
         for memory in self._shared.values():

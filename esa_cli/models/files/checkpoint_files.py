@@ -34,15 +34,9 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @contextmanager
 def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
-    """A block that reads files of a model by other libraries, which raise whatever a damaged one
-    makes them raise.
-
-    Args:
-        what: the file or folder, for the message.
-
-    Raises:
-        ModelError: in place of any error but esa's own and a lack of memory.
-    """
+    """A block that reads `what`, a file of a model, by other libraries, which raise whatever a
+    damaged one makes them raise: ModelError in place of any error but esa's own and a lack of
+    memory."""
     try:
         yield
     except Exception as error:

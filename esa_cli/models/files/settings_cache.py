@@ -27,14 +27,9 @@ UNUSABLE = (OSError, ValueError, UsageError, PackageNotFoundError)
 
 
 def settings_path(kind: str, files: Iterable[Path]) -> Path:
-    """The file of settings that follow from these files of a model, of which some may be missing.
-
-    Args:
-        kind: names the settings, and the versions of what made them.
-
-    Raises:
-        OSError: a file cannot be read. UsageError: as `home`.
-    """
+    """The file of settings that follow from these files of a model, some of which may be missing,
+    and from `kind`, which names the settings and the versions of what made them. Raises OSError: a
+    file cannot be read. UsageError: as `home`."""
     found = hashlib.sha256(kind.encode())
     for file in files:
         with suppress(FileNotFoundError):

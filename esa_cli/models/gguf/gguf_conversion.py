@@ -20,17 +20,12 @@ from esa_cli.system.progress import StageProgress, silent
 
 
 def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:
-    """Writes config.json, generation_config.json, tokenizer files and model.safetensors. Takes
-    about as much memory as one file of weights.
-
-    Args:
-        folder: an existing folder; on an error it may hold a part of the files.
-        progress: called with the stages "import", "convert" and "save".
+    """Writes config.json, generation_config.json, tokenizer files and model.safetensors into an
+    existing folder. Takes about as much memory as one file of weights.
 
     Raises:
         ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
-        ResourceError: not enough memory.
-        OSError: the folder cannot be written.
+        ResourceError: not enough memory. OSError: the folder cannot be written.
     """
     report = progress or silent
     report("import", 0, None)

@@ -244,15 +244,9 @@ _YARN = {
 def rope_parameters(
     file: GgufFile, head: int, values: dict[str, Any], default: Any
 ) -> dict[str, Any]:
-    """The rotary embedding, as config.json has it.
-
-    Args:
-        head: dimensions of a head. values: settings known so far. default: a configuration of
-            the same `model_type`.
-
-    Raises:
-        ModelError: a scaling that transformers does not have.
-    """
+    """The rotary embedding, as config.json has it, of heads of so many dimensions. `values` are the
+    settings known so far, `default` is a configuration of the same `model_type`. Raises ModelError:
+    a scaling that transformers does not have."""
     theta = float(file.setting("rope.freq_base", 10000.0))
     part = file.setting("rope.dimension_count", head) / head
     rope: dict[str, Any] = {"rope_theta": theta}

@@ -114,12 +114,8 @@ class GgufWeights:
         self._check()
 
     def write(self, folder: Path, report: StageProgress) -> None:
-        """Writes safetensors files; one at a time is in memory. Raises OSError.
-
-        Args:
-            report: called with the stage "convert" and the bytes of the weights converted so far,
-                and with "save" before a file is written.
-        """
+        """Writes safetensors files; one at a time is in memory. Reports the stage "convert" in
+        bytes, and "save" before a file is written. Raises OSError."""
         from safetensors.torch import save_file
 
         shards: list[list[str]] = [[]]

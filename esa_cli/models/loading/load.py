@@ -136,10 +136,10 @@ def load(
 def read_pretrained(
     folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False
 ) -> Any:
-    """The model in a folder, on a device of `choose_device`.
+    """The model in a folder, on a device of `choose_device`, in a torch type.
 
     Args:
-        dtype: of torch. packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
+        packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
         kept: whether the weights of quantised files stay as they are; else they are dequantised.
 
     Raises:
@@ -211,12 +211,8 @@ def hindrance(config: Any) -> str:
 
 
 def runs_methods(folder: Path, whole: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder.
-
-    Args:
-        whole: transformers reads the whole configuration; else its type decides, as the import
-            takes seconds.
-    """
+    """Whether ESA's methods can run in the model of a folder: by its whole configuration, which
+    transformers reads, or by its type alone, as that import takes seconds."""
     try:
         check_type(language_settings(folder).get("model_type"))
         if whole:
@@ -373,11 +369,8 @@ class DeferredModel:
 
 
 def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
-    """Loads a model to find and read passages with: deferred, where that can be.
-
-    Args:
-        options: those of `load`, whose errors it raises.
-    """
+    """Loads a model to find and read passages with: deferred, where that can be. Options and
+    errors: of `load`."""
     return load_deferred(ref, **options) or load(ref, **options)
 
 

@@ -86,12 +86,8 @@ def packed_bytes(way: str, size: int) -> float:
 
 
 def check_quantization(name: str, device: str) -> None:
-    """Raises UsageError when weights cannot be quantised so on this device, or the package is
-    missing.
-
-    Args:
-        name: of `QUANTIZATIONS`. device: of `choose_device`.
-    """
+    """Raises UsageError when weights cannot be quantised so on a device of `choose_device`, or the
+    package is missing."""
     way, kind = QUANTIZATIONS[name], _kind(device)
     if kind not in way.devices:
         other = [one for one, found in QUANTIZATIONS.items() if kind in found.devices]
@@ -142,23 +138,15 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
-    """Whether a model's weights stay in memory as quantised files have them; else they are plain,
-    or are dequantised.
-
-    Args:
-        config: of config.json. place: of `choose_device`.
-    """
+    """Whether a model's weights stay in memory as quantised files have them, on a device of
+    `choose_device`; else they are plain, or are dequantised."""
     method = quantization_in(config)
     return bool(method) and (_kind(place) == "cuda" or method in _KEPT)
 
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
-    """What becomes of the weights of quantised files, in words; "": they are plain.
-
-    Args:
-        config: of config.json. place: of `choose_device`.
-        way: of `QUANTIZATIONS`; "": none. dtype: its name, or of what is computed in.
-    """
+    """What becomes of the weights of quantised files on a device, in words; "": they are plain.
+    `way` is of `QUANTIZATIONS` or ""; `dtype` the name of what is computed in."""
     method = quantization_in(config)
     if not method:
         return ""
@@ -167,11 +155,8 @@ def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
 
 
 def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> None:
-    """Raises ModelError when a model's files are quantised in a way that cannot be loaded here.
-
-    Args:
-        config: of config.json. place: of `choose_device`.
-    """
+    """Raises ModelError when a model's files, by its config.json, are quantised in a way that
+    cannot be loaded on a device of `choose_device`."""
     method = quantization_in(config)
     if not method or _kind(place) == "cuda":
         return
@@ -215,11 +200,7 @@ _SCALES_OF_FP8 = ("weight_scale_inv", "scale", "qscale_weight")
 
 def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
     """Raises ModelError where a tensor has numbers of few bits and no scales, or blocks that do not
-    divide it: transformers 5.23 would load wrong weights and say nothing.
-
-    Args:
-        settings: `quantization_config`.
-    """
+    divide it: transformers 5.23 would load wrong weights and say nothing."""
     shapes = {weight.name: weight.shape for weight in weights}
     scaled = any(_BESIDE.search(name) for name in shapes)
     for name, kind, shape in weights:

@@ -92,11 +92,8 @@ def _completed(folder: Path) -> dict[str, Any] | None:
 
 
 def language_config(folder: Path) -> Any:
-    """transformers' configuration of the language model in a folder.
-
-    Raises:
-        ModelError: transformers cannot read it, or as `read_config`.
-    """
+    """transformers' configuration of the language model in a folder. Raises ModelError:
+    transformers cannot read it, or as `read_config`."""
     from transformers import AutoConfig
 
     with quiet_transformers(), reading(folder / "config.json", _OTHER):
@@ -143,14 +140,8 @@ def language_weights(folder: Path) -> list[StoredWeight]:
 
 def name_mapping(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Patterns of names that a language model's weights have in a checkpoint of several parts ->
-    what they begin with in the model by itself.
-
-    Args:
-        names: of all tensors in the files of `folder`.
-
-    Raises:
-        ModelError: no names are as they are known.
-    """
+    what they begin with in the model by itself. `names` are those of all tensors. Raises
+    ModelError: no names are as they are known."""
     known = set(names)
     body = next((one for one in BODIES if one + _EMBEDDING in known), None)
     if body is None:

@@ -117,13 +117,9 @@ class FusedForward:
 
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
-        """Hidden states (B, T, hidden) after the last of the layers, before the model's norm, and
-        the layers' keys and values, those of `past` before the new ones.
-
-        Args:
-            ids: (B, T); shorter sequences are padded at their ends, which their tokens do not see.
-            past: of the tokens before.
-        """
+        """Hidden states (B, T, hidden) of ids (B, T) after the last of the layers, before the
+        model's norm, and the layers' keys and values, those of `past` before the new ones. Shorter
+        sequences are padded at their ends, which their tokens do not see."""
         start = past.pairs[0][0].shape[2] if past else 0
         x = self._embedding(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
@@ -304,12 +300,8 @@ class PlainDecoder(nn.Module):
     def load(
         cls, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """The decoder with a folder's weights; None: it is too large to be fused, or the files do
-        not have exactly its weights.
-
-        Args:
-            settings: of `PlainConfig`.
-        """
+        """The decoder with a folder's weights, for settings of `PlainConfig`; None: it is too large
+        to be fused, or the files do not have exactly its weights."""
         model = cls(PlainConfig(**settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:

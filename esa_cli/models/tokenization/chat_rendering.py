@@ -29,11 +29,8 @@ _HINT = "use another model, or one whose files have no chat template"
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """A block in which a chat template is rendered, by whatever renderer.
-
-    Raises:
-        ModelError: the template takes too many steps.
-    """
+    """A block in which a chat template is rendered, by whatever renderer. Raises ModelError: the
+    template takes too many steps."""
     steps = 0
 
     def step(frame: FrameType, event: str, argument: object) -> Any:
@@ -69,15 +66,9 @@ _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 def render_chat(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a conversation.
-
-    Args:
-        template: of jinja2. values: its variables, such as `messages`.
-
-    Raises:
-        TemplateError: the template is damaged, needs what only transformers has, or refuses the
-            conversation.
-    """
+    """The text of a conversation by a template of jinja2 and its variables, such as `messages`.
+    Raises TemplateError: the template is damaged, needs what only transformers has, or refuses
+    it."""
     return _compiled(template).render(values)
 
 
