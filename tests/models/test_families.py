@@ -313,10 +313,7 @@ def test_what_a_model_is_made_of(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("glm4", {"pairs": "half"}),
-        ("ernie4_5", {"pairs": "half"}),
-        ("nanochat", {"pairs": "half"}),
-        ("deepseek_v2", {"pairs": "half"}),
+        *((kind, {"pairs": "half"}) for kind in ("glm4", "nanochat", "deepseek_v2")),
         ("llama", {"pairs": "interleaved"}),
         ("smollm3", {"rotating": ""}),
     ],

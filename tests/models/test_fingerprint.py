@@ -42,13 +42,12 @@ def test_the_fingerprint_changes_with_a_weight(name: str, layer: int) -> None:
     assert fingerprint(model).weights != before.weights
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_fingerprint_outlives_rounding(dtype: torch.dtype) -> None:
+def test_the_fingerprint_outlives_rounding() -> None:
     model = build_model("llama")
     weight = model.base_model.layers[0].self_attn.q_proj.weight
     weight[0, 0], weight[0, 1] = -1e-12, 1e-12
     before = fingerprint(model)
-    assert fingerprint(model.to(dtype)) == before
+    assert fingerprint(model.to(torch.float16)) == before
 
 
 def plain_digest(model: Any) -> str:

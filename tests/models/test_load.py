@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from model_files import TEXTS, change, folder, home
 
 from esa_cli import models
@@ -17,8 +18,6 @@ __all__ = ["folder", "home"]
 
 
 def test_folder_loads(folder: Path) -> None:
-    import torch
-
     loaded = models.load(str(folder), device="cpu", dtype="bfloat16")
     assert loaded.dtype == torch.bfloat16
     assert loaded.tokenizer.decode(loaded.tokenizer("ab").input_ids) == "ab"
@@ -64,7 +63,10 @@ def test_own_code_is_never_run(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_bad_device_and_dtype(folder: Path) -> None:
-    for options in ({"dtype": "int3"}, {"device": "abacus"}, {"device": "cuda:99"}):
+    wrong = [{"device": name} for name in ("abacus", "cuda:99", "meta")]
+    if not torch.cuda.is_available():
+        wrong.append({"device": "balanced"})
+    for options in ({"dtype": "int3"}, *wrong):
         with pytest.raises(UsageError):
             models.load(str(folder), **options)
 

@@ -170,17 +170,23 @@ class FusedForward:
 def can_be_fused(model: Any) -> bool:
     """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
     plain weights on the CPU, has the same attention in all layers, and is not too large."""
-    config = model.config
-    if config.model_type not in SMALL_FAMILIES:
+    if not _is_small(model.config):
         return False
     layers, weight = model.base_model.layers, next(model.parameters())
     return (
         weight.device.type == "cpu"
         and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
-        and all(getattr(config, name, None) is None for name in OTHER_RULES)
+        and all(_is_plain(layer, weight.dtype) for layer in layers)
+    )
+
+
+def _is_small(config: object) -> bool:
+    """Whether a model's layers are as they are computed here."""
+    return (
+        getattr(config, "model_type", None) in SMALL_FAMILIES
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "mlp_bias", False)
-        and all(_is_plain(layer, weight.dtype) for layer in layers)
+        and all(getattr(config, name, None) is None for name in OTHER_RULES)
     )
 
 
@@ -258,10 +264,8 @@ def can_be_plain(settings: Mapping[str, Any]) -> bool:
     """Whether a model with these settings, of `PlainConfig`, can be a `PlainDecoder`."""
     rope = settings.get("rope_parameters") or {}
     return (
-        settings.get("model_type") in SMALL_FAMILIES
-        and settings.get("hidden_act") == "silu"
-        and not settings.get("mlp_bias")
-        and all(settings.get(name) is None for name in (*OTHER_RULES, "quantization_config"))
+        _is_small(PlainConfig(**settings))
+        and settings.get("quantization_config") is None
         and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and set(rope) == ROPE
         and rope["rope_type"] == "default"

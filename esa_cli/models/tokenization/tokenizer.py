@@ -23,13 +23,7 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.files.prepared_models import path_of
-from esa_cli.models.files.settings_cache import (
-    UNUSABLE,
-    installed,
-    read_settings,
-    settings_path,
-    write_settings,
-)
+from esa_cli.models.files.settings_cache import cache_settings, cached_settings, installed
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.tokenization.chat_rendering import check_template
 from esa_cli.system.text import text_digest
@@ -203,30 +197,28 @@ OWN = (
 
 def cached_facts(folder: Path) -> TokenizerFacts | None:
     """The facts of a folder's tokenizer; None: they are not known, or it is not a plain one."""
-    with suppress(*UNUSABLE, TypeError):
-        values = read_settings(_path(folder))
-        return TokenizerFacts(**values["facts"]) if values and values["facts"] else None
+    values = cached_settings(*_kept(folder)) or {}
+    with suppress(TypeError):
+        return TokenizerFacts(**values["facts"]) if values.get("facts") else None
     return None
 
 
 def cache_facts(folder: Path, tokenizer: Any) -> None:
-    """Keeps the facts of a tokenizer that transformers has loaded from a folder, once; where they
-    cannot be written, they are not kept."""
-    with suppress(*UNUSABLE):
-        path = _path(folder)
-        with suppress(OSError, ValueError):
-            if read_settings(path) is not None:
-                return
-        facts = None
-        if _is_plain(folder, tokenizer):
-            names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
-            facts = TokenizerFacts(
-                text_digest(tokenizer.backend_tokenizer.to_str()),
-                tokenizer.chat_template,
-                dict(tokenizer.special_tokens_map),
-                {name: getattr(tokenizer, name) for name in names},
-            )
-        write_settings(path, {"facts": facts and asdict(facts)})
+    """Keeps the facts of a tokenizer that transformers has loaded from a folder, once."""
+
+    def facts() -> dict[str, Any]:
+        if not _is_plain(folder, tokenizer):
+            return {"facts": None}
+        names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
+        facts = TokenizerFacts(
+            text_digest(tokenizer.backend_tokenizer.to_str()),
+            tokenizer.chat_template,
+            dict(tokenizer.special_tokens_map),
+            {name: getattr(tokenizer, name) for name in names},
+        )
+        return {"facts": asdict(facts)}
+
+    cache_settings(*_kept(folder), facts)
 
 
 def _is_plain(folder: Path, tokenizer: Any) -> bool:
@@ -256,10 +248,10 @@ def _is_plain(folder: Path, tokenizer: Any) -> bool:
     )
 
 
-def _path(folder: Path) -> Path:
+def _kept(folder: Path) -> tuple[str, list[Path]]:
     files = {file for pattern in FILES for file in folder.glob(pattern) if file.is_file()}
     kind = f"tokenizer {FACTS_FORMAT} {installed('transformers')} {installed('tokenizers')}"
-    return settings_path(kind, sorted(files))
+    return kind, sorted(files)
 
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
