@@ -93,10 +93,10 @@ def _numbers(projection: Any) -> list[Tensor]:
     with weight_errors("a projection"):
         if (weight := plain_weight(projection)) is not None:
             return [torch.signbit(weight).to(torch.uint8)]
-        found = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
-        if not found:
+        tensors = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
+        if not tensors:
             raise ModelError("a projection of this model shows no weights", LOADED_PLAIN)
-        return [tensor.view(torch.uint8) for tensor in found]
+        return [tensor.view(torch.uint8) for tensor in tensors]
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:

@@ -198,7 +198,7 @@ def adapter(folder: Path, tmp_path: Path) -> tuple[Path, Callable[[], LoraAdapte
 @pytest.mark.parametrize(
     "changed",
     [
-        *({"r": one} for one in (0, -4, "4", 5, 4.0, True, 10**12, None)),
+        *({"r": one} for one in (0, -4, "x", 5, True, 10**12, None)),
         *({"lora_alpha": one} for one in (float("nan"), float("inf"), 1e308, "x", [])),
         {"peft_type": []}, {"target_modules": None, "r": 10**400},
     ],

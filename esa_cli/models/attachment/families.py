@@ -212,8 +212,8 @@ def check_type(kind: str | None) -> None:
 def family_of(config: object) -> Family:
     """The entry of a model's configuration. For a `model_type` that has none, Llama's, with the
     soft cap of logits that some have: `text_forward.plain_forward` tries whether that is all."""
-    if (found := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
-        return found
+    if (entry := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
+        return entry
     cap = "final_logit_softcapping"
     return replace(FAMILIES["llama"], cap=cap if hasattr(config, cap) else "")
 
@@ -341,8 +341,8 @@ def _wide_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
     if not full:
         return groups, dim
     wanted = getattr(config, "attention_k_eq_v", False)
-    found = getattr(config, "num_global_key_value_heads", None) if wanted else None
-    return int(found or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
+    shared = getattr(config, "num_global_key_value_heads", None) if wanted else None
+    return int(shared or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
 
 
 Kind = Literal["attention", "reader", "state", "both", "idle"]

@@ -134,8 +134,11 @@ def _check_width(config: Any, rope: Rope, module: Any) -> None:
 
 def what_layers_keep(config: Any) -> list[Keeps]:
     """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
-    kinds: dict[str, Keeps] = dict.fromkeys(ATTENTION_TYPES, "rows")
-    kinds |= dict.fromkeys(MIXED_TYPES, "both") | dict.fromkeys(STATE_TYPES, "state")
+    kinds: dict[str, Keeps] = {
+        **dict.fromkeys(ATTENTION_TYPES, "rows"),
+        **dict.fromkeys(MIXED_TYPES, "both"),
+        **dict.fromkeys(STATE_TYPES, "state"),
+    }  # fmt: skip
     types, readers = enumerate(layer_types(config)), source_layers(config)
     return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 

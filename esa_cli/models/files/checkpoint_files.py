@@ -42,10 +42,10 @@ def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, EsaError) or memory_ran_out(error):
             raise
-        raise ModelError(f"{what} cannot be read: {said(error)}", hint) from error
+        raise ModelError(f"{what} cannot be read: {one_line(error)}", hint) from error
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -110,8 +110,8 @@ def _is_ready(ref: ModelRef, folder: Path) -> bool:
     marker = read_marker(folder)
     if marker is None or ref.kind != "wheel":  # a GGUF file's folder is named by the format
         return marker is not None
-    made = marker.get("format", 1)
-    return isinstance(made, int) and made >= UNCHANGED.get(ref.text, GGUF_FORMAT)
+    version = marker.get("format", 1)
+    return isinstance(version, int) and version >= UNCHANGED.get(ref.text, GGUF_FORMAT)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -126,12 +126,13 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 
 def list_models() -> list[CachedModel]:
     """Every model on this machine that esa prepared or huggingface_hub holds; sizes in bytes."""
-    found = []
+    prepared = []
     for folder in sorted(models_folder().glob("[!.]*")):
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
-            found.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    return found + [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
+            prepared.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
+    hub_models = [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
+    return prepared + hub_models
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:

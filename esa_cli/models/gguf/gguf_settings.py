@@ -210,9 +210,9 @@ def _windows(
 ) -> dict[str, Any]:
     """Of families in which all layers attend to a window, but for the last of each few."""
     count, pattern = values["num_hidden_layers"], file.setting("attention.sliding_window_pattern")
-    every = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
+    interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
     slides = pattern[:count] if isinstance(pattern, list) else [
-        layer % every for layer in range(1, count + 1)
+        layer % interval for layer in range(1, count + 1)
     ]  # fmt: skip
     kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
     if "full_attention" not in default.rope_parameters:

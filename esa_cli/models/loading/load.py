@@ -15,7 +15,12 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
 from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.checkpoint_files import check_tokenizer, read_config, said, stored_weights
+from esa_cli.models.files.checkpoint_files import (
+    check_tokenizer,
+    one_line,
+    read_config,
+    stored_weights,
+)
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.files.settings_cache import cache_config, cached_config
@@ -248,7 +253,7 @@ def _into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callab
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
         raise quantisation_error(ref.name, config, error) or ModelError(
-            f"{ref.name} of type '{config['model_type']}' cannot be loaded: {said(error)}",
+            f"{ref.name} of type '{config['model_type']}' cannot be loaded: {one_line(error)}",
             "fetch it again, upgrade transformers, or choose another model (llama, qwen3, mistral, "
             "...); esa runs no code that a model brings along",
         ) from error

@@ -259,8 +259,8 @@ def plain_forward(model: Any) -> TextForward:
     """A bare model's forward pass: with a cache where that gives the model's own logits.
 
     Raises:
-        ModelError: the model is of no supported family, and looks at later tokens, too, or its
-            logits are no numbers in its type.
+        ModelError: the model is of no supported family, and its logits depend on later tokens, too,
+            or are no numbers in its type.
     """
     if model.config.model_type in FAMILIES:
         return ModelForward(model)
@@ -279,14 +279,14 @@ def _tried(model: Any) -> TextForward:
         return whole.logits(states[0, -1])
 
     alone = [last(*ids) for ids in prompts]
-    every = whole.states(torch.tensor([first], device=whole.device))[0][0].float()
-    _check_finite(model, torch.stack([*alone, *every]))
+    logits = whole.states(torch.tensor([first], device=whole.device))[0][0].float()
     apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not _close(every[5], last(*first[:6]), apart):
+    if not _close(logits[5], last(*first[:6]), apart):
+        dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
         raise ModelError(
-            f"models of type {model.config.model_type!r} look at later tokens, too, so that they "
-            "cannot read passages from left to right",
-            "choose a causal language model",
+            f"logits of models of type {kind!r} depend on later tokens, too, or are no numbers in "
+            f"{dtype}, so that passages cannot be read from left to right",
+            "choose a causal language model, or use --dtype float32",
         )
     try:
         batch = PromptBatch(cached, prompts, 3)
@@ -298,22 +298,11 @@ def _tried(model: Any) -> TextForward:
     return cached if _close(torch.stack([*batch.logits, *later]), wanted, apart) else whole
 
 
-def _check_finite(model: Any, logits: Tensor) -> None:
-    """Raises ModelError where logits (n, vocabulary) are no numbers. A model may give tokens that
-    it never writes minus infinity."""
-    if not bool((logits.isnan() | logits.isposinf()).any() | logits.isinf().all()):
-        return
-    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
-    raise ModelError(
-        f"logits of models of type {kind!r} must be numbers, got NaN or infinity in {dtype}",
-        "use --dtype float32 (in Python, dtype='float32'); if they are so there, too, the model's "
-        "files are damaged",
-    )
-
-
 def _close(logits: Tensor, wanted: Tensor, apart: float) -> bool:
     """Whether logits differ by no more than rounding, as a share `apart` of the largest number;
     minus infinity is in the same places."""
     numbers = wanted.isfinite()
+    if not numbers.any() or not torch.equal(logits[~numbers], wanted[~numbers]):
+        return False
     difference, largest = (logits - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
-    return torch.equal(logits[~numbers], wanted[~numbers]) and bool(difference <= apart * largest)
+    return bool(difference <= apart * largest)

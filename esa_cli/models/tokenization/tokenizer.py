@@ -173,7 +173,11 @@ class PlainTokenizer:
 
             from esa_cli.models.tokenization.chat_rendering import render_chat
 
-            values = {"tools": None, "documents": None, "add_generation_prompt": False}
+            values: dict[str, Any] = {
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": False,
+            }
             values |= {"messages": conversation, **self.special_tokens_map, **options}
             with suppress(TemplateError):  # what transformers says of it is better known
                 return render_chat(self.chat_template, values)
