@@ -7,7 +7,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,12 +130,10 @@ def test_what_it_does_not_know_is_transformers(folder: Path) -> None:
         {"clean_up_tokenization_spaces": True,
          "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True},
         {"additional_special_tokens": ["<new>"]},
-        {"pad_token": "<new>"},
         {"chat_template": [{"name": "default", "template": "a"}]},
     ],
 )  # fmt: skip
 def test_unusual_ones_are_left_to_transformers(folder: Path, values: dict[str, object]) -> None:
-    assert is_plain(folder)
     change(folder / "tokenizer_config.json", **values)
     assert not is_plain(folder)
     assert cached_facts(folder) is None
@@ -228,23 +225,6 @@ def test_the_same_without_auto(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert dict(found(text, **options)) == dict(want(text, **options))
     assert found.backend_tokenizer.to_str() == want.backend_tokenizer.to_str()
     assert found.special_tokens_map == want.special_tokens_map
-
-
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
-def test_others_are_left_to_auto(folder: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = (folder / file).read_text()
-    other = SimpleNamespace(chat_template=None, is_fast=False)
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *given, **more: other)
-    assert load_tokenizer(folder) is not other
-    for text in ("{", "[]", "{}", None):
-        if text is None:
-            (folder / file).unlink()
-        else:
-            (folder / file).write_text(text)
-        assert load_tokenizer(folder) is other
-    (folder / file).write_text(kept)
-    change(folder / "config.json", model_type="qwen2")
-    assert load_tokenizer(folder) is other
 
 
 def test_what_is_read_ahead_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

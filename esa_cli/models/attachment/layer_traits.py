@@ -18,21 +18,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from esa_cli.attention.model_traits import Temperature, WeightedRope
 from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import (
-    ATTENTION_TYPES,
-    HYBRID_SLIDING_ROTATE,
-    INSTEAD,
-    MIXED_TYPES,
-    PREFIX_SLIDING_ROTATE,
-    SLIDING_ROTATE,
-    STATE_TYPES,
-    Family,
-    check_type,
-    family_of,
-    layer_types,
-    layer_windows,
-    source_layers,
-)
+from esa_cli.models.attachment import families
+from esa_cli.models.attachment.families import Family, family_of, layer_types
 from esa_cli.models.attachment.kv_cache import Keeps
 
 FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -62,16 +49,16 @@ class LayerTraits:
 def check_supported(config: Any) -> None:
     """Raises ModelError with the reason when a model of this configuration cannot be attached."""
     kind = getattr(config, "model_type", "unknown")
-    check_type(kind)
-    layer_windows(config)
+    families.check_type(kind)
+    families.layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model reads in both directions", INSTEAD)
+        raise ModelError(f"this {kind} model reads in both directions", families.INSTEAD)
     for rope in _rope_types(config):
         if rope not in STATIC_ROPE:
             raise ModelError(
                 f"rotary embedding of type {rope!r} changes with the input's length, "
                 "so keys cannot be cached once for all",
-                INSTEAD,
+                families.INSTEAD,
             )
 
 
@@ -101,12 +88,13 @@ def layer_traits(
     unrotated, temperature = NoRope(), _temperature(config)
     ropes: dict[str, Rope] = {}
     if rotary is not None:
-        attending = {*types} & {*ATTENTION_TYPES}
+        attending = {*types} & {*families.ATTENTION_TYPES}
         ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
     for kind, rope in ropes.items():
         _check_width(config, rope, modules[types.index(kind)])
     traits: list[LayerTraits | None] = []
-    each = zip(modules, types, layer_windows(config), _rotating(config, family), strict=True)
+    windows, rotating = families.layer_windows(config), _rotating(config, family)
+    each = zip(modules, types, windows, rotating, strict=True)
     for module, kind, window, rotates in each:
         if module is None:
             traits.append(None)
@@ -135,11 +123,11 @@ def _check_width(config: Any, rope: Rope, module: Any) -> None:
 def what_layers_keep(config: Any) -> list[Keeps]:
     """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
     kinds: dict[str, Keeps] = {
-        **dict.fromkeys(ATTENTION_TYPES, "rows"),
-        **dict.fromkeys(MIXED_TYPES, "both"),
-        **dict.fromkeys(STATE_TYPES, "state"),
+        **dict.fromkeys(families.ATTENTION_TYPES, "rows"),
+        **dict.fromkeys(families.MIXED_TYPES, "both"),
+        **dict.fromkeys(families.STATE_TYPES, "state"),
     }  # fmt: skip
-    types, readers = enumerate(layer_types(config)), source_layers(config)
+    types, readers = enumerate(layer_types(config)), families.source_layers(config)
     return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 
 
@@ -147,11 +135,11 @@ def _rotating(config: Any, family: Family) -> list[bool]:
     """Whether each layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
-    if rule == SLIDING_ROTATE:
+    if rule == families.SLIDING_ROTATE:
         return sliding
-    if rule == HYBRID_SLIDING_ROTATE:
+    if rule == families.HYBRID_SLIDING_ROTATE:
         return sliding if config.sliding_window is not None else [True] * len(types)
-    if rule == PREFIX_SLIDING_ROTATE:
+    if rule == families.PREFIX_SLIDING_ROTATE:
         dense = config.prefix_dense_sliding_window_pattern == 1
         each = zip(sliding, config.mlp_layer_types, strict=True)
         return [slides or (dense and mlp == "dense") for slides, mlp in each]

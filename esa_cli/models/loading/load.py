@@ -24,19 +24,7 @@ from esa_cli.models.files.checkpoint_files import (
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.files.settings_cache import cache_config, cached_config
-from esa_cli.models.loading.quantization import (
-    QUANTIZATIONS,
-    bytes_needed,
-    check_loadable_format,
-    check_plain,
-    check_quantization,
-    packing_of,
-    quantisation_error,
-    quantization_in,
-    settings_in,
-    settle,
-    stays_quantised,
-)
+from esa_cli.models.loading import quantization
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
 from esa_cli.models.loading.text_part import (
     has_text_part,
@@ -50,7 +38,7 @@ from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
-DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
+DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,12 +105,12 @@ def load(
     with gc_paused(), quiet_imports():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen, packing = choose_dtype(dtype, place), packing_of(dtype)
-    check_loadable_format(config, place, ref.name)
+    chosen, packing = choose_dtype(dtype, place), quantization.packing_of(dtype)
+    quantization.check_loadable_format(config, place, ref.name)
     if packing:
-        check_plain(packing, config, ref.name)
-    kept = not packing and stays_quantised(config, place)
-    check_memory(bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
+        quantization.check_plain(packing, config, ref.name)
+    kept = not packing and quantization.stays_quantised(config, place)
+    check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
@@ -156,9 +144,9 @@ def read_pretrained(
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
-        options["quantization_config"] = QUANTIZATIONS[packing].config(dtype)
+        options["quantization_config"] = quantization.QUANTIZATIONS[packing].config(dtype)
     options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
-    dequantised = settings_in(read_config(folder)) and not kept
+    dequantised = quantization.settings_in(read_config(folder)) and not kept
     if dequantised:
         config: Any = options.get("config") or language_config(folder)
         config.quantization_config = {**config.quantization_config, "dequantize": True}
@@ -175,7 +163,7 @@ def read_pretrained(
         )
     if dequantised:
         _cast(model, dtype)
-    settle(model)
+    quantization.settle(model)
     return model
 
 
@@ -252,7 +240,7 @@ def _into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callab
     except Exception as error:
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
-        raise quantisation_error(ref.name, config, error) or ModelError(
+        raise quantization.quantisation_error(ref.name, config, error) or ModelError(
             f"{ref.name} of type '{config['model_type']}' cannot be loaded: {one_line(error)}",
             "fetch it again, upgrade transformers, or choose another model (llama, qwen3, mistral, "
             "...); esa runs no code that a model brings along",
@@ -295,8 +283,8 @@ def choose_dtype(dtype: str, device: str) -> Any:
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype in QUANTIZATIONS:
-        check_quantization(dtype, device)
+    if dtype in quantization.QUANTIZATIONS:
+        quantization.check_quantization(dtype, device)
     elif dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
@@ -397,7 +385,8 @@ def load_deferred(
     config = read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)
-    if dtype in QUANTIZATIONS or has_text_part(config) or quantization_in(config):
+    quantised = dtype in quantization.QUANTIZATIONS or quantization.quantization_in(config)
+    if quantised or has_text_part(config):
         return None
     if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
         return None
@@ -406,7 +395,7 @@ def load_deferred(
     if not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, place)
-    check_memory(bytes_needed(folder, chosen.itemsize), place, ref)
+    check_memory(quantization.bytes_needed(folder, chosen.itemsize), place, ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
