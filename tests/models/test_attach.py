@@ -179,6 +179,18 @@ def test_two_models_at_once(make_model: ModelFactory) -> None:
     two.detach()
 
 
+def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
+    model = make_model("llama")
+    texts = tokens(60, seed=1), tokens(60, seed=2)
+    wanted = [alone(model, selective(), [*text.split(20, dim=1)]) for text in texts]
+    with attach(model, selective()) as attached:
+        caches = attached.new_cache(), attached.new_cache()
+        for i in range(3):
+            for text, cache, want in zip(texts, caches, wanted, strict=True):
+                piece = text[:, 20 * i : 20 * i + 20]
+                assert torch.equal(model(piece, past_key_values=cache).logits, want[i])
+
+
 def test_reading_then_asking(make_model: ModelFactory) -> None:
     """In phase PREFILL no chunk selects, in QUESTION all do, in AUTO the last."""
     model, ids = make_model("llama"), tokens()

@@ -356,6 +356,19 @@ def test_short_texts_of_a_longrope_model_use_the_set_for_long_ones() -> None:
     assert model.config.original_max_position_embeddings == 32
 
 
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if FAMILIES[kind].slides])
+def test_windows_in_all_layers_are_refused(kind: str) -> None:
+    changes: dict[str, Any] = {"sliding_window": 16, "use_sliding_window": True}
+    with pytest.raises(ModelError, match="window of 16 tokens only"):
+        attach(family_model(kind, **changes), everything(7))
+
+
+def test_other_types_of_layers_are_refused() -> None:
+    model = family_model("qwen3", layer_types=["full_attention", "chunked_attention"])
+    with pytest.raises(ModelError, match="chunked_attention"):
+        attach(model, everything(7))
+
+
 def test_the_document_has_the_tables() -> None:
     text = family_table.DOC.read_text("utf-8")
     assert family_table.with_tables(text) == text, "run tests/support/family_table.py"

@@ -82,6 +82,19 @@ def test_only_the_last_snapshots_are_kept(model: Any) -> None:
         logits(attached, cache, 0, 5)
 
 
+def test_what_was_kept_of_other_tokens_is_not_restored(model: Any) -> None:
+    with attach(model, WHOLE) as attached:
+        cache = attached.new_cache()
+        logits(attached, cache, 0, 15)
+        cache.snapshot()
+        for start, stop in ((15, 30), (30, 50)):
+            logits(attached, cache, start, stop)
+        cache.truncate(15)
+        attached.model(IDS[:, 30:55], past_key_values=cache)
+        with pytest.raises(UsageError, match="at 30 tokens"):
+            cache.truncate(30)
+
+
 def test_a_turn_begins_where_it_can_be_cropped_to(model: Any) -> None:
     """A question in many pieces, each of several tokens."""
     with attach(model, WHOLE) as attached:

@@ -101,7 +101,9 @@ def count_tokens(folder: Path, text: str) -> int:
             return sum(map(len, token_rows(encode, text)))
         from transformers import AutoTokenizer
 
-        slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        slow: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return len(slow(text, **options)["input_ids"])
 

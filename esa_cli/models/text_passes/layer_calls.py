@@ -93,10 +93,8 @@ def of_size_one(states: Tensor) -> Tensor:
 
 def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
     """(B, T) ids of sequences of different lengths, zeros at their ends."""
-    out = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, ids in enumerate(sequences):
-        out[row, : len(ids)] = torch.tensor(list(ids))
-    return out
+    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:

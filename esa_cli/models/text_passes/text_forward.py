@@ -19,6 +19,7 @@ from torch import Tensor
 
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.families import FAMILIES, family_of
+from esa_cli.models.text_passes.layer_calls import GROUP, padded
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of a layer, each (B, G, N, D)."""
@@ -155,10 +156,6 @@ def scaled_logits(logits: Tensor, config: Any) -> Tensor:
     return logits
 
 
-GROUP = 8
-"""Prompts of a forward call: of like lengths, so that little is padded."""
-
-
 class PromptBatch:
     """Prompts that a model has processed, with the logits after each.
 
@@ -185,10 +182,7 @@ class PromptBatch:
         together = GROUP if forward.pads else 1
         for at in range(0, len(order), together):
             group = order[at : at + together]
-            width = self._lengths[group[-1]] - shared
-            batch = torch.zeros(len(group), width, dtype=torch.long)
-            for row, n in enumerate(group):
-                batch[row, : self._lengths[n] - shared] = torch.tensor(list(prompts[n][shared:]))
+            batch = padded([prompts[n][shared:] for n in group])
             past = None if before is None else before.chosen([0] * len(group))
             states, kept = forward.states(batch.to(forward.device), past)
             last = torch.tensor([self._lengths[n] - shared - 1 for n in group])
