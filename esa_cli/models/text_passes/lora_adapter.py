@@ -47,7 +47,10 @@ class LoraAdapter:
         self._layers: dict[str, nn.Linear] = {}
         for name, (a, b) in self.matrices.items():
             layer, sizes = layers.get(name), (b.shape[0], a.shape[1])
-            if not isinstance(layer, nn.Linear) or layer.weight.shape != sizes:
+            if (
+                not isinstance(layer, nn.Linear)
+                or (layer.out_features, layer.in_features) != sizes  # a quantised weight is flat
+            ):
                 raise ModelError(
                     f"the adapter is of another model: it has matrices for {name}",
                     "use the adapter that was trained for this model, or --set answer.adapter=null",
