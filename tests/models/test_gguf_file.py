@@ -105,6 +105,14 @@ def test_hostile_files(kind: str, tmp_path: Path, home: Path) -> None:
     assert left_in(home) == []
 
 
+def test_headers_of_many_parts_are_refused(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esa_cli.models.gguf.gguf_file.MOST_PARTS", 500)
+    with pytest.raises(ModelError, match="more than 500 parts"):
+        GgufFile(tiny_gguf)
+
+
 def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> None:
     """Any byte of the header may be wrong: a ModelError, or other numbers."""
     content, chance = tiny_gguf.read_bytes(), random.Random(0)

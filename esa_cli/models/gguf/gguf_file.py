@@ -16,13 +16,34 @@ from esa_cli.models.files.model_reference import other_parts
 _AGAIN = "it may be cut off, or be converted by an old llama.cpp; fetch it again"
 
 
+MOST_PARTS = 1 << 21
+"""Of a header: 262,144 tokens and 500,000 merges make 1.5 million. The package has an object for
+each."""
+
+
 class _Reader(GGUFReader):
-    """Refuses what lies beyond the file's end, where the package would count on without end."""
+    """Refuses what lies beyond the file's end, where the package would count on without end, and
+    headers for whose parts the memory may not suffice."""
+
+    parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        self.parts += 1
+        if self.parts > MOST_PARTS:
+            raise ValueError(f"its header has more than {MOST_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
             raise ValueError("it ends before what its header says")
         return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        """An array of numbers is one part."""
+        if raw_type == GGUFValueType.ARRAY:
+            kind, count = self._get(orig_offs, numpy.uint32), self._get(orig_offs + 4, numpy.uint64)
+            if dtype := self.gguf_scalar_to_np.get(GGUFValueType(kind[0])):
+                numbers = self._get(orig_offs + 12, dtype, count[0])
+                types = [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
+                return 12 + numbers.nbytes, [kind, count, numbers], [2], types
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 class GgufFile:
