@@ -17,7 +17,7 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
+from esa_cli.models.files.resolve import count_tokens, peek
 from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
@@ -214,8 +214,6 @@ def inspect_model(
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, notices)
-    if cut := cutting_note(folder):
-        notices.warn(f"esa: {cut}")
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
@@ -314,9 +312,6 @@ class Preflight:
         loaded = load(notices)
         if choice is not None and choice.ref is not None:
             reader = choice.open(place.device, place.dtype_name, notices.stage)
-            folder = models.path_of(choice.ref)
-            if folder is not None and (note := cutting_note(folder)):
-                notices.warn(f"esa: {note}")
             self.planner.memory -= reader.nbytes
         return loaded, reader
 

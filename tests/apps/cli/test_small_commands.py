@@ -12,8 +12,6 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.models.loading.quantization import FORMATS
-
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
@@ -93,7 +91,6 @@ def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:
 def test_models_commands(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = esa("models", "pull", "random:llama", "--quiet").out.strip()
     assert (Path(folder) / "config.json").is_file()
-    assert esa("models", "path", "random:llama").out.strip() == folder
     assert "random:llama" in esa("models", "list").out
     (listed,) = json.loads(esa("models", "list", "--json").out)["models"]
     assert listed["name"] == listed["reference"] == "random:llama"
@@ -101,7 +98,6 @@ def test_models_commands(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -
     assert listed["bytes"] > 1000
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     fail(esa("models", "rm", "random:llama"), 2, "--yes")
-    fail(esa("models", "path"), 5, "not on this machine")
 
 
 def test_a_model_has_a_short_name(
@@ -117,9 +113,9 @@ def test_a_model_has_a_short_name(
     assert all(len(line) <= 80 for line in out.splitlines())
     name = out.splitlines()[1].split()[0]
     assert name.startswith("smollm2-135m-instruct")
-    assert esa("models", "path", name).out.strip() == str(folder)
     (listed,) = json.loads(esa("models", "list", "--json").out)["models"]
     assert (listed["name"], listed["reference"]) == (name, DEFAULT_MODEL)
+    assert listed["folder"] == str(folder)
     assert esa("models", "rm", name, "--yes").code == 0
     assert json.loads(esa("models", "list", "--json").out) == {"models": []}
 
@@ -138,8 +134,7 @@ def test_doctor(esa: Esa) -> None:
     assert "transformers" in esa("doctor").out
     data = json.loads(esa("doctor", "--json").out)
     assert "reference" in data["kernels"]
-    packed = {one.packages for one in FORMATS.values() if one.dequantised and one.packages}
-    assert {"torchao", "bitsandbytes", *" ".join(packed).split()} <= {*data["packages"]}
+    assert {"torchao", "bitsandbytes", "compressed-tensors"} <= {*data["packages"]}
     assert any("esa models pull" in hint for hint in data["hints"])
 
 

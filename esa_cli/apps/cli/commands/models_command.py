@@ -17,47 +17,42 @@ _LISTED = "A name from `esa models list`, or a reference as for `pull`."
 _DEFAULT = " Without it the default model."
 Known = Annotated[bool, typer.Option("--known", help="Models of the hub that have a name here.")]
 Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
-DefaultRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)]
 PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
 @app.command("list")
 def list_(known: Known = False, as_json: options.Json = False) -> None:
     """List the models on this machine, or those known by name."""
-    from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.models import list_models
-    from esa_cli.system.machine import size_text
-
-    if known:
-        _list_known(as_json)
-        return
-    found = list_models()
-    if as_json:
-        keys = ("name", "kind", "reference", "folder", "bytes")
-        facts = [(m.name, m.kind, m.ref, str(m.path), m.size) for m in found]
-        print_json({"models": [dict(zip(keys, fact, strict=True)) for fact in facts]})
-    elif found:
-        print_table(("model", "kind", "size"), [(m.name, m.kind, size_text(m.size)) for m in found])
-    else:
-        print("no models yet; `esa models pull` fetches the default one")
-
-
-def _list_known(as_json: bool) -> None:
     from dataclasses import asdict
 
     from esa_cli.apps.cli.output.terminal import print_json, print_table
+    from esa_cli.models import list_models
     from esa_cli.qa.presets.preset_files import known_models
     from esa_cli.system.machine import size_text
 
+    head: tuple[str, ...] = ("model", "kind", "size")
+    if known:
+        named = known_models()
+        facts = [{"name": name, **asdict(one)} for name, one in named.items()]
+        head = ("model", "on the hub", "weights in bfloat16", "window")
+        rows: list[tuple[str, ...]] = [
+            (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
+            for name, one in named.items()
+        ]
+    else:
+        listed = list_models()
+        facts = [
+            {"name": m.name, "kind": m.kind, "reference": m.ref, "folder": str(m.path)}
+            | {"bytes": m.size}
+            for m in listed
+        ]
+        rows = [(m.name, m.kind, size_text(m.size)) for m in listed]
     if as_json:
-        facts = [{"name": name, **asdict(one)} for name, one in known_models().items()]
         print_json({"models": facts})
-        return
-    rows = [
-        (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
-        for name, one in known_models().items()
-    ]
-    print_table(("model", "on the hub", "weights in bfloat16", "window"), rows)
+    elif rows:
+        print_table(head, rows)
+    else:
+        print("no models yet; `esa models pull` fetches the default one")
 
 
 @app.command("pull")
@@ -78,18 +73,6 @@ def pull(
         folder = models.pull(chosen, from_file=from_file, progress=reporter.stage)
     finally:
         reporter.settle()
-    print(folder)
-
-
-@app.command("path", hidden=True)
-def path(ref: DefaultRef = None) -> None:
-    """Print the folder of a model that is on this machine."""
-    from esa_cli.errors import ModelError
-    from esa_cli.models import DEFAULT_MODEL, path_of
-
-    folder = path_of(DEFAULT_MODEL if ref is None else ref)
-    if folder is None:
-        raise ModelError("the model is not on this machine", "`esa models pull` fetches it")
     print(folder)
 
 
