@@ -13,11 +13,11 @@ import random
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forked import child, dying, ended, killed, taken
@@ -38,7 +38,6 @@ from test_library import (
 from esa_cli.errors import LibraryError, ResourceError
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats import checksummed_file
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]
@@ -189,17 +188,16 @@ def test_different_documents_are_ingested_side_by_side_while_others_prune(tmp_pa
 
 
 def full_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets so many writes through; then the disk is full."""
-    real = checksummed_file.WholeFile.write
-    left = [count]
+    """Lets so many files be flushed; then the disk is full."""
+    real, left = os.fsync, [count]
 
-    def write(self: Any, data: Any) -> int:
-        left[0] -= 1
+    def fsync(file: int) -> None:
+        left[0] -= stat.S_ISREG(os.fstat(file).st_mode)
         if left[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(self, data)
+        real(file)
 
-    monkeypatch.setattr(checksummed_file.WholeFile, "write", write)
+    monkeypatch.setattr(os, "fsync", fsync)
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, WITH_STATES], ids=["rows", "states"])
@@ -207,7 +205,8 @@ def test_a_full_disk_leaves_a_clean_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
 ) -> None:
     library = Library(tmp_path)
-    other = ingest(library, IDS[:40], layout)
+    other, damaged = ingest(library, IDS[:40], layout), ingest(library, [*range(300, 320)])
+    (library.root / "documents" / f"{damaged.key}.doc").write_bytes(b"rotten")
     before, said = contents(library), set()
     for count in range(1000):
         with monkeypatch.context() as patch:
@@ -221,7 +220,7 @@ def test_a_full_disk_leaves_a_clean_library(
         assert library.verify(other) == []
     else:
         raise AssertionError("it never ended well")
-    assert count > 15
+    assert count > 5
     assert said == {(os.strerror(errno.ENOSPC), True)}
     assert library.verify(entry) == []
 
@@ -249,7 +248,7 @@ def test_a_full_disk_keeps_what_an_earlier_ingest_left(
     library = Library(tmp_path)
     part_of(library, IDS, 40)
     with monkeypatch.context() as patch:
-        full_after(12, patch)
+        full_after(6, patch)
         with pytest.raises(ResourceError):
             ingest(library, IDS)
     with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:

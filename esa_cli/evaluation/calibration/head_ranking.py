@@ -27,7 +27,7 @@ from esa_cli.models.attachment.attach import Attachment
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import feed
-from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.progress import Progress
 

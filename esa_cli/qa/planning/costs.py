@@ -25,8 +25,8 @@ from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.finding.load_encoder import FinderSizes
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.storage.growing_rows import RESERVE, with_reserve
 from esa_cli.storage.library import Layout
+from esa_cli.storage.memory_store import RESERVE, with_reserve
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on

@@ -15,7 +15,7 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Event, Job
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.storage.library.catalogue.file_records import DividedEntries
+from esa_cli.storage.library.catalogue import DividedEntries
 from esa_cli.system.text import text_digest
 
 TEXTS = {"a" * 20: "The harp stands in hall 1.", "b" * 20: "The anvil.", "c" * 20: "The anvil."}

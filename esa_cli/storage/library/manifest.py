@@ -1,9 +1,18 @@
-"""A document's manifest: its JSON file, the `Entry` made of it, and the hashes that name documents
-and segments.
+"""The shape of stored rows, a document's manifest, and the hashes that name documents and segments.
 
-A segment's name covers all tokens up to its end, so two documents with the same beginning share
-their first segments. The fitted projections depend on the first tokens (`Layout.fit`), which are
-therefore in every name.
+A manifest is a JSON file, of which an `Entry` is made. A segment's name covers all tokens up to its
+end, so two documents with the same beginning share their first segments. The fitted projections
+depend on the first tokens (`Layout.fit`), which are therefore in every name.
+
+A segment file is a checksummed header, padded to whole pages, and one section for each layer:
+
+    rows        n records, one for each token: keys, then values of all heads, unless the keys are
+                the values; as they are (native) or as bytes followed by a float32 scale for each
+                block of them: of the 2 * G heads, or a part of one (int8)
+    reduced     n reduced keys (R numbers), if the layer has any
+    checksums   n of 64 bits, one for each record
+
+Each begins at a multiple of 64 bytes, each section at a multiple of 4,096.
 """
 
 from __future__ import annotations
@@ -14,19 +23,166 @@ import os
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
-from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.checksummed_file import (
-    FORMAT,
-    READ_HINT,
-    damage_error,
-    read_errors,
-)
-from esa_cli.storage.library.formats.library_paths import LibraryPaths, is_manifest
-from esa_cli.storage.library.formats.row_layout import Layout
+from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library.checksummed_file import FORMAT, damage_error, read_errors
+from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
 from esa_cli.system.text import text_digest
+
+SEGMENT = 4096
+"""Tokens of a segment; the last one of a document may have fewer."""
+PAGE = 4096
+_LINE = 64
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number of each dtype that can be stored."""
+OTHER_BYTES = 48
+"""Upper bound of a token's bytes beside its rows: id and offsets (24), text, projections."""
+MOST_LAYERS = 10_000
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+class Section(NamedTuple):
+    """Byte offsets of one layer's section in a segment file; `sums` are the checksums."""
+
+    start: int
+    rows_stop: int
+    reduced: int
+    sums: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of what is stored of each token.
+
+    Args:
+        layers: their number. heads: G. dim: D. dtype: of keys and values, as "float32".
+        kind: `native`, bit for bit; or `int8`, a quarter of float32.
+        reduced: R of each layer, 0 where it has no reduced keys; (): no layer has any.
+        reduced_dtype: by default the rows'. segment: tokens of a segment.
+        fit: number of first tokens the compressor is fitted on; two documents share reduced keys
+            only if they share these.
+        shared: the keys are the values, too, and stored once.
+        block: numbers of a head that share a scale in int8; by default D.
+        states: layers of the model that keep a state, which has a file of its own.
+        shapes: G and D of each layer; (): those of all are `heads` and `dim`. Where there are some,
+            what depends on them is that of a layer, `of`.
+
+    Raises:
+        ValueError: they do not fit each other.
+    """
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: str
+    kind: Literal["native", "int8"] = "native"
+    reduced: tuple[int, ...] = ()
+    reduced_dtype: str = ""
+    fit: int = 0
+    segment: int = SEGMENT
+    shared: bool = False
+    block: int = 0
+    states: int = 0
+    shapes: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MOST_LAYERS:  # a stranger's manifest may say any number
+            raise ValueError(f"layers must be 1 to {MOST_LAYERS}, got {self.layers}")
+        usual = {
+            "block": self.block or self.dim,
+            "reduced": tuple(self.reduced) or (0,) * self.layers,
+            "reduced_dtype": self.reduced_dtype or self.dtype,
+            "shapes": tuple((heads, dim) for heads, dim in self.shapes),
+        }
+        for name, value in usual.items():
+            object.__setattr__(self, name, value)
+        sizes = [self.heads, self.dim, self.segment, self.block, *sum(self.shapes, ())]
+        good = {
+            "heads, dim, segment, block and shapes must be positive": min(sizes) >= 1,
+            "fit, states and reduced must be at least 0": min(self.fit, self.states, *self.reduced)
+            >= 0,
+            "reduced must have one number for each layer": len(self.reduced) == self.layers,
+            "shapes must be one for each layer, without a block": not self.shapes
+            or (len(self.shapes) == self.layers and self.block == self.dim),
+            "block must divide dim": not self.dim % (self.block or 1),
+            f"dtype must be one of {', '.join(ITEM)}": {self.dtype, self.reduced_dtype} <= {*ITEM},
+            "kind must be native or int8": self.kind in ("native", "int8"),
+        }
+        for rule, holds in good.items():
+            if not holds:
+                raise ValueError(f"{rule}, got {vars(self)}")
+
+    def of(self, layer: int) -> Layout:
+        """The layout of one layer's rows."""
+        return _layer_of(self, layer) if self.shapes else self
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of D numbers in a row: keys and values of all heads."""
+        return self.heads if self.shared else 2 * self.heads
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return self.vectors * self.dim
+
+    @property
+    def row_bytes(self) -> int:
+        if self.kind == "native":
+            return self.width * ITEM[self.dtype]
+        return self.width + 4 * (self.width // self.block)
+
+    def token_bytes(self, layer: int) -> int:
+        """Bytes of a token's row and reduced key in one layer, without its checksum."""
+        return self.of(layer).row_bytes + self.reduced[layer] * ITEM[self.reduced_dtype]
+
+    @property
+    def header_bytes(self) -> int:
+        return _up(2048 + 112 * self.layers, PAGE)
+
+    def sections(self, tokens: int) -> list[Section]:
+        """The sections of a segment file of so many tokens."""
+        sections, start = [], self.header_bytes
+        for layer, width in enumerate(self.reduced):
+            rows_stop = start + tokens * self.of(layer).row_bytes
+            reduced = _up(rows_stop, _LINE)
+            sums = _up(reduced + tokens * width * ITEM[self.reduced_dtype], _LINE)
+            stop = _up(sums + tokens * 8, PAGE)
+            sections.append(Section(start, rows_stop, reduced, sums, stop))
+            start = stop
+        return sections
+
+    def nbytes(self, tokens: int) -> int:
+        """The length of all segment files of a document of so many tokens."""
+        whole, rest = divmod(tokens, self.segment)
+        size = whole * self.sections(self.segment)[-1].stop
+        return size + (self.sections(rest)[-1].stop if rest else 0)
+
+    def as_json(self) -> dict[str, Any]:
+        data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
+        # Names and headers of segments of other models are as before there were these settings.
+        for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
+            if data[name] == usual:
+                del data[name]
+        return data
+
+    @staticmethod
+    def of_json(data: dict[str, Any]) -> Layout:
+        return Layout(**{**data, "reduced": tuple(data["reduced"])})
+
+
+@lru_cache(maxsize=1024)
+def _layer_of(layout: Layout, layer: int) -> Layout:
+    heads, dim = layout.shapes[layer]
+    reduced = (layout.reduced[layer],)
+    return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -106,8 +262,8 @@ class Entry:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """See `own_kinds`."""
-        return own_kinds(self.layout)
+        """The files that it has for itself, beside its manifest, and needs."""
+        return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
     def state(self) -> str:
@@ -141,6 +297,15 @@ class Entry:
         """Number of tokens in the segment with this index."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
+    @property
+    def error(self) -> LibraryError:
+        """Why it cannot be used, of an entry with `damage`."""
+        if self.unreadable:
+            return UnreadableError(self.damage, checksummed_file.READ_HINT)
+        if self.foreign:
+            return ForeignVersionError(self.damage, checksummed_file.foreign_hint(self.key))
+        return LibraryError(self.damage, checksummed_file.reingest_hint(self.key))
+
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON data, as `esa library --json` prints it."""
         if self.damage:
@@ -163,18 +328,13 @@ class Entry:
         }
 
 
-def own_kinds(layout: Layout) -> tuple[str, ...]:
-    """The files that a document has for itself, beside its manifest, and needs."""
-    return ("text", "tokens", "states") if layout.states else ("text", "tokens")
-
-
 def write(paths: LibraryPaths, entry: Entry) -> None:
     """Writes the manifest, with which the document exists. Raises OSError."""
     facts = asdict(entry) | {"layout": entry.layout.as_json()}
     for name in ("used", "damage", "foreign", "unreadable"):
         del facts[name]
     payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
-    form = checksummed_file.WITH_STATES if entry.layout.states else checksummed_file.FORMAT
+    form = checksummed_file.WITH_STATES if entry.layout.states else FORMAT
     form = checksummed_file.WITH_SHAPES if entry.layout.shapes else form
     checksummed_file.write(paths.document(entry.key), "document", payload, entry.key, form)
 
@@ -225,15 +385,6 @@ def read_all(paths: LibraryPaths, chosen: Iterable[str] | None = None) -> list[E
                     )
                 )
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
-
-
-def entry_error(entry: Entry) -> LibraryError:
-    """The error for an entry with `damage`."""
-    if entry.unreadable:
-        return UnreadableError(entry.damage, READ_HINT)
-    if entry.foreign:
-        return ForeignVersionError(entry.damage, checksummed_file.foreign_hint(entry.key))
-    return LibraryError(entry.damage, checksummed_file.reingest_hint(entry.key))
 
 
 def exists(paths: LibraryPaths, key: str) -> bool:

@@ -1,19 +1,22 @@
-"""Bits flipped and files cut at random places of a library: all found, none used."""
+"""Segments and small files on disk; bits flipped and files cut at random places of a library: all
+found, none used."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
 
 from esa_cli.attention.algebra import flatten_keys
+from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library import Layout, Library, checksummed_file, segment
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library.library_copy import pull, push
 
 PLACES = 200
 IDS = [*range(40)]
@@ -162,61 +165,46 @@ def test_another_segment_in_its_place_is_found(kept: Library) -> None:
         first.write_bytes(data)
 
 
-@pytest.mark.parametrize("index", range(7))
-def test_a_missing_file_is_named(tmp_path: Path, index: int) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     library = Library(tmp_path)
-    entry = ingest(library, IDS)
-    path = library.root / sorted(files(library))[index]
-    path.unlink()
-    with pytest.raises(LibraryError, match=f"{path.name} is missing"):
-        library.open(library.find(entry.key) or entry) if path.suffix != ".doc" else use_entry(
-            library, entry
-        )
-    assert any(path.name in error.message for error in library.verify(entry))
-    library.remove(entry)
-    library.prune()
-    assert files(library) == set()
+    ingest(library, IDS)
+    for name in sorted(files(library)):
+        entry = ingest(library, IDS)
+        path = library.root / name
+        path.unlink()
+        if path.suffix == ".doc":
+            assert library.find(entry.key) is None
+        else:
+            with pytest.raises(LibraryError, match=f"{path.name} is missing"):
+                library.open(entry)
+        assert any(path.name in error.message for error in library.verify(entry))
+        library.remove(entry)
+        library.prune()
+        assert files(library) == set()
     ingest(library, IDS)
     assert use(library)
 
 
-def use_entry(library: Library, entry: Entry) -> None:
-    """A document whose manifest is gone is not there: `find` says so, `verify` names it."""
-    assert library.find(entry.key) is None
-    raise library.verify(entry)[0]
-
-
 def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> None:
     library = Library(tmp_path)
-    entry, other = ingest(library, IDS), ingest(library, [*range(100, 120)])
+    entry, longer = ingest(library, IDS), ingest(library, [*range(60)])
     path = library.root / "documents" / f"{entry.key}.doc"
     path.write_bytes(path.read_bytes()[:-1])
     with (
-        pytest.raises(LibraryError, match="its length is wrong"),
+        pytest.raises(LibraryError, match="length or checksum is wrong"),
         library.write(entry.key, WITH, IDS, LAYOUT),
     ):
         raise AssertionError("a damaged document must not be written over")
     (broken,) = library.matches(entry.id)
     library.remove(broken)
     assert {path.partition("/")[2] for path in files(library) if "segments" in path} == {
-        f"{name}.seg" for name in other.segments
+        f"{name}.seg" for name in longer.segments
     }
-    ingest(library, IDS)
-    assert use(library)
-    assert library.verify(other) == []
-
-
-def test_a_damaged_segment_is_written_again_by_the_next_ingest(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-    entry = ingest(library, IDS)
-    longer = ingest(library, [*range(60)])
-    path, at = row_at(library, 0, 3)
+    path = library.root / "segments" / f"{longer.segments[0]}.seg"
     data = bytearray(path.read_bytes())
-    data[at] ^= 1
+    data[LAYOUT.sections(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
     path.write_bytes(data)
-    assert library.verify(entry)
     assert library.verify(longer)
-    library.remove(entry)
     ingest(library, IDS)
     assert use(library)
     assert library.verify(longer) == [], "it shares the segment, and has it back"
@@ -236,3 +224,115 @@ def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
             checksummed_file.decode(wrong + b"\n" + payload, "text", path, "k" * 40)
     with pytest.raises(LibraryError, match="checksum"):
         checksummed_file.decode(data, "text", path, "k" * 40, digest="0" * 64)
+
+
+def test_what_is_read_of_a_segment_is_the_mapped_file(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    with torch.inference_mode():  # what is opened while a model runs can be used afterwards
+        [stored, _] = library.open(ingest(library, IDS)).layers()
+    keys, values = stored.span(17, 20)
+    assert keys.data_ptr() - stored.span(16, 17)[0].data_ptr() == LAYOUT.row_bytes
+    assert values.data_ptr() - keys.data_ptr() == LAYOUT.row_bytes // 2
+    block, keys_block = next(stored.feature_blocks(16, 32))[1], next(stored.key_blocks(16, 32))[1]
+    if Path("/proc/self/maps").exists():
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            lines = [line.split() for line in maps if ".seg" in line]
+        bounds = [[int(part, 16) for part in line[0].split("-")] for line in lines]
+        for read in (keys, block, keys_block):
+            assert any(low <= read.data_ptr() < high for low, high in bounds)
+        assert {line[1] for line in lines} == {"rw-p"}, "writing to it would not reach the file"
+    with torch.enable_grad():
+        weight = torch.ones(4, requires_grad=True)
+        (stored.span(0, 20)[0] @ weight).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    entry = ingest(library, [*range(200)])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    stored = library.open(entry)
+    assert len(stored.layers()[0].parts) == 13
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_rows_are_checked_once(kept: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, checked, real = kept.open(kept.entries()[0]).layers()[0], list[int](), segment._sums
+
+    def counted(view: memoryview, size: int, name: str, layer: int, rows: Any) -> object:
+        checked.extend(rows.tolist())
+        return real(view, size, name, layer, rows)
+
+    monkeypatch.setattr(segment, "_sums", counted)
+    stored.gather(torch.tensor([1, 4, 9]))
+    stored.gather(torch.tensor([2, 4, 9]))
+    stored.span(8, 11)
+    stored.gather(torch.tensor([8, 10]))
+    assert checked == [1, 4, 9, 2, 8, 10]
+    stored.span(0, 16)
+    assert len(checked) == 6, "many are checked at once"
+
+
+@pytest.mark.parametrize("wrong", ["width", "type"])
+def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) -> None:
+    layout = Layout(1, 1, 2, "float32", reduced=(3,), segment=4)
+    library = Library(tmp_path)
+    with library.write("a" * 40, WITH, [1, 2, 3, 4], layout) as writer:
+        assert isinstance(writer, Writer)
+        writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
+        features = torch.zeros(4, 5 if wrong == "width" else 3)
+        writer.layers[0].append_features(features.half() if wrong == "type" else features)
+        with pytest.raises(ValueError, match=r"must be \(4, 3\) of float32"):
+            writer.flush([None])
+        assert writer.done == 0
+
+
+@pytest.mark.parametrize("kind", ["native", "int8"])
+def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
+    """Also of a copy; a manifest of another format keeps older versions from reading them."""
+    shapes, count = ((2, 4), (1, 6), (3, 2)), 50
+    layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
+    library = Library(tmp_path / "one")
+    with library.write(library.key(WITH, "x"), WITH, [*range(count)], layout) as writer:
+        assert isinstance(writer, Writer)
+        given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
+        maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
+        for layer, rows, one in zip(writer.layers, given, maps, strict=True):
+            layer.append(*rows)
+            if one is not None:
+                layer.append_features(one.keys(flatten_keys(rows[0])))
+        known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
+        entry = writer.finish(
+            text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known
+        )
+    manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
+    assert manifest.startswith(b"esa-library document 3 ")
+    assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
+    push(library, str(tmp_path / "one.tar"), [entry])
+    other = Library(tmp_path / "other")
+    assert pull(other, str(tmp_path / "one.tar")).copied == [entry.key]
+    layers = other.open(other.entries()[0]).layers()
+    assert [(one.heads, one.dim) for one in layers] == [*shapes]
+    at = torch.tensor([3, 17, 40])
+    for stored, (keys, values) in zip(layers, given, strict=True):
+        apart = 0 if kind == "native" else float(torch.stack((keys, values)).abs().max()) / 127
+        for mine, want in zip(stored.span(0, count), (keys, values), strict=True):
+            torch.testing.assert_close(mine, want, atol=apart, rtol=0)
+        for mine, want in zip(stored.gather(at), stored.span(0, count), strict=True):
+            assert torch.equal(mine, want[:, at])
+    assert [one.nbytes for one in layers] == [layout.token_bytes(i) * count for i in range(3)]
+
+
+def test_layouts_that_make_no_sense() -> None:
+    for wrong in (
+        {"dtype": "int4"}, {"kind": "fp8"}, {"reduced": (1,)}, {"reduced": (1, -1)}, {"layers": 0},
+        {"reduced_dtype": "float64"}, {"fit": -1}, {"block": 3}, {"layers": 10**12}, {"states": -1},
+        {"shapes": ((2, 4),)}, {"shapes": ((2, 4), (0, 4))}, {"shapes": ((2, 4), (2, -1))},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must (be|have|divide)"):
+            Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
+    assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
+    plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
+    assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
+    assert Layout.of_json(shared.as_json()) == shared
