@@ -15,15 +15,17 @@ every field; a library's own are only checked for damage where they are read.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -249,19 +251,13 @@ def _are_projections(entry: Entry, payload: bytes, path: Path) -> bool:
 
 
 _CHECKS = {"text": _is_text, "tokens": _are_tokens, "fit": _are_projections}
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Provenance(_Strict):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+@dataclass
+class _Provenance:
     name: str
     source: str
-    bytes: NonNegativeInt
+    bytes: int
     missing: list[str]
     path: str = ""
     model: str = ""
@@ -270,50 +266,16 @@ class _Provenance(_Strict):
     rows: str = ""
 
 
-class _LayoutFacts(_Strict):
-    layers: int
-    heads: int
-    dim: int
-    fit: int
-    segment: int
-    dtype: str
-    kind: str
-    reduced_dtype: str
-    reduced: list[int] = Field(min_length=1)
-    shared: bool = False
-    block: int = 0
-    states: int = 0
-    shapes: list[tuple[int, int]] = []
-
-
-class _Facts(_Strict):
-    """The fields of a manifest."""
-
-    key: str
-    identity: str
-    fit: str
-    text_sha256: _Digest
-    tokens: PositiveInt
-    head: NonNegativeInt
-    characters: NonNegativeInt
-    segments: list[str]
-    marks: list[tuple[NonNegativeInt, int | None, str | None]]
-    layout: _LayoutFacts
-    sizes: dict[str, NonNegativeInt]
-    digests: dict[str, _Digest]
-    provenance: _Provenance
-    created: float = Field(ge=0, lt=1 << 40)
-
-
 def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """The entry that the bytes of a manifest contain. Raises ForeignVersionError: it is of another
     format. LibraryError: it is damaged, or has what esa does not write."""
     path = paths.document(key)
     payload = checksummed_file.decode(data, "document", path, key)
     try:
-        _Facts.model_validate_json(payload)
+        TypeAdapter(Entry).validate_json(payload)
         entry = manifest.decode_entry(paths, key, data)
-        good = _has_own_names(paths, entry)
+        TypeAdapter(_Provenance).validate_json(json.dumps(entry.provenance), strict=True)
+        good = _fits_itself(paths, entry, set(json.loads(payload)))
     except _UNPACKING as error:
         raise damage_error(path, "its contents are not what esa writes", key) from error
     if not good:
@@ -321,14 +283,20 @@ def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     return entry
 
 
-def _has_own_names(paths: LibraryPaths, entry: Entry) -> bool:
-    """Whether every file that it names is one that esa makes, of its own, and sizes fit."""
-    layout = entry.layout
+def _fits_itself(paths: LibraryPaths, entry: Entry, fields: set[str]) -> bool:
+    """Whether a manifest has the fields that esa writes, numbers that can be, and names of files
+    that esa makes, of its own."""
+    layout, sizes = entry.layout, entry.sizes
+    counts = [entry.head, entry.characters, entry.provenance["bytes"], *sizes.values()]
+    counts += [start for start, *_ in entry.marks]
     return (
-        entry.head <= entry.tokens
+        fields == set(manifest.facts(entry))
+        and min(counts) >= 0
+        and 0 < entry.tokens >= entry.head
+        and 0 <= entry.created < 1 << 40
         and len(entry.segments) == -(-entry.tokens // layout.segment)
-        and layout.nbytes(entry.tokens) == entry.sizes["segments"]
-        and set(entry.sizes) == {"segments", "fit", *entry.kinds}
+        and layout.nbytes(entry.tokens) == sizes["segments"]
+        and set(sizes) == {"segments", "fit", *entry.kinds}
         and set(entry.digests) == {"text", "tokens"}
         and all(name.partition("-")[2] == entry.fit for name in entry.segments)
         and all(map(paths.is_whole, needed_paths(paths, entry)))

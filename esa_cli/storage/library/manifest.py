@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
 from esa_cli.storage.library import checksummed_file
@@ -41,6 +41,8 @@ ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 OTHER_BYTES = 48
 """Upper bound of a token's bytes beside its rows: id and offsets (24), text, projections."""
 MOST_LAYERS = 10_000
+STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""How pydantic checks the manifests of strangers."""
 
 
 def _up(count: int, multiple: int) -> int:
@@ -91,6 +93,7 @@ class Layout:
     block: int = 0
     states: int = 0
     shapes: tuple[tuple[int, int], ...] = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     def __post_init__(self) -> None:
         if not 1 <= self.layers <= MOST_LAYERS:  # a stranger's manifest may say any number
@@ -248,13 +251,14 @@ class Entry:
     digests: dict[str, str] = field(default_factory=dict)
     text_sha256: str = ""
     characters: int = 0
-    marks: tuple[Any, ...] = ()
+    marks: tuple[tuple[int, int | None, str | None], ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
     used: float = 0.0
     damage: str = ""
     foreign: bool = False
     unreadable: bool = False
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     @property
     def id(self) -> str:
@@ -328,12 +332,17 @@ class Entry:
         }
 
 
+def facts(entry: Entry) -> dict[str, Any]:
+    """The fields that are stored."""
+    stored = asdict(entry) | {"layout": entry.layout.as_json()}
+    for name in ("used", "damage", "foreign", "unreadable"):
+        del stored[name]
+    return stored
+
+
 def write(paths: LibraryPaths, entry: Entry) -> None:
     """Writes the manifest, with which the document exists. Raises OSError."""
-    facts = asdict(entry) | {"layout": entry.layout.as_json()}
-    for name in ("used", "damage", "foreign", "unreadable"):
-        del facts[name]
-    payload = json.dumps(facts, ensure_ascii=True, sort_keys=True, indent=1).encode()
+    payload = json.dumps(facts(entry), ensure_ascii=True, sort_keys=True, indent=1).encode()
     form = checksummed_file.WITH_STATES if entry.layout.states else FORMAT
     form = checksummed_file.WITH_SHAPES if entry.layout.shapes else form
     checksummed_file.write(paths.document(entry.key), "document", payload, entry.key, form)
@@ -350,12 +359,12 @@ def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """The entry that the bytes of a manifest contain, without `used`. Raises LibraryError: as
     `read`."""
     path = paths.document(key)
-    facts = json.loads(checksummed_file.decode(data, "document", path, key))
-    if facts["key"] != key:
+    stored = json.loads(checksummed_file.decode(data, "document", path, key))
+    if stored["key"] != key:
         raise damage_error(path, "it is the manifest of another document", key)
-    layout = Layout.of_json(facts.pop("layout"))
-    lists: dict[str, Any] = {name: tuple(facts.pop(name)) for name in ("segments", "marks")}
-    return Entry(layout=layout, **lists, **facts)
+    layout = Layout.of_json(stored.pop("layout"))
+    lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
+    return Entry(layout=layout, **lists, **stored)
 
 
 def keys(paths: LibraryPaths) -> set[str]:
