@@ -39,22 +39,6 @@ in_one_segment = has_own_memory
 """Whether rows on a device are one segment: finding the segment of a row would synchronise."""
 
 
-def segment_length(rows: int, expected: int = 0, before: int = 0) -> int:
-    """Length of the one segment for so many rows.
-
-    Args:
-        expected: rows there will be; 0: not known. before: length of the segment that is full.
-    """
-    if not before:
-        return max(rows, expected or FIRST_SEGMENT)
-    return max(rows, before + RESERVE if expected else int(GROWTH * before))
-
-
-def with_reserve(tokens: int) -> int:
-    """Rows allocated on a GPU for a document of so many tokens and what is asked about it."""
-    return segment_length(tokens, tokens + RESERVE)
-
-
 def as_index(places: Sequence[int]) -> slice | list[int]:
     """Indices along a dimension, at least one; a slice, which copies nothing, if consecutive."""
     first, stop = places[0], places[0] + len(places)
@@ -116,7 +100,10 @@ class GrowingRows:
     def _grow(self, need: int) -> None:
         """Makes room for `need` rows."""
         if self._whole and self.capacity < need:
-            segment = self._new_segment(segment_length(need, self._expected, self.capacity))
+            rows = self._expected or FIRST_SEGMENT
+            if self.capacity:
+                rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
+            segment = self._new_segment(max(need, rows))
             for at, view in self._pieces(0, self.length):
                 segment[at : at + view.shape[0]] = view
             self._segments, self._starts = [segment], [0]

@@ -12,7 +12,6 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +30,7 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
-from esa_cli.storage.library import Library, checksummed_file, library_paths, maintenance, manifest
+from esa_cli.storage.library import Library, checksummed_file, library_paths, maintenance
 from esa_cli.storage.library.document_files import pack_tokens
 from esa_cli.storage.library.library_copy import CopyPlace, pull, push, without_password
 from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
@@ -75,12 +74,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: int) -> None:
     monkeypatch.setattr(CopyPlace, name, limited)
 
 
+def bytes_of(library: Library) -> dict[str, bytes]:
+    """Of all files of its documents, by name."""
+    return {name: (library.root / name).read_bytes() for name in sorted(files(library))}
+
+
 def same(one: Library, two: Library) -> bool:
     """Whether their documents have the same bytes, and are whole."""
-    first, second = (
-        {name: (lib.root / name).read_bytes() for name in files(lib)} for lib in (one, two)
+    return bytes_of(one) == bytes_of(two) and all(
+        two.verify(entry) == [] for entry in two.entries()
     )
-    return first == second and all(two.verify(entry) == [] for entry in two.entries())
 
 
 def until_done(stopping: Callable[[pytest.MonkeyPatch], None], work: Callable[[], object]) -> int:
@@ -111,7 +114,7 @@ def test_documents_come_back_as_they_were(library: Library, other: Library, url:
     for done in (push(library, url, library.entries()), pull(other, url)):
         assert (done.copied, done.there, done.bytes) == ([], 2, 0)
     stored = other.open(other.entries()[0])
-    assert stored.text == library.text(library.entries()[0])
+    assert stored.text == library.text(stored.entry)
 
 
 def test_chosen_documents(library: Library, other: Library, url: str) -> None:
@@ -266,19 +269,6 @@ def test_pushes_of_the_same_documents_at_the_same_time(
     assert same(library, other)
 
 
-def test_a_push_that_is_killed_at_its_marker_goes_on(library: Library, tmp_path: Path) -> None:
-    def killed(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("mv", "rm_file"):
-            patch.setattr(LocalFileSystem, name, killed)
-        with pytest.raises(KeyboardInterrupt):
-            push(library, str(tmp_path / "far"), library.entries())
-    assert len(list((tmp_path / "far").iterdir())) == 1
-    assert len(push(library, str(tmp_path / "far"), library.entries()).copied) == 2
-
-
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another text"])
 def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
     library: Library, other: Library, tmp_path: Path, damage: str
@@ -298,7 +288,9 @@ def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
             path.unlink()
         elif damage == "another text":  # with which its manifest agrees
             path = far / "documents" / f"{entry.key}.text"
-            data, digest = checksummed_file.encode("text", library.text(entry)[::-1].encode())
+            data, digest = checksummed_file.encode(
+                "text", library.text(entry)[::-1].encode("utf-8", "surrogatepass")
+            )
             path.write_bytes(data)
             document = path.with_suffix(".doc")
             facts = json.loads(document.read_bytes().partition(b"\n")[2])
@@ -345,21 +337,6 @@ def test_a_document_of_another_format_is_not_to_be_deleted(
     assert error.hint == "use the esa that wrote it"
 
 
-def test_nothing_is_written_outside_the_library(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far, entry = tmp_path / "far", library.entries()[-1]
-    push(library, str(far), [entry])
-    paths = LibraryPaths(far)
-    whole = paths.segment(entry.segments[0]).read_bytes()
-    for wrong in ("../../away", "../fits/away", "away"):
-        paths.segment(wrong).write_bytes(whole)
-        manifest.write(paths, replace(entry, segments=(wrong, *entry.segments[1:])))
-        (error,) = pull(other, str(far)).failed
-        assert "its contents are not what esa writes" in error.message
-    assert files(other) == set()
-
-
 def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library, url: str) -> None:
     first, second = library.entries()
     push(library, url, [first, second])
@@ -402,11 +379,6 @@ def test_a_pull_needs_room_for_what_is_not_there(
 
 
 # Contents that no esa wrote, with valid checksums.
-
-
-def files_of(library: Library) -> dict[str, bytes]:
-    """Bytes of all files of its documents, by name."""
-    return {name: (library.root / name).read_bytes() for name in sorted(files(library))}
 
 
 def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str) -> None:
@@ -463,20 +435,20 @@ def test_manifests_with_valid_checksums(
     library: Library, other: Library, tmp_path: Path, change: str
 ) -> None:
     key = library.entries()[0].key
-    not_pulled(other, remade(files_of(library), key, CHANGES[change]), tmp_path / "far", key)
+    not_pulled(other, remade(bytes_of(library), key, CHANGES[change]), tmp_path / "far", key)
 
 
 def test_manifests_that_are_no_json(library: Library, other: Library, tmp_path: Path) -> None:
     key = library.entries()[0].key
     for i, payload in enumerate((b"", b"[]", b"\xff", b"[" * 100_000, b'{"key": 1, "key": 2}')):
         data = checksummed_file.encode("document", payload)[0]
-        given = files_of(library) | {f"documents/{key}.doc": data}
+        given = bytes_of(library) | {f"documents/{key}.doc": data}
         not_pulled(other, given, tmp_path / f"far{i}", key)
 
 
 def test_contents_of_another_document(library: Library, other: Library, tmp_path: Path) -> None:
     """Each file is complete, and the wrong one."""
-    given = files_of(library)
+    given = bytes_of(library)
     short, long = sorted(library.entries(), key=lambda entry: entry.tokens)
     for kind in ("text", "tokens"):
         wrong = {f"documents/{short.key}.{kind}": given[f"documents/{long.key}.{kind}"]}
@@ -493,14 +465,14 @@ def test_contents_that_the_manifest_agrees_with(
     """Every checksum is right, and the text is not its key's, or the tokens are not the text's."""
     entry = library.entries()[0]
     tokens = pack_tokens([7] * entry.tokens, [(0, 1)] * entry.tokens)
-    text = [library.text(entry)[::-1].encode(), b"\xff"]
+    text = [library.text(entry)[::-1].encode("utf-8", "surrogatepass"), b"\xff"]
     for i, payload in enumerate(text if kind == "text" else [tokens, b"x", save({})]):
         data, digest = checksummed_file.encode(kind, payload)
 
         def change(facts: Any, digest: str = digest, size: int = len(data)) -> None:
             facts["digests"][kind], facts["sizes"][kind] = digest, size
 
-        given = remade(files_of(library), entry.key, change)
+        given = remade(bytes_of(library), entry.key, change)
         given[f"documents/{entry.key}.{kind}"] = data
         not_pulled(other, given, tmp_path / f"far{i}", entry.key)
 

@@ -26,6 +26,7 @@ from test_library import (
     WITH,
     WITH_STATES,
     assert_holds,
+    contents,
     files,
     finish,
     ingest,
@@ -36,7 +37,7 @@ from test_library import (
 )
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import Entry, Layout, Library
+from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
@@ -45,12 +46,6 @@ KILLS = 30
 TRIES = 15
 """For each kill that counts so many at most: where they all come too early or too late, that is a
 mistake of the test."""
-
-
-def contents(library: Library) -> dict[str, bytes]:
-    """Every file's bytes; of the manifest, which holds times, only that it is there."""
-    found = {name: (library.root / name).read_bytes() for name in files(library)}
-    return {name: b"" if name.endswith(".doc") else data for name, data in found.items()}
 
 
 @pytest.mark.process
@@ -289,22 +284,6 @@ def test_a_small_disk(tmp_path: Path) -> None:
         assert library.verify(other) == []
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-
-def test_an_error_that_is_not_of_the_disk_keeps_the_part(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-
-    def ingest_with_little_memory() -> None:
-        with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
-            assert isinstance(writer, Writer)
-            read(writer, IDS, stop=40)
-            raise ResourceError("the memory ran out")
-
-    with pytest.raises(ResourceError, match="memory"):
-        ingest_with_little_memory()
-    with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as there:
-        assert not isinstance(there, Entry)
-        assert there.done == 32
 
 
 def test_a_file_that_cannot_be_removed_is_named(

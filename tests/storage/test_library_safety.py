@@ -13,7 +13,7 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import Entry, Library, library_paths, maintenance
+from esa_cli.storage.library import Entry, Library, maintenance
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.storage.library.maintenance import NeededFiles
@@ -180,7 +180,7 @@ def test_documents_that_cannot_be_used_are_left_alone(
     assert result.left == library.nbytes
     assert (tried.freed, tried.left) == (result.freed, result.left)
     assert [one.key for one in result.left_alone] == [entry.key]
-    assert [one.key for one in result.removed] == ([other.key] if state != "unreadable" else [])
+    assert [one.key for one in result.removed] == [other.key]
     library.remove(longer)
     monkeypatch.undo()
     path.write_bytes(whole)
@@ -253,23 +253,6 @@ def test_a_document_that_goes_while_it_is_looked_for_is_not_found(
 
     monkeypatch.setattr(Path, "read_bytes", read)
     assert library.find(entry.key) is None
-
-
-def test_a_file_that_goes_while_all_are_counted_counts_nothing(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ingest(library, IDS)
-    part = library.root / "segments" / f".{'d' * 40}-none.seg.{'e' * 40}.part"
-    part.write_bytes(b"being written")
-    wanted = library.nbytes - len(b"being written")
-    size_of = library_paths.size_of
-
-    def gone_then(path: Path) -> int:
-        part.unlink(missing_ok=True)
-        return size_of(path)
-
-    monkeypatch.setattr(library_paths, "size_of", gone_then)
-    assert library.nbytes == wanted
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows always has locks")

@@ -216,7 +216,6 @@ def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     unexpected = filled(5000)
     unexpected.append(numbered(5000, 1))
     assert unexpected.capacity == 6250
-    assert memory_store.with_reserve(700) == 700 + RESERVE
 
 
 def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:

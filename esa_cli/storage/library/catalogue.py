@@ -13,16 +13,6 @@ A document is former where its file has another text now or was removed, and no 
 text. It stays on disk until it is pruned. What files say is what their records say, so whoever
 answers brings these up to date first (`qa.ingestion.library_texts`). A document stays present where
 nothing is known of its file: it came from standard input or another machine, or its disk is away.
-
-A text is cut into passages of 150 content words. With BM25 (FTS5) over the passages of all texts,
-the score of a text for a question's words w is
-
-    max over its passages p of sum over w of bm25(w, p)
-    + 0.6 * sum over w of max over its passages p of bm25(w, p)
-
-The second part counts words that stand elsewhere in the text, as a name in its title. A word has
-the stems of each language of the library's texts; of a text in another language than the question's
-only names and foreign words fit.
 """
 
 from __future__ import annotations
@@ -32,13 +22,11 @@ import json
 import os
 import sqlite3
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +35,8 @@ from esa_cli.storage.library import checksummed_file, manifest
 from esa_cli.storage.library.checksummed_file import read_errors, write_errors
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.system.content_words import language_of, located_words, question_words, words_version
+from esa_cli.storage.library.text_index import TextIndex, is_searchable
+from esa_cli.system.content_words import words_version
 from esa_cli.system.files import file_stamp, real_path
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
@@ -58,10 +47,6 @@ BUSY_S = 30.0
 """Seconds of waiting while another process writes."""
 COMMIT_S, MOST_WRITES = 1.0, 100
 """Seconds of work that a kill may cost, and most changes that are in memory meanwhile."""
-PASSAGE_WORDS = 150
-"""About 300 words of English, stop words included."""
-WHOLE = 0.6
-"""Weight of the words that stand anywhere in a text."""
 FOLDER_KIND = "folder"
 Write = Callable[[], object]
 """A change of the catalogue, to be called in a transaction."""
@@ -78,27 +63,6 @@ CREATE TABLE IF NOT EXISTS languages (name TEXT PRIMARY KEY);
 # Contentless: the words are in `texts`, compressed. ASCII: stems have no capitals, and every other
 # character counts as a letter.
 _PASSAGES = "CREATE VIRTUAL TABLE passages USING fts5(words, content='', tokenize='ascii')"
-_SHIFT = 24
-"""A passage's row is its text's id times 2^24, plus its number in the text."""
-_FIND = "INSERT INTO hits SELECT rowid, ?, -bm25(passages) FROM passages WHERE passages MATCH ?"
-_RANK = f"""
-WITH best (id, score) AS (
-    SELECT passage >> {_SHIFT}, max(score) FROM (
-        SELECT passage, sum(score) AS score FROM hits GROUP BY passage) GROUP BY 1),
-whole (id, score) AS (
-    SELECT id, sum(score) FROM (
-        SELECT passage >> {_SHIFT} AS id, max(score) AS score FROM hits GROUP BY 1, word)
-    GROUP BY 1)
-SELECT digest, best.score + {WHOLE} * whole.score AS score
-FROM best JOIN whole USING (id) JOIN texts USING (id)
-ORDER BY score DESC, characters DESC, id
-"""
-
-
-class DamagedRowError(sqlite3.DatabaseError):
-    """What a row has cannot be decoded."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
 class FileRecord(NamedTuple):
@@ -194,109 +158,6 @@ class FileRecords:
     def digests(self) -> set[str]:
         """Digests of the texts of all files."""
         return {digest for (digest,) in self._db.execute("SELECT digest FROM files")}
-
-
-class RankedText(NamedTuple):
-    """A text by its digest, and its score for a question."""
-
-    digest: str
-    score: float
-
-
-class TextIndex:
-    """Words of texts in a catalogue. The caller opens transactions."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self.searchable = _is_searchable(db)
-        """False where this Python's sqlite3 has no FTS5: `ranked` cannot be called."""
-
-    def __len__(self) -> int:
-        [(count,)] = self._db.execute("SELECT count(*) FROM texts")
-        return int(count)
-
-    def digests(self) -> set[str]:
-        """Digests of the texts that it has."""
-        return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
-
-    def has(self, digest: str) -> bool:
-        """Whether it has a text, or cannot have any."""
-        rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,))
-        return rows.fetchone() is not None or not self.searchable
-
-    def add(self, text: str, digest: str) -> None:
-        """Adds a text unless it is there."""
-        if self.has(digest):
-            return
-        row = self._db.execute(
-            "INSERT INTO texts (digest, characters) VALUES (?, ?)", (digest, len(text))
-        ).lastrowid
-        assert row is not None
-        language = language_of(text)
-        self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
-        packer, packed, count = zlib.compressobj(1), list[bytes](), 0
-        for passage in _passages(text, language):
-            data = passage.encode("utf-8", "replace")  # it may have lone surrogates
-            self._db.execute(
-                "INSERT INTO passages (rowid, words) VALUES (?, ?)",
-                ((row << _SHIFT) + count, data.decode()),
-            )
-            packed.append(packer.compress(data + b"\n"))
-            count += 1
-        words = b"".join([*packed, packer.flush()])
-        self._db.execute(
-            "UPDATE texts SET passages = ?, words = ? WHERE id = ?", (count, words, row)
-        )
-
-    def remove(self, digest: str) -> None:
-        """Removes a text, if it is there."""
-        rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
-        for row, words in rows.fetchall() if self.searchable else []:
-            try:
-                passages = zlib.decompress(words).decode().split("\n")[:-1]
-            except (zlib.error, TypeError, UnicodeDecodeError) as error:
-                raise DamagedRowError(f"the words of text {digest} are damaged") from error
-            self._db.executemany(
-                "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
-                [((row << _SHIFT) + at, passage) for at, passage in enumerate(passages)],
-            )
-            self._db.execute("DELETE FROM texts WHERE id = ?", (row,))
-
-    def ranked(self, question: str) -> list[RankedText]:
-        """The texts with a word of the question, best first; of equal ones the longer first."""
-        languages = [name for (name,) in self._db.execute("SELECT name FROM languages")]
-        words = dict.fromkeys(question_words(question, languages))
-        self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
-        self._db.execute("DELETE FROM hits")
-        for number, stems in enumerate(words):
-            self._db.execute(_FIND, (number, " OR ".join(f'"{_stored(stem)}"' for stem in stems)))
-        return [RankedText(*row) for row in self._db.execute(_RANK)]
-
-    def compact(self) -> None:
-        """Rewrites the index without what was removed; nobody may write meanwhile."""
-        if self.searchable:
-            self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
-        self._db.execute("VACUUM")
-
-
-def _is_searchable(db: sqlite3.Connection) -> bool:
-    try:
-        db.execute("SELECT rowid FROM passages LIMIT 0")
-    except sqlite3.OperationalError:
-        return False
-    return True
-
-
-def _passages(text: str, language: str) -> Iterator[str]:
-    """The text's content words, 150 at a time."""
-    words = (_stored(word) for _, _, word in located_words(text, language))
-    while passage := " ".join(islice(words, PASSAGE_WORDS)):
-        yield passage
-
-
-def _stored(word: str) -> str:
-    """A word as one token of the index, in which an ASCII apostrophe would end it."""
-    return word.replace("'", "’")
 
 
 class Catalogue:
@@ -640,7 +501,7 @@ def prepare(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     db.executescript(_TABLES)
-    if not _is_searchable(db):
+    if not is_searchable(db):
         try:
             db.execute(_PASSAGES)
         except sqlite3.OperationalError as error:
@@ -661,7 +522,7 @@ def _restore(db: sqlite3.Connection, paths: LibraryPaths) -> None:
         if db.execute("PRAGMA user_version").fetchone() != (version,):
             return  # another process was faster
         db.executemany(f"INSERT OR IGNORE {_PUT}", rows)
-        if version and _is_searchable(db):
+        if version and is_searchable(db):
             db.execute("DELETE FROM texts")
             db.execute("DELETE FROM languages")
             db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
