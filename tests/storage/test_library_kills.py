@@ -301,3 +301,41 @@ def test_a_file_that_cannot_be_removed_is_named(
         library.remove(entry)
     monkeypatch.undo()
     assert library.verify(entry) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no names of open files")
+def test_files_are_flushed_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their folders after; the manifest is last when it comes and first when it goes."""
+    library, calls = Library(tmp_path), list[tuple[str, str]]()
+    replace, unlink = os.replace, Path.unlink
+
+    def renamed(part: Path, path: Path) -> None:
+        assert calls[-1] == ("fsync", str(part))
+        calls.append(("rename", str(path)))
+        replace(part, path)
+
+    def removed(path: Path, missing_ok: bool = False) -> None:
+        calls.append(("unlink", str(path)))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(
+        os, "fsync", lambda file: calls.append(("fsync", os.readlink(f"/proc/self/fd/{file}")))
+    )
+    monkeypatch.setattr(os, "replace", renamed)
+    entry = ingest(library, IDS)
+    names = [path for what, path in calls if what == "rename"]
+    assert names[0].endswith(".claim")
+    assert names[-1] == str(tmp_path / "documents" / f"{entry.key}.doc")
+    assert len(names) == 10
+    for (what, path), after in itertools.pairwise(calls):
+        if what == "rename":
+            assert after == ("fsync", str(Path(path).parent))
+    calls.clear()
+    monkeypatch.setattr(Path, "unlink", removed)
+    library.remove(entry)
+    mine = [call for call in calls if "catalogue" not in call[1]]
+    assert mine[:2] == [("unlink", names[-1]), ("fsync", str(tmp_path / "documents"))]
+    folders = {path for what, path in mine if what == "fsync"}
+    assert folders == {str(tmp_path / name) for name in ("documents", "segments", "fits")}

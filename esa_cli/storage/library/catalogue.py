@@ -99,12 +99,11 @@ class FileRecord(NamedTuple):
 
     @staticmethod
     def of_row(row: Iterable[Any]) -> FileRecord:
-        return FileRecord(
-            *(
-                one.decode("utf-8", "surrogatepass") if isinstance(one, bytes) else one
-                for one in row
-            )
-        )
+        return FileRecord(*map(_of_sql, row))
+
+
+def _of_sql(value: Any) -> Any:
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
 
 
 _COLUMNS = ", ".join(FileRecord._fields)

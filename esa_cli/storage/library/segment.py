@@ -167,8 +167,8 @@ class Segment:
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
             self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        self._array: Any = self._bytes.numpy()
-        self._view = memoryview(self._array)
+        array: Any = self._bytes.numpy()
+        self._array, self._view = array, memoryview(array)
         self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)
         self._good_tails = [False] * layout.layers
 
