@@ -246,7 +246,10 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
     model.check()
     plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
     plain.append(model.keys, model.values)
-    joined = JoinedStore([StoreSlice(plain, 0, 3)], model.in_memory())
+    plain.append_features(torch.randn(4, RANK))
+    for low, reduced in ((3, 1), (5, 0), (0, 4)):
+        assert JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced == reduced
+    joined = JoinedStore([StoreSlice(plain, 0, 7)], model.in_memory())
     with pytest.raises(AssertionError, match="parts must have reduced keys"):
         joined.append_features(torch.randn(1, RANK))
 

@@ -128,9 +128,6 @@ class CopyPlace:
                 if facts["type"] == "file"
             }
 
-    def read(self, name: str) -> bytes:
-        return b"".join(self.chunks(name))
-
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file's bytes, piece by piece. Raises LibraryError: it is missing."""
         with self._errors():
@@ -387,7 +384,7 @@ def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str, result: CopyResu
     """Copies a document, whose lock the caller holds. Raises DamagedCopyError."""
     last = paths.document(key)
     with _copy_errors(paths, source, key, last):
-        data = source.read(file_name(paths, last))
+        data = b"".join(source.chunks(file_name(paths, last)))
         entry = checked_entry(paths, key, data)
     files = needed_paths(paths, entry)
     check_room(paths.root, sum(entry.sizes.values()) - sum(map(size_of, files)))
