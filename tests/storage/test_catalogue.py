@@ -64,7 +64,7 @@ def test_documents_come_go_and_change(library: Library) -> None:
     assert [one.key for one in library.matches(broken.id)] == [broken.key]
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips", "missing", "folder"])
+@pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips", "missing", "folder", "begun"])
 def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> None:
     """Records of synchronised folders come from their own file, whatever happens to it."""
     record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
@@ -84,9 +84,14 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
             path.unlink()
         if damage == "folder":
             path.mkdir()
+        elif damage == "begun":  # by a process that has made the tables, and no more
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute("DELETE FROM files")
+                db.execute("PRAGMA user_version = 0")
         elif damage != "missing":
             kinds = {"cut": data[:5000], "other": b"no database" * 99, "empty": b""}
             path.write_bytes(kinds.get(damage, data))
+        assert damage == "flips" or library.synced_files == 1
         with suppress(LibraryError), library.search_catalogue() as catalogue:
             catalogue.texts.ranked("anvil")  # damage may only be met here
         assert library.entries() == wanted
@@ -294,6 +299,24 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
             found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
     assert found[0] == found[1]
     assert files(library) == files(whole)
+
+
+def test_a_new_catalogue_is_not_removed_for_the_damage_of_the_one_before(library: Library) -> None:
+    error = sqlite3.DatabaseError("damaged")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def replaced() -> None:
+        (library.root / NAME).rename(library.root / "away")
+        make_catalogue(library)
+        raise error
+
+    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
+        replaced()
+    with closing(sqlite3.connect(library.root / NAME)) as db:
+        assert db.execute("SELECT count(*) FROM texts").fetchall() == [(3,)]
+    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
+        raise error
+    assert not (library.root / NAME).exists()
 
 
 def list_and_search(library: Library, wanted: list[Entry]) -> None:

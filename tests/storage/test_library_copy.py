@@ -142,7 +142,7 @@ def test_a_copy_that_is_stopped_goes_on(
         try:
             push(library, url, library.entries())
         finally:
-            pull(other, url)
+            assert pull(other, url).failed == [], "what is there is complete"
             assert all(other.verify(entry) == [] for entry in other.entries())
             assert not list(other.root.rglob("*.part"))
 
