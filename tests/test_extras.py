@@ -26,7 +26,7 @@ from esa_cli.evaluation.metrics import library
 from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
-from esa_cli.storage.library.copy_places import RemoteFolder
+from esa_cli.storage.library.library_copy import CopyPlace
 from esa_cli.system import files
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +47,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
-    ("url", "fsspec", lambda: RemoteFolder("memory://here")),
+    ("url", "fsspec", lambda: CopyPlace("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""
 UNPINNED = {"bitsandbytes", "tiktoken", "torchao"}

@@ -24,7 +24,7 @@ from esa_cli.models.loading.quantization import check_loadable_format, packing_o
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.cache_choice import check_cache, check_in_memory
+from esa_cli.storage import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # they import torch or the methods

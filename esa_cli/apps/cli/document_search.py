@@ -18,7 +18,6 @@ from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, FileRecord, Library
-from esa_cli.storage.library.formats import manifest
 
 
 class DocumentSearch:
@@ -143,7 +142,7 @@ def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
 
 def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
     _report_refused(library.refused, {}, reporter)
-    errors = [manifest.entry_error(entry) for entry in library.damaged]
+    errors = [entry.error for entry in library.damaged]
     if len(errors) == 1:
         reporter.warn(f"esa: left out: {errors[0].message}")
     elif errors:

@@ -46,8 +46,7 @@ def copy(
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.copy_places import is_archive, without_password
-    from esa_cli.storage.library.library_copy import pull, push
+    from esa_cli.storage.library.library_copy import is_archive, pull, push, without_password
     from esa_cli.system.progress import WaitNotice
 
     if (source == HERE) == (target == HERE):

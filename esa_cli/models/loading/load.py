@@ -33,7 +33,7 @@ from esa_cli.models.loading.text_part import (
     reading_options,
 )
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
-from esa_cli.storage.cache_choice import check_cache
+from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
@@ -50,7 +50,7 @@ class LoadedModel:
         ref: the model's reference. folder: its local files.
         dtype: a torch.dtype. device: the torch.device of the first weights (with the device
             "balanced", later layers may be on others).
-        cache: where keys and values will be; see `storage.cache_choice`.
+        cache: where keys and values will be; one of `storage.CACHES`.
     """
 
     model: Any
@@ -86,7 +86,7 @@ def load(
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
-        cache: where keys and values of documents will be kept; see `storage.cache_choice`.
+        cache: where keys and values of documents will be kept; one of `storage.CACHES`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
 
     Raises:

@@ -15,8 +15,7 @@ from command import TINY, Esa, Result
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue as catalogue_file
-from esa_cli.storage.library.catalogue import catalogue_tables
+from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -180,8 +179,10 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
 ) -> None:
     """Once the catalogue is there and has no room for more."""
 
+    prepare = catalogue_file.prepare
+
     def full(db: sqlite3.Connection) -> None:
-        catalogue_tables.prepare(db)
+        prepare(db)
         [(_, _, path)] = db.execute("PRAGMA database_list").fetchall()
         if path:
             [(pages,)] = db.execute("PRAGMA page_count").fetchall()

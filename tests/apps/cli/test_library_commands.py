@@ -21,7 +21,7 @@ from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.apps.cli.output.entry_output import facts
 from esa_cli.errors import EsaError, ForeignVersionError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.catalogue.catalogue import NAME
+from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -122,7 +122,7 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
     assert out.count("removed ") == 2
     assert err.count("words of what was removed are still in it") == 1
     assert main(["library", "prune"]) == 0
-    assert "cannot be changed" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     (library.root / NAME).rmdir()
     assert main(["library", "prune"]) == 0
     assert capsys.readouterr().err == ""
@@ -247,7 +247,7 @@ def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> No
     path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
     said = run("prune", "--max-size", str(library.nbytes - 1))
     assert f"removed {old.id}" in said
-    assert f"of another format: {kept.id}" in said
+    assert f"left alone, as they cannot be used: {kept.id}" in said
     (left,) = json.loads(run("prune", "--json"))["left_alone"]
     assert left["id"] == kept.id
 

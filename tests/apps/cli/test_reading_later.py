@@ -28,8 +28,7 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.late_interaction import PIECE
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.row_layout import SEGMENT
+from esa_cli.storage.library.manifest import SEGMENT
 
 __all__ = ["cache", "esa", "finder", "surroundings"]
 
@@ -172,11 +171,11 @@ def test_ctrl_c_says_how_many_tokens_are_stored(run: Run, monkeypatch: pytest.Mo
 def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Any, data: Any) -> int:
+    def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     kept = run(*ASK, "--no-keep")
-    monkeypatch.setattr(checksummed_file.WholeFile, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     for command in (ASK, (*ASK, "--read", "first"), ("chat", "gate.txt")):
         monkeypatch.setattr("sys.stdin", io.StringIO())
         done = run(*command)

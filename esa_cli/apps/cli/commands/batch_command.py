@@ -213,7 +213,7 @@ class BatchRun:
         """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
         from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.formats.library_paths import default_root
+        from esa_cli.storage.library.library_paths import default_root
 
         prepare(self.preset, self.model.place, self.reporter, keep=self.keep)
         if self.reader is not None and self.reader.address is not None:

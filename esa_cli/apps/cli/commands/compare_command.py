@@ -43,7 +43,7 @@ def compare(
     from esa_cli.apps.cli.request import split
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
-    from esa_cli.storage.cache_choice import check_in_memory
+    from esa_cli.storage import check_in_memory
 
     documents, question = split(arguments or [], verb="compare")
     names = options.names(methods)

@@ -99,7 +99,7 @@ def _read(
     from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
-    from esa_cli.storage.library.formats.library_paths import default_root
+    from esa_cli.storage.library.library_paths import default_root
     from esa_cli.system.machine import size_text, time_text
     from esa_cli.system.work_shard import WorkShard
 

@@ -218,7 +218,7 @@ def prune(
         print(f"{would} {done.leftovers} files that belong to no document")
     if done.left_alone:
         ids = " ".join(entry.id for entry in done.left_alone)
-        print(f"left alone, as they are of another format: {ids}")
+        print(f"left alone, as they cannot be used: {ids}")
     freed = "would be freed" if dry_run else "freed"
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
