@@ -199,8 +199,8 @@ def test_huge_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.truncate(3 << 30)
     message = refused(path).message
-    assert "3 GiB" in message
-    assert "limit of 1 GiB" in message
+    assert "3.0 GiB" in message
+    assert "limit of 1.0 GiB" in message
     assert "limit of 4 bytes" in refused(write(tmp_path, b"12345"), limit=4).message
 
 

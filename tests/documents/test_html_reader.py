@@ -212,7 +212,7 @@ def test_html_without_text() -> None:
 )  # fmt: skip
 def test_formulas(formula: str, expected: str) -> None:
     root = parse_html(f"<math>{formula}</math>", "a")
-    assert formula_text(root.find(".//math")) == expected
+    assert formula_text(root.css_first("math")) == expected
     out = TextBuilder()
-    write_html(root, out, "a")
+    write_html(root, out)
     assert out.result().text == expected + "\n"

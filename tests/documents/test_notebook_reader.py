@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -136,8 +135,7 @@ def test_what_is_called_a_notebook_and_is_none_is_plain_text(text: str) -> None:
 def test_notebook_refusals() -> None:
     broken = refused(raw(markdown("x"))[:-9], "a.ipynb")
     assert "damaged or cut off" in broken.message
-    assert ".txt" in broken.hint
-    assert "pictures only" in refused(raw(code("", display(image_png=PICTURE))), "a").message
+    assert "without text" in refused(raw(code("", display(image_png=PICTURE))), "a").message
     assert "without text" in refused(raw(), "a.ipynb").message
     for odd in (
         markdown(7),
@@ -147,10 +145,3 @@ def test_notebook_refusals() -> None:
     ):
         assert "damaged" in refused(raw(odd), "a.ipynb").message
     assert "damaged" in refused(b"{" + b'"a":[' * 100_000, "a.ipynb").message
-
-
-def test_notebook_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nbformat", None)
-    error = refused(raw(markdown("x")), "a.ipynb")
-    assert "nbformat is not installed" in error.message
-    assert error.hint == "pip install 'esa-cli[office]'"

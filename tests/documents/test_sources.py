@@ -122,8 +122,7 @@ def test_a_pattern_follows_each_folder_once(tree: Path) -> None:
         (tree / "docs" / "deep" / name).symlink_to(".")
         (tree / "docs" / name).symlink_to("..")
     assert expand(["docs/deep/**/*.txt"]) == ["docs/deep/wide.txt"]
-    assert expand(["docs/**/*.txt"])[:2] == ["docs/a.txt", "docs/a/other/d.txt"]
-    assert len(expand(["docs/**/*.txt"])) == 4
+    assert expand(["docs/**/*.txt"]) == ["docs/a.txt", "docs/build/out.txt", "docs/deep/wide.txt"]
 
 
 def test_lock_files_are_hidden(tree: Path) -> None:

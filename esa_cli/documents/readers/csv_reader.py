@@ -16,20 +16,16 @@ from contextlib import suppress
 from itertools import islice, pairwise
 from typing import ClassVar
 
-from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.reader_registry import register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText, label
-from esa_cli.errors import DocumentError
+from esa_cli.documents.text_builder import ExtractedText
 
-LONGEST = 1 << 29
-"""Characters of a table's text, which repeats the names of columns in every row."""
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
 _NAMED = re.compile(r"sep=(.)\n")
 """A first line in which some programs name the delimiter."""
 _SAMPLE = 1 << 16
 _LOOKED_AT = 100  # rows in which the kinds of columns are seen
-_JOINED = 1 << 12
 _LONGEST_NAME = 80
 
 
@@ -47,7 +43,7 @@ class CsvReader:
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         with suppress(csv.Error):  # an unclosed quotation mark, or a cell without end
-            text = as_lines(Table.of(text), name) or text
+            text = as_lines(Table.of(text)) or text
         return ExtractedText(text, encoding=encoding)
 
 
@@ -94,14 +90,11 @@ def _consistency(sample: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def as_lines(rows: Iterable[Sequence[str]], name: str) -> str:
+def as_lines(rows: Iterable[Sequence[str]]) -> str:
     """`name: value; name: value`, a line for each row; empty cells are left out.
 
     Args:
-        rows: of a table, gone through several times. name: of the document.
-
-    Raises:
-        DocumentError: the text would have more than `LONGEST` characters.
+        rows: of a table, gone through several times.
     """
     widths = Counter(map(_width, rows))
     del widths[0]
@@ -112,18 +105,7 @@ def as_lines(rows: Iterable[Sequence[str]], name: str) -> str:
     body = (cells for row in islice(rows, above, None) if any(cells := _cells(row)))
     first = list(islice(body, _LOOKED_AT))
     named = len(first) > 1 and len(first[0]) >= usual and _names_columns(first)
-    pieces, length = [], 0
-    lines = _lines(rows, above, first[0] if named else [])
-    while piece := "".join(islice(lines, _JOINED)):
-        pieces.append(piece)
-        length += len(piece)
-        if length > LONGEST:
-            raise DocumentError(
-                f"{label(name)} is a table whose text, with the names of columns, must have at "
-                f"most {LONGEST:,} characters, got more",
-                "split it; a copy whose name ends in .txt is read as plain text",
-            )
-    return "".join(pieces)
+    return "".join(_lines(rows, above, first[0] if named else []))
 
 
 def _lines(rows: Iterable[Sequence[str]], above: int, heads: list[str]) -> Iterator[str]:

@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from esa_cli.documents.reader_registry import damage_error, register
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
-from esa_cli.errors import DocumentError
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
 _NEWEST = 4
@@ -51,22 +50,11 @@ class NotebookReader:
             with warnings.catch_warnings(action="ignore"):  # of the cell ids that it makes up
                 notebook = nbformat.convert(nbformat.reader.reads(text), _NEWEST)
         except Exception as error:  # nbformat raises what it meets
-            raise DocumentError(
-                f"{label(name)} cannot be read as {self.what}; it is damaged or cut off ({error})",
-                "fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
-                "plain text",
-            ) from error
+            raise damage_error(name, self.what, str(error)) from error
         writer = _CellWriter(name, _language(notebook.metadata))
         for cell in notebook.cells:
             writer.cell(cell)
-        extracted = writer.out.result(writer.missing())
-        if not extracted.text.strip():
-            raise DocumentError(
-                f"{label(name)} is a notebook without text"
-                f"{'; it has pictures only' if writer.out.left_out['pictures'] else ''}",
-                "give a document with text in it",
-            )
-        return extracted
+        return writer.out.text_of(name, self.what, writer.missing())
 
 
 def _language(metadata: Any) -> str:
@@ -150,7 +138,7 @@ class _CellWriter:
         if forms[0] != "text/html":
             return _shown(data[forms[0]])
         root, page = parse_html(data[forms[0]], self._name), TextBuilder()
-        write_html(root, page, self._name, {})
+        write_html(root, page, {})
         return page.result().text.strip("\n")
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 from typing import Any, ClassVar
 
-from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import  # fmt: skip
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
 _MAIN = "ppt/presentation.xml"
 
@@ -28,7 +28,7 @@ class PresentationReader:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        ZipParts(data, name, self).check()
+        ZipParts(data, name, self)  # checks the size that it unpacks to
         pptx = optional_import("pptx", "python-pptx", name, extra="office")
         try:
             slides = [*pptx.Presentation(io.BytesIO(data)).slides]

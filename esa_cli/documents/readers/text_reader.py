@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from esa_cli.documents.encoding import decode
-from esa_cli.documents.readers.reader_registry import PLAIN, register
+from esa_cli.documents.reader_registry import PLAIN, register
 from esa_cli.documents.text_builder import ExtractedText, Mark, label, path_in_hint
 
 _TELLING = re.compile(
