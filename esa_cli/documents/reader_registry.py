@@ -40,7 +40,7 @@ class Reader(Protocol):
 
     def sniff(self, head: bytes) -> bool:
         """True if a file that begins like this is of this format beyond doubt."""
-        ...
+        return False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         """The text of a document.

@@ -15,9 +15,8 @@ from reader_checks import refused
 from reader_samples import SAMPLES
 
 from esa_cli.documents import reader_registry, readers, reading_process
-from esa_cli.documents.document import read_document
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
-from esa_cli.errors import DocumentError, PluginError
+from esa_cli.errors import PluginError
 from esa_cli.methods import plugin_loading
 
 
@@ -150,18 +149,6 @@ def test_a_reader_is_added_and_asked_first() -> None:
 
 
 @pytest.mark.usefixtures("scratch")
-@pytest.mark.parametrize("error", [SystemExit(0), BaseException("b")])
-def test_a_reader_that_ends_the_program_is_named(error: BaseException) -> None:
-    class Ends(Upper):
-        def read(self, data: bytes, name: str) -> ExtractedText:
-            raise error
-
-    readers.register("ends")(Ends)
-    with pytest.raises(DocumentError, match=type(error).__name__):
-        text_of("a", "x.md")
-
-
-@pytest.mark.usefixtures("scratch")
 def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
     path = tmp_path / "plug.py"
     path.write_text(
@@ -202,6 +189,17 @@ def test_what_cannot_be_registered() -> None:
 
 
 @pytest.mark.usefixtures("scratch")
+@pytest.mark.parametrize("error", [KeyError("q"), SystemExit(0), BaseException("b")])
+def test_an_exception_nobody_foresaw_is_damage(error: BaseException) -> None:
+    class Ends(Upper):
+        def read(self, data: bytes, name: str) -> ExtractedText:
+            raise error
+
+    readers.register("ends")(Ends)
+    assert type(error).__name__ in refused(b"a", "x.md").message
+
+
+@pytest.mark.usefixtures("scratch")
 @pytest.mark.parametrize(
     "found",
     [
@@ -221,16 +219,6 @@ def test_a_careless_reader_is_named(found: ExtractedText) -> None:
         readers.read(b"x", "a.md")
 
 
-@pytest.mark.usefixtures("scratch")
-def test_an_exception_nobody_foresaw_is_damage() -> None:
-    class Broken(Upper):
-        def read(self, data: bytes, name: str) -> ExtractedText:
-            raise KeyError("q")
-
-    readers.register("broken")(Broken)
-    assert "KeyError: 'q'" in refused(b"x", "a.md").message
-
-
 def test_builder_places_marks_at_the_first_letter() -> None:
     out = TextBuilder()
     out.flow("a ")
@@ -242,26 +230,6 @@ def test_builder_places_marks_at_the_first_letter() -> None:
     out.line()
     out.exact("d\r\n\x00e")
     assert out.result(["m"]) == ExtractedText("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
-
-
-def test_place_of_every_character(tmp_path: Path) -> None:
-    path = tmp_path / "a.pdf"
-    path.write_bytes(make.pdf(["One\nline two", "", "Head\nlast"], [("Head", 2)]))
-    document = read_document(str(path))
-    assert document.text == "One\nline two\n\nHead\nlast\n"
-    lines = document.text.split("\n")
-    line, at = 1, 0
-    for offset, letter in enumerate(document.text):
-        page = 1 if offset < document.text.index("Head") else 3
-        place = document.place(offset)
-        assert place == (page, line, None if page == 1 else "Head")
-        assert document.text[at:].startswith(lines[line - 1])
-        if letter == "\n":
-            line, at = line + 1, offset + 1
-    assert document.place(len(document.text)).line == line
-    for outside in (-1, len(document.text) + 1):
-        with pytest.raises(IndexError):
-            document.place(outside)
 
 
 def test_no_warnings_reach_the_terminal() -> None:

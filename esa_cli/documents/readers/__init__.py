@@ -9,7 +9,6 @@ from esa_cli.documents.readers import (  # noqa: F401
     csv_reader,
     docx_reader,
     epub_reader,
-    gzip_reader,
     html_reader,
     mail_reader,
     notebook_reader,

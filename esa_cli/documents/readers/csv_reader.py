@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import ClassVar
 
-from esa_cli.documents.reader_registry import register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.text_reader import plain_text
 from esa_cli.documents.text_builder import ExtractedText
 
@@ -30,15 +29,10 @@ _LONGEST_NAME = 80
 
 
 @register("csv")
-class CsvReader:
-    """Comma-, semicolon- or tab-separated values."""
-
-    what: ClassVar[str] = "CSV"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".tab")
-    binary: ClassVar[bool] = False
-
-    def sniff(self, head: bytes) -> bool:
-        return False
+class CsvReader(Reader):
+    what = "CSV"
+    suffixes = (".csv", ".tsv", ".tab")
+    binary = False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)

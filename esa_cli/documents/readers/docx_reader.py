@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from esa_cli.documents.reader_registry import register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
@@ -248,12 +248,10 @@ def _section_kind(section: Any) -> str:
 
 
 @register("docx")
-class WordReader:
-    """Word documents since 2007."""
-
-    what: ClassVar[str] = "a Word document"
-    suffixes: ClassVar[tuple[str, ...]] = (".docx", ".docm", ".dotx")
-    binary: ClassVar[bool] = True
+class WordReader(Reader):
+    what = "a Word document"
+    suffixes = (".docx", ".docm", ".dotx")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return has_part(head, _MAIN)

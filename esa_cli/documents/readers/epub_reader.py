@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote
 
-from esa_cli.documents.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
 from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
@@ -22,12 +22,10 @@ _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
 @register("epub")
-class EpubReader:
-    """Electronic books."""
-
-    what: ClassVar[str] = "an EPUB book"
-    suffixes: ClassVar[tuple[str, ...]] = (".epub",)
-    binary: ClassVar[bool] = True
+class EpubReader(Reader):
+    what = "an EPUB book"
+    suffixes = (".epub",)
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"PK\3\4") and (

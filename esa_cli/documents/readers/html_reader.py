@@ -12,10 +12,10 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, WIDER, declared_codec, decode
-from esa_cli.documents.reader_registry import register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
     TextBuilder,
@@ -286,12 +286,10 @@ _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.
 
 
 @register("html")
-class HtmlReader:
-    """Web pages."""
-
-    what: ClassVar[str] = "HTML"
-    suffixes: ClassVar[tuple[str, ...]] = (".html", ".htm", ".xhtml")
-    binary: ClassVar[bool] = False
+class HtmlReader(Reader):
+    what = "HTML"
+    suffixes = (".html", ".htm", ".xhtml")
+    binary = False
 
     def sniff(self, head: bytes) -> bool:
         return _BEGINS.match(head) is not None

@@ -13,10 +13,10 @@ from contextlib import suppress
 from email import message_from_bytes, policy
 from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
-from typing import Any, ClassVar
+from typing import Any
 
 from esa_cli.documents.encoding import WIDER, declared_codec, decode
-from esa_cli.documents.reader_registry import register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
 from esa_cli.documents.readers.text_reader import plain_text
 from esa_cli.documents.text_builder import (
@@ -64,12 +64,10 @@ _POLICY = policy.default.clone(header_factory=_decode_field)
 
 
 @register("mail")
-class MailReader:
-    """One mail, with what was forwarded in it."""
-
-    what: ClassVar[str] = "a mail"
-    suffixes: ClassVar[tuple[str, ...]] = (".eml",)
-    binary: ClassVar[bool] = False
+class MailReader(Reader):
+    what = "a mail"
+    suffixes = (".eml",)
+    binary = False
 
     def sniff(self, head: bytes) -> bool:
         begins = _BEGINS.match(head[:_HEAD].replace(b"\r\n", b"\n"))

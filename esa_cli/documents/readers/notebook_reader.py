@@ -11,9 +11,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.html_reader import parse_html, write_html
 from esa_cli.documents.readers.text_reader import headings, plain_text
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
@@ -28,12 +28,10 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 
 @register("ipynb")
-class NotebookReader:
-    """Notebooks of nbformat 2 to 4."""
-
-    what: ClassVar[str] = "a Jupyter notebook"
-    suffixes: ClassVar[tuple[str, ...]] = (".ipynb",)
-    binary: ClassVar[bool] = False
+class NotebookReader(Reader):
+    what = "a Jupyter notebook"
+    suffixes = (".ipynb",)
+    binary = False
 
     def sniff(self, head: bytes) -> bool:
         return _BEGINS.match(head) is not None and _VERSION.search(head) is not None

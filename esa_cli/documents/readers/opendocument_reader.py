@@ -7,9 +7,9 @@ headers and footers are left out; all but the first are reported.
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.html_reader import formula_text, parse_html
 from esa_cli.documents.readers.zip_parts import ZipParts, password_error
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder
@@ -43,12 +43,10 @@ _MOST_SPACES = 1000
 
 
 @register("odt")
-class OpenDocumentReader:
-    """OpenDocument texts and their templates."""
-
-    what: ClassVar[str] = "an OpenDocument text"
-    suffixes: ClassVar[tuple[str, ...]] = (".odt", ".ott")
-    binary: ClassVar[bool] = True
+class OpenDocumentReader(Reader):
+    what = "an OpenDocument text"
+    suffixes = (".odt", ".ott")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"PK\3\4") and head[30:].startswith(_MIMETYPE)

@@ -12,9 +12,9 @@ import ctypes
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
     Mark,
@@ -43,12 +43,10 @@ _PART = re.compile(r"\[\d+\]$")
 
 
 @register("pdf")
-class PdfReader:
-    """PDF files with text in them."""
-
-    what: ClassVar[str] = "a PDF"
-    suffixes: ClassVar[tuple[str, ...]] = (".pdf",)
-    binary: ClassVar[bool] = True
+class PdfReader(Reader):
+    what = "a PDF"
+    suffixes = (".pdf",)
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"%PDF-") or (b"%PDF-" in head[:_HEAD] and b"\0" in head)

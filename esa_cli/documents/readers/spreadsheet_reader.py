@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
@@ -31,12 +31,10 @@ _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
 
 @register("sheets")
-class SpreadsheetReader:
-    """Excel workbooks since 2007."""
-
-    what: ClassVar[str] = "an Excel workbook"
-    suffixes: ClassVar[tuple[str, ...]] = (".xlsx", ".xlsm", ".xltx", ".xltm")
-    binary: ClassVar[bool] = True
+class SpreadsheetReader(Reader):
+    what = "an Excel workbook"
+    suffixes = (".xlsx", ".xlsm", ".xltx", ".xltm")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return has_part(head, _MAIN)

@@ -40,8 +40,13 @@ class ZipParts:
 
     def __init__(self, data: bytes, name: str, reader: Reader) -> None:
         self._name, self._what = name, reader.what
-        if data.startswith(_OLD_OFFICE) and reader.suffixes[0].endswith("x"):
-            raise _old_office_error(data, name, reader.suffixes[0][1:])
+        if data.startswith(_OLD_OFFICE):
+            if _LOCKED in data:
+                raise password_error(name)
+            raise DocumentError(
+                f"{label(name)} is an old Office file (doc, xls, ppt)",
+                f"open it and save it as {reader.suffixes[0][1:]}",
+            )
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(data))
             listed = self._archive.infolist()
@@ -127,14 +132,4 @@ def password_error(name: str) -> DocumentError:
     return DocumentError(
         f"{label(name)} is protected by a password",
         "open it, save it without a password, and give that file",
-    )
-
-
-def _old_office_error(data: bytes, name: str, new: str) -> DocumentError:
-    """The error for an old or encrypted Office file that has a zipped format's name."""
-    if _LOCKED in data:
-        return password_error(name)
-    return DocumentError(
-        f"{label(name)} is called {new}, but is an old Office file ({new[:-1]})",
-        f"open it and save it as {new}",
     )
