@@ -6,7 +6,6 @@ Read from the syntax trees: imports inside functions and those for type checkers
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -33,7 +32,6 @@ ROOMS: dict[str, set[str]] = {
 
 ROOT = {"__init__", "__main__", "errors", "version"}
 EVERYONES = {"errors", "version"}
-MOST_FLOORS = 10
 
 
 @cache
@@ -106,19 +104,6 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 def test_no_circle_of_files() -> None:
     """A CycleError names one."""
     TopologicalSorter({module: own_imports(module) for module in modules()}).prepare()
-
-
-def test_the_longest_chain_of_rooms() -> None:
-    """Rooms and the files at the top, as floors."""
-    below: dict[str, set[str]] = defaultdict(set)
-    for module in modules():
-        below[room_of(module)] |= {room_of(other) for other in own_imports(module)}
-
-    @cache
-    def floors(room: str) -> int:
-        return 1 + max((floors(other) for other in below[room] - {room}), default=0)
-
-    assert max(floors(room) for room in [*ROOMS, *ROOT]) <= MOST_FLOORS
 
 
 @pytest.mark.parametrize(

@@ -37,40 +37,32 @@ class CsvReader(Reader):
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         with suppress(csv.Error):  # an unclosed quotation mark, or a cell without end
-            text = as_lines(Table.of(text)) or text
+            text = as_lines(Table(text)) or text
         return ExtractedText(text, encoding=encoding)
 
 
 class Table:
-    """The rows of a text in CSV, parsed each time that they are gone through: lists of all cells
-    would take a hundred bytes for each of the text."""
+    """The rows of a text in CSV, blank lines among them, parsed each time that they are gone
+    through: lists of all cells would take a hundred bytes for each of the text.
 
-    def __init__(self, text: str, start: int, delimiter: str) -> None:
-        self._text, self._start, self._delimiter = text, start, delimiter
+    Raises:
+        csv.Error: it is no table.
+    """
 
-    @classmethod
-    def of(cls, text: str) -> Table:
-        """The table of a text. Raises csv.Error: it is none."""
+    def __init__(self, text: str) -> None:
         named = _NAMED.match(text)
-        start = named.end() if named else 0
-        sample = text[start : start + _SAMPLE]
-        if len(text) > start + _SAMPLE:
+        self._text = text[named.end() :] if named else text
+        sample = self._text[:_SAMPLE]
+        if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
         best = named[1] if named else max(_DELIMITERS, key=lambda sign: _consistency(sample, sign))
         if not _consistency(sample, best):
             raise csv.Error("no delimiter fits")
-        return cls(text, start, best)
+        self._delimiter = best
 
     def __iter__(self) -> Iterator[list[str]]:
-        """The rows, blank lines among them. Raises csv.Error."""
-        return csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
-
-    def _lines(self) -> Iterator[str]:
-        at, text = self._start, self._text
-        while at < len(text):
-            end = text.find("\n", at) + 1 or len(text)
-            yield text[at:end]
-            at = end
+        lines = io.StringIO(self._text, newline="")
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
 
 def _consistency(sample: str, delimiter: str) -> float:
