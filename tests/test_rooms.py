@@ -118,19 +118,3 @@ def test_no_circle_of_files() -> None:
 def test_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
     importing = {module for module in modules() if library in foreign_imports(module)}
     assert {room_of(module) for module in importing} <= rooms
-
-
-def test_the_rooms_of_the_design_document_are_these() -> None:
-    """A code block with one line a room: its name, then what it may import."""
-    text = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
-    block = text.partition("\n    errors, version")[2].partition("\n\n")[0]
-    shown: dict[str, set[str]] = {}
-    for line in block.splitlines()[1:]:
-        room, _, rest = line.strip().partition(" ")
-        names = rest.strip()
-        if names.endswith("and all of its"):
-            one = names.split()[0]
-            shown[room] = {one} | shown[one]
-        else:
-            shown[room] = set(names.split(", ")) - {"errors"}
-    assert shown == ROOMS
