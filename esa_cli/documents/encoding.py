@@ -1,6 +1,6 @@
 """From the bytes of a plain text to its characters: refuses binary files and doubtful encodings.
 
-The order is: byte order mark, known kinds of binary file, NUL bytes, strict UTF-8, Windows-1252
+The order is: byte order mark, NUL bytes, strict UTF-8, Windows-1252
 where its bytes leave no doubt (statistics do: a dozen encodings share its letters), and last
 charset-normalizer. Its answer is taken only when enough bytes speak for it and no other encoding
 comes close. Other text is refused with the command that converts it.
@@ -34,19 +34,14 @@ _ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
 """What encodings of files have in common, but not EBCDIC nor notations such as `unicode_escape`,
 some of which take minutes."""
 
-_UNPACK = "unpack it and give the text file inside"
-_SAVE = "open it and save it as docx, xlsx or pptx, without a password"
-_NO_TEXT = "give a document with text in it"
-_ARCHIVES = frozenset(("zip", "tar", "bz2", "xz", "zst", "7z", "rar", "lz", "ar", "cab", "z"))
-_PACKED_TEXTS = frozenset(("rtf", "odt", "ods", "odp", "doc", "xls", "ppt"))
 _BY_HAND = (
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file (doc, xls, ppt)", _SAVE),
-    (b"\x7fELF", "a program (ELF)", _NO_TEXT),
-    (b"GGUF", "a GGUF model", "models are named with --model"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file (doc, xls, ppt)",
+     "open it and save it as docx, xlsx or pptx, without a password"),
+    (b"PK\3\4", "a ZIP archive",
+     "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx"),
     (b"{\\rtf", "an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
-)
-"""Beginnings that filetype does not know, or that are text."""
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+)  # fmt: skip
+"""Beginning of a file, what it is, and how to get text out of it."""
 
 # Bytes of Windows-1252 that text of other encodings does not use for something else: signs, and
 # accented letters of Western languages without those where Turkish and Baltic encodings differ.
@@ -67,7 +62,6 @@ _MOST_FOREIGN = 0.3
 # charset-normalizer says how messy a decoding looks (chaos) and how much like a language it
 # reads (coherence), both from 0 to 1. These bounds refuse every wrong answer seen among samples
 # in a dozen European and Asian languages, at the price of refusing many right ones.
-_HEAD = 1 << 13
 _SAMPLE = 1 << 20
 _MIN_FOREIGN_BYTES = 16
 _MAX_CHAOS = 0.06
@@ -157,42 +151,27 @@ def looks_like_cp1252(data: bytes) -> bool:
 
 
 def _refuse_binary(data: bytes, label: str, path: str) -> None:
-    if kind := looks_like(data):
-        raise DocumentError(
-            f"{label} looks like {kind[0]}, which is not among the formats that are read",
-            kind[1].format(name=path),
-        )
+    for magic, what, hint in _BY_HAND:
+        if data.startswith(magic):
+            raise DocumentError(
+                f"{label} looks like {what}, which is not among the formats that are read",
+                hint.format(name=path),
+            )
     if order := utf16_without_mark(data):
         raise _undecodable(label, path, f"looks like {order} without a byte order mark", order)
     if b"\0" in data:
-        raise DocumentError(f"{label} is binary: it has a NUL at byte {data.index(0)}", _NO_TEXT)
+        raise DocumentError(
+            f"{label} is binary: it has a NUL at byte {data.index(0)}",
+            "give a document with text in it; unpack an archive first",
+        )
 
 
 def is_binary(head: bytes) -> bool:
     """True if a file that begins like this is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    return looks_like(head) is not None or (b"\0" in head and utf16_without_mark(head) is None)
-
-
-def looks_like(data: bytes) -> tuple[str, str] | None:
-    """The known kind of binary file that begins like the bytes, and how to get text out of it;
-    None for other bytes."""
-    for magic, what, hint in _BY_HAND:
-        if data.startswith(magic) and (magic != b"GGUF" or b"\0" in data[:8]):
-            return what, hint
-    head = data[:_HEAD]
-    if (head[:1] < b"\x80" and not _CONTROL.search(head)) or utf16_without_mark(head):
-        return None  # the signs of some kinds are letters, as BM and MZ
-    import filetype
-
-    kind = filetype.guess(head)
-    if kind is None:
-        return None
-    what = f"a file of the kind {kind.extension.upper()} ({kind.mime})"
-    if kind.extension in _PACKED_TEXTS or b"opendocument" in head:
-        return what, _SAVE
-    return what, _UNPACK if kind.extension in _ARCHIVES else _NO_TEXT
+    known = any(head.startswith(magic) for magic, _, _ in _BY_HAND)
+    return known or (b"\0" in head and utf16_without_mark(head) is None)
 
 
 def utf16_without_mark(data: bytes) -> str | None:

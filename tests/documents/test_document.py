@@ -64,7 +64,6 @@ def test_standard_input_that_is_refused() -> None:
         ("L’été, Benoît a mangé des crêpes à la crème chez sa sœur Zoë. ", "cp1252", "cp1252"),
         ("¿Dónde está el niño que soñó con la señora del jardín? ", "cp1252", "cp1252"),
         (GERMAN * 16_000, "cp1252", "cp1252"),
-        *((text, "ascii", "utf-8") for text in ("BM is a name", "MZ was here", "%!PS at dawn")),
     ],
 )
 def test_encodings(text: str, encoding: str, known: str, tmp_path: Path) -> None:
@@ -107,13 +106,9 @@ def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None
 @pytest.mark.parametrize(
     ("data", "kind", "hint"),
     [
-        (make.zipped({"a.txt": "x"}), "kind ZIP", "unpack"),
-        (bytes(257) + b"ustar" + bytes(50), "kind TAR", "unpack"),
+        (make.zipped({"a.txt": "x"}), "a ZIP archive", "unpack"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old Office", "docx"),
-        (b"\x7fELF\x02\x01", "ELF", ""),
-        (b"\x89PNG\r\n\x1a\n", "kind PNG", ""),
         (b"{\\rtf1 words}", "RTF", "pandoc"),
-        (b"GGUF\3\0\0\0", "GGUF", "--model"),
         (b"abc\0def", "NUL at byte 3", ""),
         (b"\xef\xbb\xbfok \xff\xfe", "breaks at byte", "iconv"),
         (("plain words\n" * 30).encode("utf-16-le"), "without a byte order mark", "iconv"),

@@ -157,7 +157,7 @@ def test_mail_is_told_by_content_where_no_name_is() -> None:
     for text in (b"From: here\nto: there\n\nwords", b"Message-ID: x\nfoo: y\n\nwords"):
         assert readers.read(text, STDIN).text == text.decode()
     assert readers.read(b"Note: no mail\n\nwords", "a.eml").text == "Note: no mail\n\nwords"
-    assert "PNG" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
+    assert "binary" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
 
 
 @pytest.mark.timeout(20)

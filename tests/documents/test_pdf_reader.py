@@ -38,7 +38,7 @@ def test_pdf_with_a_title_that_is_not_on_its_page() -> None:
 def test_pdf_scanned_in_part() -> None:
     found = readers.read(make.pdf(["a", None, "b", None, None]), "a.pdf")
     assert found.missing == (
-        "pages 2, 4 and 5 have no text, only pictures (ocrmypdf can recognise their characters)",
+        "pages 2, 4, 5 have no text, only pictures (ocrmypdf can recognise their characters)",
     )
     assert [mark.page for mark in found.marks] == [1, 3]
 
@@ -81,7 +81,7 @@ def test_pdf_says_what_is_missing() -> None:
         "page 3 has damage and cannot be read",
         "page 2 has characters of a font that does not say which they are",
     ]
-    assert missing_pages([""] * 20, list(range(1, 21)), [])[0].startswith("20 pages (1 to 20) have")
+    assert missing_pages([""] * 20, list(range(1, 21)), [])[0].count(", ") == 12
 
 
 def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:

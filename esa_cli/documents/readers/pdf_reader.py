@@ -18,6 +18,7 @@ from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.text_builder import (
     ExtractedText,
     Mark,
+    first_names,
     label,
     optional_import,
     path_in_hint,
@@ -264,13 +265,9 @@ def missing_pages(pages: Sequence[str], empty: list[int], broken: list[int]) -> 
         (broken, "damage and cannot be read"),
         (unknown, "characters of a font that does not say which they are"),
     )
-    return [f"{_have(numbers)} {what}" for numbers, what in reasons if numbers]
-
-
-def _have(pages: list[int]) -> str:
-    """`page 3 has`, `pages 3, 5 and 9 have`."""
-    if len(pages) == 1:
-        return f"page {pages[0]} has"
-    if len(pages) > _NAMED:
-        return f"{len(pages)} pages ({pages[0]} to {pages[-1]}) have"
-    return f"pages {', '.join(map(str, pages[:-1]))} and {pages[-1]} have"
+    missing = []
+    for numbers, what in reasons:
+        if numbers:
+            listed = first_names(list(map(str, numbers)), _NAMED)
+            missing.append(f"page{f's {listed} have' if numbers[1:] else f' {listed} has'} {what}")
+    return missing
