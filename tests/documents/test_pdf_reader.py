@@ -43,12 +43,6 @@ def test_pdf_scanned_in_part() -> None:
     assert [mark.page for mark in found.marks] == [1, 3]
 
 
-def test_pdf_without_its_end() -> None:
-    data = make.pdf(["one", "two"])
-    found = readers.read(data[:-6], "a.pdf")
-    assert found.missing == ("the end of the file is missing, and perhaps pages with it",)
-
-
 def test_pdf_refusals() -> None:
     scanned = refused(make.pdf([None, None]), "scan.pdf")
     assert "has no text: its pages (2) are pictures" in scanned.message
@@ -121,9 +115,10 @@ def test_pdf_whose_form_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.missing == ("the fields of its form cannot be read",)
 
 
-def test_pages_that_the_file_does_not_count() -> None:
+def test_pages_that_are_not_counted_or_cut_off() -> None:
     whole = make.pdf(["one", "two", "three"])
     assert readers.read(whole, "a.pdf").missing == ()
+    assert "the end of the file is missing" in readers.read(whole[:-6], "a.pdf").missing[0]
     lying = re.sub(rb"/Count 3\b", b"/Count 1", whole)
     assert lying != whole
     assert "does not count" in readers.read(lying, "a.pdf").missing[0]

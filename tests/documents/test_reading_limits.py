@@ -197,13 +197,6 @@ def test_notations_of_python_are_no_encodings(charset: str) -> None:
     assert readers.read(mail.encode(), "a.eml").text.rstrip().endswith("abab")
 
 
-def test_a_book_that_names_a_page_many_times() -> None:
-    book = make.epub({"a.xhtml": "<p>" + "Ada built it. " * 4000})
-    item = b'<itemref idref="a.xhtml"/>'
-    bomb = changed(book, lambda _, part: part.replace(item, item * 20_000))
-    assert readers.read(bomb, "a.epub").text.count("Ada") == 4000
-
-
 def test_yaml_aliases_are_counted() -> None:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     for above, here in zip("abcdefgh", "bcdefghi", strict=True):
@@ -218,9 +211,6 @@ def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ESA_READ_SECONDS", value)
     with pytest.raises(UsageError, match="ESA_READ_SECONDS"):
         reading_limits()
-
-
-def test_the_highest_limits_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.setenv(name, str(MOST))
     assert "Ada" in readers.read(PDF, "a.pdf").text

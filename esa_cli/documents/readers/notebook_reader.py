@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -45,8 +44,7 @@ class NotebookReader(Reader):
             found = nbformat.reader.parse_json(text)
             if "nbformat" not in found or not found.keys() & {"cells", "worksheets"}:
                 return ExtractedText(text, encoding=encoding)
-            with warnings.catch_warnings(action="ignore"):  # of the cell ids that it makes up
-                notebook = nbformat.convert(nbformat.reader.reads(text), _NEWEST)
+            notebook = nbformat.convert(nbformat.reader.reads(text), _NEWEST)
         except Exception as error:  # nbformat raises what it meets
             raise damage_error(name, self.what, str(error)) from error
         writer = _CellWriter(name, _language(notebook.metadata))
