@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from esa_cli import errors
 from esa_cli.documents.reader_registry import READERS, choose, read_by
@@ -29,7 +29,9 @@ from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.machine import parse_size, size_text
 
 UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMORY"
-NAMES = (UNPACKED, SECONDS, MEMORY)
+LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
+"""Environment variable -> its default: the bytes that a packed document may unpack to; the CPU time
+and memory of the child process."""
 MOST = 1 << 53
 """The highest that a limit can be."""
 APART = frozenset(
@@ -51,27 +53,10 @@ _START = (
 )
 
 
-class ReadingLimits(NamedTuple):
-    """Limits of reading one document.
-
-    Args:
-        unpacked: bytes that a packed document may unpack to.
-        seconds, memory: CPU time and bytes of the child process.
-    """
-
-    unpacked: int = 1 << 30
-    seconds: int = 120
-    memory: int = 1 << 32
-
-
-def reading_limits() -> ReadingLimits:
-    """The limits now. Raises UsageError: an environment variable is no size or number."""
-    return ReadingLimits(*map(_number, NAMES, ReadingLimits()))
-
-
-def _number(name: str, usual: int) -> int:
+def reading_limit(name: str) -> int:
+    """A limit now. Raises UsageError: the environment variable is no size or number."""
     text = os.environ.get(name, "").strip()
-    number = parse_size(text, name) if text else usual
+    number = parse_size(text, name) if text else LIMITS[name]
     if not 1 <= number <= MOST:
         raise UsageError(
             f"{name} must be from 1 to {MOST:,}, got {text}", "leave it out for the default"
@@ -93,7 +78,7 @@ def limit_error(document: str, limit: str, variable: str) -> DocumentError:
 
 def check_unpacked(size: int, document: str) -> None:
     """Raises DocumentError when a document unpacks to more bytes than it may."""
-    most = reading_limits().unpacked
+    most = reading_limit(UNPACKED)
     if size > most:
         raise limit_error(document, f"unpack to at most {size_text(most)}", UNPACKED)
 
@@ -121,44 +106,37 @@ def read(data: bytes, name: str) -> ExtractedText:
 
 
 def _read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
-    limits = reading_limits()
-    variables = {variable: os.environ.get(variable, "") for variable in NAMES}
+    variables = {variable: os.environ.get(variable, "") for variable in LIMITS}
     request = {"reader": reader, "name": name, "limits": variables}
+    seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
+    clock = min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
     try:
         with _LOCK:
-            reply, text = _current().ask(request, data, _clock_seconds(limits.seconds))
+            reply, text = _current().ask(request, data, clock)
     except OSError as error:
         raise DocumentError(
             f"{label(name)} cannot be read: no process can be started for it ({error.strerror})",
             "close other programs; a document as plain text (.txt) needs none",
         ) from error
-    if "ended" in reply:
-        raise _ended(reply["ended"], name, limits)
+    exceeded = {
+        "CPU time": (f"be read in {seconds:,} s of CPU time", SECONDS),
+        "time": (f"be read in {clock:,} s", SECONDS),
+        "memory": (f"be read with at most {memory} of memory", MEMORY),
+    }
+    why = reply.get("ended")
+    if why in exceeded:
+        raise limit_error(name, *exceeded[why])
+    if why:
+        raise DocumentError(
+            f"{label(name)} cannot be read: it is damaged, or needs more than {memory} of memory; "
+            f"the library that reads it ended ({why})",
+            f"save a new copy with another program, or, if you trust it, set {MEMORY}",
+        )
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
     marks = tuple(Mark(*mark) for mark in reply["marks"])
     return ExtractedText(text, marks, tuple(reply["missing"]), reply["encoding"])
-
-
-def _clock_seconds(seconds: int) -> float:
-    """Seconds by the clock, at most; CPU seconds are counted where the system can."""
-    return min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
-
-
-def _ended(why: str, name: str, limits: ReadingLimits) -> DocumentError:
-    size = size_text(limits.memory)
-    if why == "CPU time":
-        return limit_error(name, f"be read in {limits.seconds:,} s of CPU time", SECONDS)
-    if why == "time":
-        return limit_error(name, f"be read in {_clock_seconds(limits.seconds):,} s", SECONDS)
-    if why == "memory":
-        return limit_error(name, f"be read with at most {size} of memory", MEMORY)
-    return DocumentError(
-        f"{label(name)} cannot be read: it is damaged, or needs more than {size} of memory; the "
-        f"library that reads it ended ({why})",
-        f"save a new copy with another program, or, if you trust it, raise the limit: set {MEMORY}",
-    )
 
 
 class ReadingProcess:
@@ -309,11 +287,11 @@ def _set_limits() -> None:
         import resource
     except ImportError:
         return
-    limits = reading_limits()
+    seconds = math.ceil(time.process_time()) + reading_limit(SECONDS)
     for which, most in (
-        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_AS, reading_limit(MEMORY)),
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, math.ceil(time.process_time()) + limits.seconds),
+        (resource.RLIMIT_CPU, seconds),
     ):
         hard = resource.getrlimit(which)[1]
         with suppress(ValueError, OSError):

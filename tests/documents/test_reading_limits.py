@@ -23,7 +23,7 @@ from reader_fuzz import read_here
 
 from esa_cli.documents import readers, reading_process
 from esa_cli.documents.readers import zip_parts
-from esa_cli.documents.reading_process import MOST, NAMES, reading_limits
+from esa_cli.documents.reading_process import LIMITS, MOST, reading_limit
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.strict_yaml import MOST_VALUES, load_yaml
 
@@ -210,8 +210,8 @@ def test_yaml_aliases_are_counted() -> None:
 def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_SECONDS", value)
     with pytest.raises(UsageError, match="ESA_READ_SECONDS"):
-        reading_limits()
-    for name in NAMES:
+        reading_limit("ESA_READ_SECONDS")
+    for name in LIMITS:
         monkeypatch.setenv(name, str(MOST))
     assert "Ada" in readers.read(PDF, "a.pdf").text
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from esa_cli.documents.encoding import decode
 from esa_cli.documents.reader_registry import PLAIN, Reader, damage_error, register
-from esa_cli.documents.reading_process import check_unpacked, read, reading_limits
+from esa_cli.documents.reading_process import UNPACKED, check_unpacked, read, reading_limit
 from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label, path_in_hint
 from esa_cli.errors import DocumentError
 
@@ -102,7 +102,7 @@ class GzipReader(Reader):
     def read(self, data: bytes, name: str) -> ExtractedText:
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                unpacked = file.read(reading_limits().unpacked + 1)
+                unpacked = file.read(reading_limit(UNPACKED) + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise damage_error(name, self.what, str(error)) from error
         check_unpacked(len(unpacked), name)
