@@ -75,11 +75,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> Place:
-        """The location of the character at `offset` in `text`.
-
-        Raises:
-            IndexError: it is outside the text; its length itself is inside.
-        """
+        """The location of the character at `offset`, at most the text's length, or IndexError."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"character {offset} of a text of {len(self.text)}")
         number = bisect_right(self._starts, offset) - 1
@@ -160,12 +156,12 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files; every command gets its documents here.
+    """Reads the files of `source_files`; every command gets its documents here.
 
     A file of a folder or pattern that cannot be read is left out; what is named never is.
 
     Args:
-        found: of `source_files`. read: `read_document`, or one that remembers.
+        read: `read_document`, or one that remembers.
 
     Raises:
         DocumentError: as `read_document`, for the first that was named and cannot be read; or a
@@ -221,7 +217,7 @@ def read_documents(
 
 
 def join(documents: Sequence[Document]) -> str:
-    """One text of all documents; each gets a heading line with its name if there are several."""
+    """One text of all documents; if there are several, a line with its name is above each."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]

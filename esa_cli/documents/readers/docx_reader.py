@@ -177,7 +177,7 @@ class Pages:
     def __init__(self, root: Any, counted: str | None) -> None:
         self._sections = list(root.iter(f"{W}sectPr"))
         self._section = 0
-        self._blank = True  # nothing stands on the page yet
+        self.blank = True  # nothing stands on the page yet: a mark is no break of its own
         self._marked = root.find(f".//{W}lastRenderedPageBreak") is not None
         self._contents = _contents(root)
         breaks = sum(element.get(f"{W}type") == "page" for element in root.iter(f"{W}br"))
@@ -186,21 +186,16 @@ class Pages:
         known = self._marked or counted == str(breaks + 1)
         self.number: int | None = (self._first() or 1) if known else None
 
-    def show(self, tag: str) -> None:
-        """An element is shown: the next mark is a page break of its own."""
-        if tag in _SHOWN:
-            self._blank = False
-
     def mark(self) -> None:
         """A page began here in the program that saved the document."""
-        if self._marked and not self._blank:
+        if self._marked and not self.blank:
             self.turn()
 
     def turn(self) -> None:
         """A page ends here, as by the author's page break."""
         if self.number is not None:
             self.number += 1
-            self._blank = True
+            self.blank = True
 
     def heading(self, paragraph: Any) -> None:
         """A heading; the table of contents may give it a later page."""
@@ -280,7 +275,7 @@ class _WordWriter:
         self._lists = WordLists(_part(parts, "word/numbering.xml"))
         self._notes = {kind: _notes(parts, kind) for kind in ("footnote", "endnote")}
         self._pages = pages
-        self._cells: list[int] = []  # of the current row, for each table around
+        self._cells: list[bool] = []  # whether the row has some, for each table around
         self._in_list = False
         self._raised = False
         actions: dict[str, Callable[[Any], None]] = {
@@ -304,7 +299,7 @@ class _WordWriter:
             elif element.tag in _NOT_SHOWN:
                 events.skip_subtree()
             else:
-                self._pages.show(element.tag)
+                self._pages.blank &= element.tag not in _SHOWN
                 self.out.exact(self._signs.get(element.tag, ""))
                 if action := self._actions.get(element.tag):
                     action(element)
@@ -320,16 +315,15 @@ class _WordWriter:
 
     def _table(self, element: Any) -> None:
         self.out.paragraph()
-        self._cells.append(0)
+        self._cells.append(False)
 
     def _row(self, element: Any) -> None:
         self.out.end_line()
-        self._cells[-1:] = [0]
+        self._cells[-1:] = [False]
 
     def _cell(self, element: Any) -> None:
-        if self._cells and self._cells[-1]:
-            self.out.exact(" |")
-        self._cells[-1:] = [1]
+        self.out.exact(" |" if self._cells and self._cells[-1] else "")
+        self._cells[-1:] = [True]
 
     def _text(self, element: Any) -> None:
         raised = value(element.getparent(), "rPr/vertAlign") == "superscript"

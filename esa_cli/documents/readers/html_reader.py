@@ -54,14 +54,7 @@ _CDATA = re.compile(r"<!\[CDATA\[([^\]]*)\]\]>")
 
 
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
-    """The root node of an HTML text, repaired as browsers do it.
-
-    Args:
-        name: of the document. xml: it is XHTML.
-
-    Raises:
-        MemoryError.
-    """
+    """The root node of an HTML text, or with `xml` of XHTML, repaired as browsers do it."""
     lexbor = optional_import("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
@@ -310,14 +303,8 @@ class HtmlReader(Reader):
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
-    """The text of an HTML or XML file, by its byte order mark, what it declares, or its letters.
-
-    Returns:
-        The text, and the Python name of its encoding.
-
-    Raises:
-        DocumentError: as `decode`.
-    """
+    """The text of an HTML or XML file, and the Python name of its encoding: by its byte order mark,
+    what it declares, or its letters. Raises DocumentError: as `decode`."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for charset in _declared(data[:_HEAD], name):
             encoding = _of_browsers(charset)
