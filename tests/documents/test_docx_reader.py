@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import sample_files as make
+from lxml import etree
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.docx_reader import WordLists
+from esa_cli.documents.readers.docx_reader import WordLists, number_text
 
 
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
@@ -161,27 +162,20 @@ def test_docx_pages_by_hand_count_only_if_they_are_all(
     assert pages_of(("one", "two"), found) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "counts"),
-    [
-        ("decimal", ["1", "2", "3"]),
-        ("upperLetter", ["A", "B", "C"]),
-        ("lowerRoman", ["i", "ii", "iii"]),
-        ("none", ["", "", ""]),
-        ("bullet", ["-", "-", "-"]),
-    ],
-)
-def test_list_numbers(kind: str, counts: list[str]) -> None:
-    from lxml import etree
-
-    root = etree.fromstring(
-        make.word_part(
-            "numbering",
-            '<w:abstractNum w:abstractNumId="1"><w:lvl w:ilvl="0">'
-            f'<w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl></w:abstractNum>'
-            '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>',
-        )
-    )
-    lists = WordLists(root)
-    assert [lists.next("5", 0, "") for _ in counts] == counts
-    assert lists.next("6", 0, "") == "", "no such list"
+def test_list_numbers() -> None:
+    for kind, counts in {
+        "decimal": ["1", "2", "3"],
+        "upperLetter": ["A", "B", "C"],
+        "lowerRoman": ["i", "ii", "iii"],
+        "none": ["", "", ""],
+        "bullet": ["-", "-", "-"],
+    }.items():
+        level = f'<w:lvl w:ilvl="0"><w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl>'
+        abstract = f'<w:abstractNum w:abstractNumId="1">{level}</w:abstractNum>'
+        number = '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>'
+        lists = WordLists(etree.fromstring(make.word_part("numbering", abstract + number)))
+        assert [lists.next("5", 0, "") for _ in counts] == counts
+        assert lists.next("6", 0, "") == "", "no such list"
+    numbers = [number_text(n, "upperRoman") for n in (4, 9, 14, 40, 90, 400, 1999)]
+    assert numbers == ["IV", "IX", "XIV", "XL", "XC", "CD", "MCMXCIX"]
+    assert [number_text(n, "lowerLetter") for n in (26, 27, 53)] == ["z", "aa", "aaa"]
