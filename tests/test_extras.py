@@ -38,7 +38,6 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bench", "rouge", lambda: library("rouge")),
     ("bench", "tiktoken", gpt4),
     ("mcp", "mcp", check_sdk),
-    ("office", "nbformat", lambda: optional_import("nbformat", "nbformat", "x", extra="office")),
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),
     ("plot", "matplotlib", lambda: new_figure(1, 1)),
     ("ray", "ray", lambda: EngineOptions("ray").check()),

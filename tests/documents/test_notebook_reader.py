@@ -9,7 +9,7 @@ import pytest
 from reader_checks import refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, ExtractedText, Mark
+from esa_cli.documents.readers import STDIN, ExtractedText
 
 PICTURE = "iVBORw0KGgo" + "A" * 80
 
@@ -93,31 +93,6 @@ def test_notebook_pictures_inside_its_markdown_and_fences_inside_its_code() -> N
     assert found.missing == ("pictures are left out: 2",)
 
 
-def test_notebook_of_nbformat_3() -> None:
-    cells = [
-        {"cell_type": "heading", "level": 2, "source": ["Old\n", "one"]},
-        {
-            "cell_type": "code",
-            "input": ["1/0"],
-            "outputs": [
-                {"output_type": "stream", "stream": "stdout", "text": "said\n"},
-                {"output_type": "pyout", "text": ["4"], "html": "<i>4</i>"},
-                {"output_type": "display_data", "png": PICTURE},
-                {"output_type": "pyerr", "ename": "E", "evalue": "e", "traceback": []},
-            ],
-        },
-    ]
-    data = {
-        "worksheets": [{"cells": cells[:1]}, {"cells": cells[1:]}],
-        "metadata": {},
-        "nbformat": 3,
-    }
-    found = readers.read(json.dumps(data).encode(), "a.ipynb")
-    assert found.text == "## Old one\n\n```\n1/0\n```\n\n```output\nsaid\n4\nE: e\n```\n"
-    assert found.marks == (Mark(0, None, "Old one"),)
-    assert found.missing == ("pictures are left out: 1",)
-
-
 def test_notebook_is_told_by_content_where_no_name_is() -> None:
     data = raw(markdown("# Hello"))
     assert readers.read(data, STDIN).text == "# Hello\n"
@@ -137,6 +112,7 @@ def test_notebook_refusals() -> None:
     assert "damaged or cut off" in broken.message
     assert "without text" in refused(raw(code("", display(image_png=PICTURE))), "a").message
     assert "without text" in refused(raw(), "a.ipynb").message
+    assert "of format 3" in refused(raw(nbformat=3), "a.ipynb").message
     for odd in (
         markdown(7),
         markdown([7]),

@@ -97,7 +97,6 @@ def test_old_and_locked_office_files(name: str) -> None:
         ("pypdfium2", "a.pdf", "pip install pypdfium2"),
         ("openpyxl.utils", "a.xlsx", "pip install openpyxl"),
         ("pptx", "a.pptx", "pip install 'esa-cli[office]'"),
-        ("nbformat", "a.ipynb", "pip install 'esa-cli[office]'"),
     ],
 )
 def test_a_library_that_is_not_installed(
