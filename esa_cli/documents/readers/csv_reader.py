@@ -23,6 +23,7 @@ _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
 _NAMED = re.compile(r"sep=(.)\n")
 """A first line in which some programs name the delimiter."""
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SAMPLE = 1 << 16
 _LOOKED_AT = 100  # rows in which the kinds of columns are seen
 _LONGEST_NAME = 80
@@ -61,7 +62,7 @@ class Table:
         self._delimiter = best
 
     def __iter__(self) -> Iterator[list[str]]:
-        lines = io.StringIO(self._text, newline="")
+        lines = (line[0] for line in _LINE.finditer(self._text))
         return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
 
