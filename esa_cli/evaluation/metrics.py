@@ -234,21 +234,6 @@ def reasoning_score(said: set[int], right: Sequence[int], mistaken: Sequence[int
     return sum(value[a in said, b in said] for a, b in pairs) / len(right)
 
 
-def needle_score(output: str, keyword: str, sentence: str) -> float:
-    """NeedleBench S-RT: 1 with the keyword, else a fifth of the edit similarity."""
-    if keyword in output:
-        return 1.0
-    said, right = "".join(output.split()), "".join(sentence.split())
-    distance = library("rapidfuzz.distance").Levenshtein
-    return 0.2 * float(distance.normalized_similarity(said, right))
-
-
 def keyword_share(output: str, keywords: Sequence[str]) -> float:
     """NeedleBench M-RT: the share of the keywords in the output, letter case counting."""
     return sum(keyword in output for keyword in keywords) / len(keywords)
-
-
-def word_share(output: str, answer: str) -> float:
-    """NeedleBench M-RS: the share of the answer's words in the output, letter case aside."""
-    words, said = answer.lower().split(), output.lower()
-    return sum(one in said for one in words) / len(words) if words else 0.0

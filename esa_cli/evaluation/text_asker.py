@@ -31,9 +31,14 @@ class TextAsker:
     Args:
         session: what it has cached is dropped. preset: answers from text.
 
+    Attributes:
+        book: the text that was read last.
+
     Raises:
         PresetError, ModelError: adapter or finder is missing, or of another model.
     """
+
+    book: Book
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -44,32 +49,25 @@ class TextAsker:
         self._ingest: Ingest = RowIngest("int8", lazy)
         if encoder is not None:
             self._ingest = IndexIngest(encoder, lazy)
-        self._book: Book | None = None
-
-    @property
-    def book(self) -> Book:
-        """The text as it was read last."""
-        assert self._book is not None, "read a text first"
-        return self._book
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept of the text: its token index."""
+        """Bytes of the text's token index."""
         return 0 if self.book.index is None else self.book.index.nbytes
 
     def check(self, question: str, longest: int) -> None:
-        """Checks a question before a text is read. Raises UsageError, LengthError: as `ask`."""
+        """Raises UsageError: the question is empty. LengthError: it is too long."""
         self._replies.check(question, longest)
 
     def read(self, text: str, progress: Progress | None = None) -> float:
         """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
-        started, self._book = time.perf_counter(), None
+        started = time.perf_counter()
         self._begin()
         book = self._ingest.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._replies.prepare(place_books([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
-        self._book = book
+        self.book = book
         return time.perf_counter() - started
 
     def ask(
@@ -78,17 +76,14 @@ class TextAsker:
         """The reply, with every passage that was read again as its evidence, best first.
 
         Args:
-            longest: new tokens of free text. None takes the preset's.
+            longest: new tokens of free text; None takes the preset's.
 
         Raises:
-            UsageError: the question is empty. LengthError: it is too long.
+            UsageError, LengthError: as `check`.
         """
         books = place_books([self.book])
-        reply, _ = self._replies.ask(
-            question, books, max_new_tokens=longest, temperature=temperature,
-            evidence=sys.maxsize,
-        )  # fmt: skip
-        return reply
+        options = {"max_new_tokens": longest, "temperature": temperature}
+        return self._replies.ask(question, books, evidence=sys.maxsize, **options)[0]
 
     def tokens_of(self, passages: tuple[Evidence, ...]) -> int:
         """Tokens of the passages."""

@@ -92,11 +92,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         Haystack.read(str(tmp_path))
 
 
-def test_another_seed_is_another_chronicle() -> None:
-    one, other = (set(Haystack.chronicle(seed).cut(words, 5000)) for seed in (1, 2))
-    assert len(one & other) <= 3  # title, preface, and by chance a heading
-
-
 def test_planting_by_hand() -> None:
     text = (
         "# No. One here.\n\nTHE SEA.\n\nDr. Who came. He left! Was it late? Yes.\n\nA bee J. Sea."
@@ -112,16 +107,6 @@ def test_planting_by_hand() -> None:
     assert [(fact.text, out[fact.start : fact.end]) for fact in facts] == [
         ("Last.", "Last."), ("First.", "First."),
     ]  # fmt: skip
-
-
-def test_facts_asked_for_at_one_depth_stand_side_by_side() -> None:
-    text = " ".join(f"This is sentence {i}." for i in range(100))
-    out, facts = plant(text, ["Fact a.", "Fact b.", "Fact c."], [0.5, 0.5, 0.5])
-    starts = [fact.start for fact in facts]
-    assert starts == sorted(starts)
-    assert all(0.45 < start / len(out) < 0.55 for start in starts)
-    out, facts = plant(text, ["Fact a.", "Fact b."], [1.0, 1.0])
-    assert out.endswith("98. Fact a. This is sentence 99. Fact b.")
 
 
 def nearest_by_loop(text: str, sentence: str, depth: float) -> float:

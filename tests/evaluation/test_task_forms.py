@@ -17,11 +17,10 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, TaskQuestion
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.chronicle_task import is_answered
-from esa_cli.evaluation.tasks.key_value_task import places
-from esa_cli.evaluation.tasks.needle_task import load_needles
-from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
+from esa_cli.evaluation.tasks.key_tasks import NOISE, places
+from esa_cli.evaluation.tasks.needle_tasks import load_needles
 from esa_cli.evaluation.tasks.stars_task import sprinkle
-from esa_cli.evaluation.tasks.task_sample import StableRandom, even
+from esa_cli.evaluation.tasks.task_sample import even
 
 
 def test_needles_are_distinct() -> None:
@@ -55,19 +54,6 @@ def test_exact_needles_are_alone_at_every_depth() -> None:
     assert len({sample.text for sample in every}) == 6
 
 
-def test_needles_keep_their_order_at_every_length() -> None:
-    short, long = samples("needle", 2000), samples("needle", 9000)
-    assert [q.key for q in short[0].questions] == [q.key for q in long[0].questions]
-
-
-def test_needle_scores() -> None:
-    question = TaskQuestion("k", "?", ("copper lantern", "412"), (0,), 9)
-    score = TASKS["needle"].score
-    assert score(question, "It is the Copper Lantern.") == 1
-    assert score(question, "412 pounds") == 1
-    assert score(question, "copper lanterns, 4123, 1412, a lantern of copper") == 0
-
-
 def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
     text = "\n\n\n".join(CHRONICLE.cut(words, 2000)) + "\n\n```\ncode.  Here. \n```\n| a. | B. |\n"
     (tmp_path / "own.md").write_text(text, "utf-8")
@@ -82,13 +68,6 @@ def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
     assert len(sample.questions) == 8
     with pytest.raises(UsageError, match="must be a text of yours"):
         samples("own")
-
-
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(("name", "longest"), [("passkey", 32), ("number", 32), ("kv", 100)])
-def test_answers_are_as_long_as_infllm_allows(name: str, longest: int, exact: bool) -> None:
-    for sample in samples(name, exact=exact):
-        assert {question.longest for question in sample.questions} == {longest}
 
 
 def test_needlebench_prompt() -> None:
@@ -120,22 +99,12 @@ def split_needlebench(text: str) -> tuple[list[str], list[str]]:
     return asked.split("、"), rest.split("'")[1].split("、")
 
 
-def test_needlebench_has_three_to_five_needles() -> None:
-    (sample,) = samples("needles", 9000)
-    assert [len(question.facts) for question in sample.questions] == [3, 4, 5, 3, 4, 5]
-    assert {len(sample.facts) for sample in samples("needles", exact=True)} == {3}
-    firsts = [
-        asked
-        for question in sample.questions
-        for asked in question.text.split("Before answering")[0].split("、")
-    ]
-    assert len(set(firsts)) == len(firsts) == 3 + 4 + 5 + 3 + 4 + 5
-
-
 @pytest.mark.parametrize("name", ["needles", "stars"])
 def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
     """And each has facts in both halves, so that no question is only about what is near."""
     (sample,) = samples(name, 9000, samples=8)
+    counts = [3, 4, 5, 3, 4, 5, 3, 4] if name == "needles" else [8] * 8
+    assert [len(question.facts) for question in sample.questions] == counts
     asked = [at for question in sample.questions for at in question.facts]
     assert sorted(asked) == list(range(len(sample.facts)))
     answers = [answer for question in sample.questions for answer in question.answers]
@@ -156,14 +125,6 @@ def test_more_questions_than_a_document_holds_get_another(name: str, short: int)
     assert sum(few) == 3
 
 
-def test_needlebench_score() -> None:
-    question = TaskQuestion("k", "?", ("Dream Lamp", "Iron Rose", "Owl"), (0, 1, 2), 9)
-    score = TASKS["needles"].score
-    assert score(question, "Dream Lamp、Owl") == pytest.approx(2 / 3)
-    assert score(question, "dream lamp, IRON ROSE") == 0
-    assert score(question, "The Iron Roses.") == pytest.approx(1 / 3)
-
-
 def sprinkled_by_loop(text: str, count: int, stars: Sequence[str]) -> str:
     """The construction word for word: split anew for every star."""
     text = " ".join(text.replace("\n", " ").split(" ")[:count])
@@ -174,13 +135,36 @@ def sprinkled_by_loop(text: str, count: int, stars: Sequence[str]) -> str:
     return text
 
 
-def test_stars_by_hand() -> None:
-    text = " ".join(f"w{i}" for i in range(20))
-    stars = [f"\nThe star {i}\n" for i in range(3)]
-    out, facts = sprinkle(text, 12, stars)
-    # Star 1 goes to word 2 * 4 + 3 = 11 of what has become 13 words: behind w9.
-    assert out == ("w0 w1 w2 w3\nThe star 0\nw4 w5 w6 w7 w8 w9\nThe star 1\nw10 w11\nThe star 2\n")
-    assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
+@pytest.mark.parametrize(
+    ("name", "answers", "output", "score"),
+    [
+        # copper lantern, or 412; whole words
+        ("needle", ("copper lantern", "412"), "It is the Copper Lantern.", 1),
+        ("needle", ("copper lantern", "412"), "copper lanterns, 4123, a lantern of copper", 0),
+        ("needles", ("Dream Lamp", "Iron Rose", "Owl"), "Dream Lamp、Owl", 2 / 3),
+        ("needles", ("Dream Lamp", "Iron Rose", "Owl"), "dream lamp, The Iron Roses", 1 / 3),
+        # the first run of digits
+        ("passkey", ("08335",), "The pass key is 08335. Remember 12", 1),
+        ("number", ("08335",), "Gate 2: 08335", 0),
+        ("kv", ("4f2a-91",), "{key: '4f2a-91'}", 1),
+        ("kv", ("4f2a-91",), "4f2a-917", 0),
+        ("niah", ("1234567", "7654321", "Ab", "9"), "1234567, and aB, and 7654", 0.5),
+        # Only the first four count, and 42 once.
+        ("stars", ("15", "117", "42", "29"), '"little_penguin": [15, 42, 42, 7, 29]}', 0.5),
+        ("stars", ("15", "117", "42", "29"), "15, 117, 42, 29", 0),
+    ],
+)
+def test_scores(name: str, answers: tuple[str, ...], output: str, score: float) -> None:
+    question = TaskQuestion("k", "?", answers, (0,), 9)
+    assert TASKS[name].score(question, output) == pytest.approx(score)
+
+
+def test_mistaken_stars_count_less() -> None:
+    prime, data = '```json\n{"little_penguin": [', {"mistaken": (1, 2, 3, 4)}
+    answers = ("10", "20", "30", "40")
+    question = TaskQuestion("reasoning", "?", answers, (0, 1), 9, prime, data)
+    # 10 alone 1, 20 with its mistake 0.5, the mistake of 30 alone 0.25.
+    assert TASKS["stars"].score(question, prime + "10, 2, 20, 3]}") == pytest.approx(1.75 / 4)
 
 
 @pytest.mark.parametrize(("count", "m"), [(100, 8), (1000, 32), (33, 32), (500, 1)])
@@ -227,15 +211,6 @@ def test_star_questions() -> None:
     assert searching.questions[0].prime == '```json\n{"little_penguin": ['
 
 
-@pytest.mark.parametrize("length", [600, 4000, 40_000])
-def test_shared_stars_are_as_many_at_every_length(length: int) -> None:
-    """So that what is retained at a greater length is measured on the same task."""
-    for sample in samples("stars", length, samples=2):
-        for question in sample.questions:
-            assert len(question.facts) == len(question.answers) == 8
-            assert question.longest == 80
-
-
 def test_every_animal_is_asked_about_its_own_stars() -> None:
     (sample,) = samples("stars", 9000, samples=8)
     animals = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
@@ -245,29 +220,13 @@ def test_every_animal_is_asked_about_its_own_stars() -> None:
         assert question.text.count(f"the little {animal} ") == 2
         assert question.text.endswith("without any explanation.")
         assert question.prime == f'```json\n{{"little_{animal}": ['
+        assert (len(question.facts), question.longest) == (8, 80), "at every length"
         for fact in question.facts:
             text = sample.facts[fact].text
             assert text.startswith(f"The little {animal} counted ")
             assert ("mistake" in text) == (kind == "reasoning")
         for one, mistaken in zip(question.facts, question.data.get("mistaken", ()), strict=False):
             assert f"counted {mistaken} ★" in sample.facts[one].text
-
-
-def test_star_scores() -> None:
-    score = TASKS["stars"].score
-    prime = '```json\n{"little_penguin": ['
-    question = TaskQuestion("searching", "?", ("15", "117", "42", "29"), (0, 1, 2, 3), 9, prime)
-    # Only the first four count, and 42 once.
-    assert score(question, prime + "15, 42, 42, 7, 29]}") == 0.5
-    assert score(question, prime + "29, 42, 117, 15]}\n```") == 1
-    assert score(question, prime + "117, 15") == 0.5
-    assert score(question, "15, 117, 42, 29") == 0
-    data = {"mistaken": (1, 2, 3, 4)}
-    question = TaskQuestion("reasoning", "?", ("10", "20", "30", "40"), (0, 1), 9, prime, data)
-    # 10 alone 1, 20 with its mistake 0.5; 30 and 40 not found, nor their mistakes.
-    assert score(question, prime + "10, 2, 20]}") == pytest.approx(1.5 / 4)
-    # The mistake of 30 alone 0.25.
-    assert score(question, prime + "10, 2, 20, 3]}") == pytest.approx(1.75 / 4)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +240,10 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
     noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
     noise += "There and back again.\n"
     assert words(noise) == 19
+    (shared,) = samples(name, samples=34)
+    assert {len(question.answers[0]) for question in shared.questions} == {digits}
+    repeated = sum(a == b for q in shared.questions for a, b in pairwise(q.answers[0]))
+    assert (repeated > 60) is (name == "number"), "ten digits come in runs"
     got = samples(name, 1000, exact=True, samples=3)
     # 1000 words less the key's sentences leave whole lines of noise, in 58 equal steps of depth.
     for sample, share in zip(got, (0, 0.5, 1), strict=True):
@@ -303,22 +266,6 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
     second = samples(name, 10_000, exact=True, samples=4)[1]
     lines = (10_000 - words(second.facts[0].text)) // 19
     assert second.facts[0].start == len(noise) * round(19 / 58 * lines)
-
-
-def test_digits_are_the_first_run() -> None:
-    for name in ("passkey", "number"):
-        question = TaskQuestion("k", "?", ("08335",), (0,), 9)
-        score = TASKS[name].score
-        assert score(question, "The pass key is 08335. Remember 12") == 1
-        assert score(question, "8335") == 0
-        assert score(question, "Gate 2: 08335") == 0
-        assert score(question, "083350") == 0
-
-
-def test_numbers_come_in_runs() -> None:
-    numbers = [runs(StableRandom("runs", i)) for i in range(50)]
-    assert {len(number) for number in numbers} == {10}
-    assert sum(a == b for number in numbers for a, b in pairwise(number)) > 100
 
 
 def test_shared_keys_name_their_gates() -> None:
@@ -357,15 +304,6 @@ def test_kv_places_are_different() -> None:
     assert places((1.0, 1.0), 3) == [2, 1]
 
 
-def test_kv_score() -> None:
-    question = TaskQuestion("k", "?", ("4f2a-91",), (0,), 9)
-    score = TASKS["kv"].score
-    assert score(question, '"4f2a-91",') == 1
-    assert score(question, "{key: '4f2a-91'}\n") == 1
-    assert score(question, "4f2a-917") == 0
-    assert score(question, "4f2a 91") == 0
-
-
 def test_ruler_prompts() -> None:
     single, multikey, multivalue, multiquery = samples("niah", exact=True, samples=4)
     keys = [s.questions[0].key for s in (single, multikey, multivalue, multiquery)]
@@ -399,12 +337,6 @@ def test_ruler_prompts() -> None:
     assert len({fact.text.split(" is: ")[0] for fact in multivalue.facts}) == 1
 
 
-def test_ruler_numbers_have_seven_digits() -> None:
-    for sample in samples("niah", 9000, samples=40):
-        for question in sample.questions:
-            assert all(re.fullmatch(r"[1-9]\d{6}", answer) for answer in question.answers)
-
-
 def test_shared_ruler_plants_all_kinds() -> None:
     (sample,) = samples("niah", samples=8)
     kinds = [question.key.split("-")[0] for question in sample.questions]
@@ -414,11 +346,5 @@ def test_shared_ruler_plants_all_kinds() -> None:
     assert [len(question.answers) for question in sample.questions] == [1, 1, 4, 4] * 2
     assert sample.questions[1].answers[0] in sample.questions[3].answers
     assert sample.before.startswith("Some special magic numbers are hidden")
-
-
-def test_ruler_score() -> None:
-    question = TaskQuestion("k", "?", ("1234567", "7654321", "Ab", "9"), (0,), 9)
-    score = TASKS["niah"].score
-    assert score(question, "1234567, and aB, and 7654") == 0.5
-    assert score(question, "12345678") == 0.25
-    assert score(question, "nothing") == 0
+    for question in sample.questions:
+        assert all(re.fullmatch(r"[1-9]\d{6}", answer) for answer in question.answers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from reader_models import wide_model
 
 from esa_cli import models
 from esa_cli.errors import LengthError, ResourceError, UsageError
-from esa_cli.evaluation.bench.bench_runner import BenchRecord
-from esa_cli.evaluation.bench.session_asker import TextRecordAsker
+from esa_cli.evaluation import bench
+from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench.bench_run import RecordAsker
 from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
@@ -89,13 +91,10 @@ def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
     assert resolved_preset.compared("esa", made) == resolved_preset.apply("esa", made)
     assert resolved_preset.compared_by_default(made) == ("preset", "text")
     assert resolved_preset.compared_by_default(rows) == ("preset",)
+    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
     with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
         resolved_preset.compared("text", rows)
     assert "answer.from=text" in error.value.hint
-
-
-def test_the_shipped_default_is_measured_both_ways() -> None:
-    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
 
 
 def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
@@ -179,29 +178,25 @@ def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_pre
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
 
 
-def test_a_question_without_room_is_found_before_reading(session: Session, folder: Path) -> None:
-    asker = TextAsker(session, chosen(folder))
-    asker.check(QUESTION, 8)
-    with pytest.raises(LengthError, match="a passage and the answer"):
-        asker.check("Who? " * 3000, 8)
-
-
-def test_a_benchmark_reads_a_document_once(session: Session, folder: Path) -> None:
-    asker = TextAsker(session, chosen(folder))
+def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
+    session: Session, folder: Path
+) -> None:
     seen: list[str] = []
-
-    def reading(record: BenchRecord) -> None:
-        seen.append(record.id)
-
-    ask = TextRecordAsker(asker, reading)
+    asker = RecordAsker(session, "text", chosen(folder), lambda record: seen.append(record.id))
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
     ]
-    replies = [ask(record) for record in made]
+    with pytest.raises(LengthError, match="a passage and the answer"):
+        asker.check(replace(made[0], question="Who? " * 3000))
+    rows = []
+    for records in (made[:2], made[2:]):
+        cases = asker.cases(bench.find("longbench"), records)
+        assert cases.read()
+        rows += [case.ask() for case in cases.cases]
     assert seen == ["a", "c"]
-    assert replies[0].text in TEXT
-    assert replies[0].tokens > replies[2].tokens > 100
+    assert rows[0]["output"] in TEXT
+    assert rows[0]["tokens"] > rows[2]["tokens"] > 100
 
 
 # The commands
@@ -231,36 +226,19 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
 
 
 @pytest.mark.usefixtures("short_answers")
-@pytest.mark.parametrize("test", ["needles", "stars", "number", "kv", "niah"])
-def test_every_test_is_asked_from_text(esa: Esa, folder: Path, test: str) -> None:
+def test_every_test_is_asked_by_default_where_the_preset_answers_from_text(
+    esa: Esa, folder: Path
+) -> None:
     given = [*SMALL, *words(folder, finder=False), "--set", "answer.form=auto", "--json"]
-    done = esa("selftest", test, "--len", "3k", "--methods", "text", *given)
+    tests = "needles,stars,number,kv,niah"
+    done = esa("selftest", tests, "--len", "3k", *given, "--report", "page.html")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    assert rows
+    assert {(row["test"], row["method"], row["reading"]) for row in rows} == {
+        (test, *way) for test in tests.split(",") for way in (("preset", "own"), ("text", "text"))
+    }
     assert all(0 <= row["score"] <= 1 for row in rows)
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_it_is_measured_by_default_where_the_preset_answers_so(esa: Esa, folder: Path) -> None:
-    given = ["selftest", "passkey", "--len", "1200", *SMALL, "--json", "--report", "page.html"]
-    done = esa(*given, *words(folder, finder=False))
-    assert done.code == 0, done.err
     assert "recall by layer" in Path("page.html").read_text("utf-8").lower()
-    rows = json.loads(done.out)["rows"]
-    assert [row["method"] for row in rows] == ["preset"] * 2 + ["text"] * 2
-    assert [row["reading"] for row in rows] == ["own"] * 2 + ["text"] * 2
-    assert all(row["memory"]["kept_bytes"] > 0 for row in rows[:2])
-    plain = esa(*given)
-    assert {row["method"] for row in json.loads(plain.out)["rows"]} == {"preset"}
-
-
-def test_mistakes_come_first(esa: Esa, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "load", lambda *given, **more: pytest.fail("a model is loaded"))
-    needle = ["selftest", "needle", "--len", "1k", "--methods", "text", *SMALL]
-    fail(esa(*needle), 2, "answers from text")
-    missing = [*words(folder), "--set", "answer.finder=/nowhere"]
-    fail(esa(*needle, *missing), 4, "answer.finder must be a folder")
 
 
 def test_a_length_whose_rows_do_not_fit_is_read_from_text(
