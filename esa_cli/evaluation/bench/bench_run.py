@@ -14,9 +14,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.records import AGAIN, Benchmark, BenchRecord
-from esa_cli.evaluation.report.statistics import is_share
+from esa_cli.evaluation.report.statistics import Share, reason
 from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.presets import resolved_preset
@@ -34,14 +36,16 @@ KEY = ("method", "task", "id")
 """Fields that identify a row."""
 
 
+class _CheckedRow(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    score: Share
+    tokens: int
+
+
 def wrong(row: Mapping[str, Any]) -> str:
     """Says what is wrong with a row of an earlier run; empty for a valid one."""
-    score, tokens = row.get("score"), row.get("tokens")
-    if not is_share(score):
-        return f"'score' must be a number from 0 to 1, got {score!r}"
-    if not isinstance(tokens, int):
-        return f"'tokens' must be a number of tokens, got {tokens!r}"
-    return ""
+    return reason(_CheckedRow, row)
 
 
 def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:

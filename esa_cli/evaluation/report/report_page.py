@@ -89,10 +89,10 @@ def _charts(summary: Summary, test: str) -> dict[str, Markup]:
 
 
 def _recall(summary: Summary, test: str) -> Chart | None:
-    cells = [cell for cell in summary.pooled if cell.test == test and cell.layers]
-    if not any(share is not None for cell in cells for share in cell.layers):
+    cells = {method: summary.cell(test, method) for method in summary.methods(test)}
+    series = {method: cell.layers for method, cell in cells.items() if cell and cell.layers}
+    if not any(share is not None for shares in series.values() for share in shares):
         return None
-    series = {cell.method: cell.layers for cell in cells}
     slots = [summary.every_method.index(method) for method in series]
     return recall_chart(series, f"{test}: recall by layer, all lengths", slots)
 
