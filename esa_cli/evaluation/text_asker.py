@@ -82,8 +82,11 @@ class TextAsker:
             UsageError, LengthError: as `check`.
         """
         books = place_books([self.book])
-        options = {"max_new_tokens": longest, "temperature": temperature}
-        return self._replies.ask(question, books, evidence=sys.maxsize, **options)[0]
+        reply, _ = self._replies.ask(
+            question, books, max_new_tokens=longest, temperature=temperature,
+            evidence=sys.maxsize,
+        )  # fmt: skip
+        return reply
 
     def tokens_of(self, passages: tuple[Evidence, ...]) -> int:
         """Tokens of the passages."""

@@ -17,7 +17,7 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
 from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts, why
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
@@ -207,22 +207,6 @@ def test_no_question_is_begun_after_the_time_limit(
     assert len(made.listener.rows) == 2
 
 
-def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> None:
-    rotated = ["score.name=sum", "score.rotate=true", "position.distance=100"]
-    near, far = (
-        preset.load("tiny-random", [*rotated[:2], f"position.distance={d}"]) for d in (100, 200)
-    )
-    plain = preset.load("tiny-random", ["score.name=sum"])
-    assert resolve(near).method.fitting != resolve(far).method.fitting
-    assert resolve(plain).method.fitting[1] is None
-    with Session(loaded.model, loaded.tokenizer, near) as session:
-        session.read("The gate opens at nine. " * 40)
-        session.use(near)
-        for other in (far, plain):
-            with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-                session.use(other)
-
-
 OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
 
 
@@ -247,16 +231,6 @@ def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
     made.run()
     assert {row["method"] for row in made.listener.rows} == {"preset"}
     assert any("niah: no dense ceiling" in note for note in made.listener.notes)
-
-
-def test_no_dense_row_ever_selects(loaded: Any) -> None:
-    made = engine(loaded, settings_of(methods=("preset",), dense=True))
-    made.run()
-    dense = [row for row in made.listener.rows if row["dense"]]
-    assert dense
-    assert all(row["recall"]["mean"] == 1.0 for row in dense)
-    for row in dense:
-        assert row["tokens"]["document"] + row["tokens"]["question"] <= TINY.context
 
 
 @pytest.mark.parametrize(
@@ -318,21 +292,6 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
             assert one.local + max(len(row) for row in one.far_rows) <= 4 + 64 + 64, name
 
 
-def test_a_method_over_the_budget_is_refused() -> None:
-    from esa_cli.methods import registry
-    from esa_cli.qa.presets import resolved_preset
-
-    @registry.recipe("greedy", about="", source="", cost="")
-    def greedy(base: registry.Base) -> dict[str, Any]:
-        return {"window": {"selected": base.window.selected + 1}}
-
-    try:
-        with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
-            resolved_preset.apply("greedy", TINY)
-    finally:
-        del registry.RECIPES._entries["greedy"]
-
-
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     (made,) = dense_group(TINY).presets
     assert dense_length(TINY) < made.context == made.window.dense
@@ -381,28 +340,9 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     both = recall.shares([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     assert recall.in_view() == 10 + 6
-
-
-def test_one_head_of_nine_that_has_the_fact_has_selected_it(loaded: Any) -> None:
-    """By the mean over heads a method that selects by head could hardly ever be said to select."""
-    recall = NeedleRecall()
-    for layer in range(8):
-        rows = [torch.tensor([0, 1, 2, 3])] * 8
-        found = torch.arange(50, 54) if layer < 2 else torch.arange(4)
-        recall(seen_of(layer, [*rows, found]))
-    shares = recall.shares([range(50, 54)])
-    assert [share.mean for share in shares] == [pytest.approx(1 / 9)] * 2 + [0.0] * 6
-    assert not selects_facts([share.mean for share in shares])
-    assert selects_facts([share.best for share in shares])
+    # Where each head selects, one with the fact in view is enough.
+    assert selects_facts([0.5, 0.5, *[0.0] * 6])
     assert not selects_facts([0.9, *[0.49] * 7])
-    made = engine(loaded, settings_of(methods=("quest",), dense=False))
-    made.run()
-    for row in made.listener.rows:
-        kept = row["recall"]
-        best = kept.get("best_head", kept["layers"])
-        assert all(one >= mean for one, mean in zip(best, kept["layers"], strict=True))
-        assert row["why"] == why(row["score"], selects_facts(best))
-    assert any("best_head" in row["recall"] for row in made.listener.rows)
 
 
 def test_positions_of_characters() -> None:

@@ -7,11 +7,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from task_requests import CHRONICLE, PACKAGE, prompt, samples, words
+from task_requests import CHRONICLE, FORMS, PACKAGE, prompt, samples, words
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, TaskQuestion
@@ -21,6 +22,43 @@ from esa_cli.evaluation.tasks.key_tasks import NOISE, places
 from esa_cli.evaluation.tasks.needle_tasks import load_needles
 from esa_cli.evaluation.tasks.stars_task import sprinkle
 from esa_cli.evaluation.tasks.task_sample import even
+
+DIGESTS = {
+    ("needle", False): "c465c945d6d06565",
+    ("needle", True): "c56867cae860d957",
+    ("needles", False): "5dc0720c9324de3b",
+    ("needles", True): "97f71dbf0dcdb9db",
+    ("stars", False): "ab4310a6468509cf",
+    ("stars", True): "cac9c79b545b73fd",
+    ("passkey", False): "be1cbc2135e39605",
+    ("passkey", True): "a4602237a3adfdb9",
+    ("number", False): "56505971e8c8e23d",
+    ("number", True): "e126235a1266772f",
+    ("kv", False): "723422e603f87f25",
+    ("kv", True): "7ad995cca4645b77",
+    ("niah", False): "bf4adb3b33733811",
+    ("niah", True): "42682e986a7d6a47",
+}
+"""Of the cases of each task and form. Their prompts, questions and facts were held to the words of
+the benchmark that the task names; published rows were measured with them."""
+
+
+@pytest.mark.parametrize(("name", "exact"), FORMS)
+def test_cases_stay_as_they_are(name: str, exact: bool) -> None:
+    made = [asdict(sample) for sample in samples(name, exact=exact)]
+    text = json.dumps(made, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, exact]
+
+
+def test_kv_is_json_with_the_values_that_are_asked_for() -> None:
+    assert places((0.5, 0.5, 0.5), 10) == [5, 4, 6], "places are different"
+    assert places((1.0, 1.0), 3) == [2, 1]
+    (shared,) = samples("kv", 400, samples=4)
+    pairs = json.loads(shared.text.removeprefix("JSON data:\n"))
+    assert 190 <= len(pairs) <= 200
+    for question in shared.questions:
+        (key,) = re.findall(r'Key: "(.+)"', question.text)
+        assert pairs[key] == question.answers[0]
 
 
 def test_needles_are_distinct() -> None:
@@ -68,35 +106,6 @@ def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
     assert len(sample.questions) == 8
     with pytest.raises(UsageError, match="must be a text of yours"):
         samples("own")
-
-
-def test_needlebench_prompt() -> None:
-    haystack = Haystack.of("a", "word " * 500)
-    (sample,) = samples("needles", 100, haystack=haystack, exact=True, samples=1)
-    facts = [fact.text for fact in sample.facts]
-    assert len(facts) == 3
-    for fact in facts:
-        assert f"\n{fact}\n" in sample.text
-    (question,) = sample.questions
-    asked, formats = split_needlebench(question.text)
-    assert prompt(sample) == (
-        "You are an intelligent AI assistant skilled in answering user questions.\n"
-        "Please keep your answers concise and clear. Do not talk about irrelevant topics or "
-        "repeat your answers.\n"
-        f"The document given to you by the user is {sample.text}\n\n"
-        f"Now, the questions are: {'、'.join(asked)}Before answering, please consider what in the "
-        "document is most relevant to this question. Please answer in the format of "
-        f"'{'、'.join(formats)}'\n"
-    )
-    assert len(asked) == len(formats) == 3
-    for fact, answer, form in zip(facts, question.answers, formats, strict=True):
-        assert fact.endswith(f"{answer}.")
-        assert form.endswith("______")
-
-
-def split_needlebench(text: str) -> tuple[list[str], list[str]]:
-    asked, rest = text.split("Before answering")
-    return asked.split("、"), rest.split("'")[1].split("、")
 
 
 @pytest.mark.parametrize("name", ["needles", "stars"])
@@ -176,59 +185,6 @@ def test_stars_match_loops(count: int, m: int) -> None:
     assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
 
 
-def test_exact_stars() -> None:
-    searching, reasoning = samples("stars", 5000, exact=True, samples=2)
-    assert [s.questions[0].key for s in (searching, reasoning)] == ["searching", "reasoning"]
-    for sample in (searching, reasoning):
-        assert len(sample.facts) == 32
-        text = sample.text
-        for fact in sample.facts:
-            text = text.replace(f"\n{fact.text}\n", " ")
-        assert "\n" not in text
-        assert len(text.rstrip().split(" ")) == 4000
-    a = searching.questions[0].answers[0]
-    assert searching.facts[0].text == f"The little penguin counted {a} ★"
-    a, r = reasoning.questions[0].answers[5], reasoning.questions[0].data["mistaken"][5]
-    assert reasoning.facts[5].text == (
-        f"The little penguin counted {r} ★, but found that a mistake had been made, so the "
-        f"counting was done again, and this time {a} ★ was counted correctly."
-    )
-    numbers = [*reasoning.questions[0].answers, *map(str, reasoning.questions[0].data["mistaken"])]
-    assert len(set(numbers)) == 64
-
-
-def test_star_questions() -> None:
-    searching, reasoning = samples("stars", 900, samples=2)
-    assert prompt(searching).removeprefix(searching.text) == (
-        "\n\n\n\nOn this moonlit and misty night, the little penguin is looking up at the sky and "
-        "concentrating on counting ★. Please help the little penguin collect the number of ★, for "
-        'example: {"little_penguin": [x, x, x,...]}. The summation is not required, and the '
-        "numbers in [x, x, x,...] represent the counted number of ★ by the little penguin. Only "
-        "output the results in JSON format without any explanation."
-    )
-    assert "collect the correct number of ★" in reasoning.questions[0].text
-    assert "represent the correctly counted number of ★" in reasoning.questions[0].text
-    assert searching.questions[0].prime == '```json\n{"little_penguin": ['
-
-
-def test_every_animal_is_asked_about_its_own_stars() -> None:
-    (sample,) = samples("stars", 9000, samples=8)
-    animals = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
-    for at, (animal, question) in enumerate(zip(animals, sample.questions, strict=True)):
-        kind = ("searching", "reasoning")[at % 2]
-        assert question.key == f"{kind}-{animal}"
-        assert question.text.count(f"the little {animal} ") == 2
-        assert question.text.endswith("without any explanation.")
-        assert question.prime == f'```json\n{{"little_{animal}": ['
-        assert (len(question.facts), question.longest) == (8, 80), "at every length"
-        for fact in question.facts:
-            text = sample.facts[fact].text
-            assert text.startswith(f"The little {animal} counted ")
-            assert ("mistake" in text) == (kind == "reasoning")
-        for one, mistaken in zip(question.facts, question.data.get("mistaken", ()), strict=False):
-            assert f"counted {mistaken} ★" in sample.facts[one].text
-
-
 @pytest.mark.parametrize(
     ("name", "memorize", "what", "digits"),
     [
@@ -266,85 +222,3 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
     second = samples(name, 10_000, exact=True, samples=4)[1]
     lines = (10_000 - words(second.facts[0].text)) // 19
     assert second.facts[0].start == len(noise) * round(19 / 58 * lines)
-
-
-def test_shared_keys_name_their_gates() -> None:
-    (sample,) = samples("passkey", samples=34)
-    assert len({question.text for question in sample.questions}) == 34
-    for question in sample.questions:
-        assert question.text == f"What is the pass key of the {question.key} gate?"
-        assert f"of the {question.key} gate is {question.answers[0]}." in sample.text
-
-
-def test_kv_document_and_prompt() -> None:
-    (shared,) = samples("kv", 400, samples=4)
-    head = "JSON data:\n"
-    assert shared.text.startswith(head)
-    pairs = json.loads(shared.text.removeprefix(head))
-    assert 190 <= len(pairs) <= 200
-    for question in shared.questions:
-        (key,) = re.findall(r'Key: "(.+)"', question.text)
-        assert pairs[key] == question.answers[0]
-    assert shared.before == (
-        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-    )
-    for sample in samples("kv", 400, samples=2, exact=True):
-        (question,) = sample.questions
-        (key,) = re.findall(r'Key: "(.+)"', question.text)
-        assert prompt(sample) == (
-            f'Extract the value corresponding to the specified key "{key}" in the JSON object '
-            f'below.\n\n{sample.text}\n\n\nKey: "{key}"\n'
-            "The value associated with the specified key is: "
-        )
-
-
-def test_kv_places_are_different() -> None:
-    assert places((0.0, 0.5, 1.0), 10) == [0, 5, 9]
-    assert places((0.5, 0.5, 0.5), 10) == [5, 4, 6]
-    assert places((1.0, 1.0), 3) == [2, 1]
-
-
-def test_ruler_prompts() -> None:
-    single, multikey, multivalue, multiquery = samples("niah", exact=True, samples=4)
-    keys = [s.questions[0].key for s in (single, multikey, multivalue, multiquery)]
-    assert keys == ["single-0", "multikey-0", "multivalue-0", "multiquery-0"]
-    assert [len(s.facts) for s in (single, multikey, multivalue, multiquery)] == [1, 4, 4, 4]
-    for sample in (single, multikey):
-        (question,) = sample.questions
-        (key,) = re.findall(r"for (\S+) mentioned", question.text)
-        (at,) = question.facts
-        assert sample.facts[at].text == (
-            f"One of the special magic numbers for {key} is: {question.answers[0]}."
-        )
-        assert prompt(sample) + question.prime == (
-            "A special magic number is hidden within the following text. Make sure to memorize "
-            f"it. I will quiz you about the number afterwards.\n{sample.text}\nWhat is the special "
-            f"magic number for {key} mentioned in the provided text? The special magic number for "
-            f"{key} mentioned in the provided text is"
-        )
-    (question,) = multiquery.questions
-    a, b, c, d = (
-        re.findall(r"for (\S+) is", multiquery.facts[at].text)[0] for at in question.facts
-    )
-    assert prompt(multiquery) + question.prime == (
-        "Some special magic numbers are hidden within the following text. Make sure to memorize "
-        f"it. I will quiz you about the numbers afterwards.\n{multiquery.text}\nWhat are all the "
-        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text? The "
-        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
-    )
-    (question,) = multivalue.questions
-    assert len(set(question.answers)) == 4
-    assert len({fact.text.split(" is: ")[0] for fact in multivalue.facts}) == 1
-
-
-def test_shared_ruler_plants_all_kinds() -> None:
-    (sample,) = samples("niah", samples=8)
-    kinds = [question.key.split("-")[0] for question in sample.questions]
-    assert kinds == ["single", "multikey", "multivalue", "multiquery"] * 2
-    # Two words alone, four with one number, one with four.
-    assert len(sample.facts) == 2 * (1 + 4 + 4)
-    assert [len(question.answers) for question in sample.questions] == [1, 1, 4, 4] * 2
-    assert sample.questions[1].answers[0] in sample.questions[3].answers
-    assert sample.before.startswith("Some special magic numbers are hidden")
-    for question in sample.questions:
-        assert all(re.fullmatch(r"[1-9]\d{6}", answer) for answer in question.answers)

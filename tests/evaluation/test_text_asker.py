@@ -124,16 +124,10 @@ def test_its_hash_is_of_answer_settings_and_files(folder: Path, tmp_path: Path) 
 # Recall
 
 
-@pytest.mark.parametrize(
-    ("passages", "share"),
-    [([], 0.0), ([(0, 15)], 0.5), ([(0, 15), (12, 18)], 0.8), ([(0, 100)], 1.0), ([(20, 30)], 0.0)],
-)
-def test_a_fact_is_covered_once(passages: list[tuple[int, int]], share: float) -> None:
-    fact = Fact("x" * 10, 10, 20, 0.5)
-    assert covered_share(fact, [evidence(*place) for place in passages]) == share
-
-
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
+    fact = Fact("x" * 10, 10, 20, 0.5)
+    assert covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8, "what overlaps is once"
+    assert covered_share(fact, [evidence(20, 30)]) == 0
     facts = [Fact("", 0, 10, 0.0), Fact("", 90, 100, 1.0)]
     passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
     made = evidence_recall_fields(0.0, facts, passages)
@@ -163,19 +157,14 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert len(reply.evidence) == 4
     assert 0 < asker.tokens_of(reply.evidence) < tokens
     assert reply.text in TEXT
-
-
-def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_prefill: None) -> None:
-    asker, told = TextAsker(session, chosen(folder)), list[tuple[int, int]]()
-    asker.read(TEXT, lambda done, total: told.append((done, total)))
-    assert asker.book.index is None
-    assert asker.nbytes == 0
-    assert told == [(len(asker.book.spans),) * 2], "progress ends"
-    first = asker.ask(QUESTION)
-    assert not first.read
-    assert any("year 17 the" in one.text for one in first.evidence)
     asker.read(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
+    words = TextAsker(session, chosen(folder))
+    told.clear()
+    words.read(TEXT, lambda done, total: told.append((done, total)))
+    assert words.book.index is None
+    assert (words.nbytes, told) == (0, [(tokens, tokens)]), "only progress ends"
+    assert not words.ask(QUESTION).read
 
 
 def test_a_benchmark_checks_questions_first_and_reads_a_document_once(

@@ -57,9 +57,9 @@ def results(summary: Summary, test: str, width: int) -> list[RenderableType]:
     ceiling = summary.ceiling(test)
     if ceiling is None:
         return [*parts, Text("no dense rows, so no retained scores", style="dim")]
-    lengths = ", ".join(look.length_labels(summary.dense_lengths(test)))
+    labels = ", ".join(look.length_labels(summary.dense_lengths(test)))
     ends = f"{look.percent(ceiling.low)}–{look.percent(ceiling.high)}"
-    text = f"dense ceiling {look.percent(ceiling.mean)} at {lengths}, n {ceiling.n}, 95 % {ends}"
+    text = f"dense ceiling {look.percent(ceiling.mean)} at {labels}, n {ceiling.n}, 95 % {ends}"
     return [*parts, Text(f"{text}; n counts questions a length", style="dim")]
 
 
@@ -74,8 +74,8 @@ def heat_maps(summary: Summary, test: str, width: int) -> list[RenderableType]:
                 table.add_column(f" {label}", justify="right", header_style="dim")
             columns = [summary.depths(test, method, length) for length in lengths]
             for tenth in range(BINS):
-                label = Text(look.depth_label(tenth, BINS), style="dim")
-                table.add_row(label, *(_block(column[tenth]) for column in columns))
+                depth = Text(look.depth_label(tenth, BINS), style="dim")
+                table.add_row(depth, *(_block(column[tenth]) for column in columns))
             maps.append(table)
     title = _title(test, "score in % by depth of the fact in % (down) and length (across)")
     return [title, Columns(maps, padding=(0, 3)), Text("–  not asked", style="dim")]

@@ -88,8 +88,8 @@ def compare(
                 asker = TextAsker(session, group.presets[0])
                 read_s = asker.read(text, reading(group.names))
                 reply = asker.ask(question, most)
-                passages = reply.evidence[:count]
-                rows.append(_row(group.names[0], group, read_s, reply, asker.nbytes, passages))
+                best = reply.evidence[:count]
+                rows.append(_row(group.names[0], group, read_s, reply, asker.nbytes, best))
                 continue
             session.clear()
             session.use(group.presets[0])

@@ -197,19 +197,6 @@ def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> 
     assert late.code == 0, "nothing is left to ask"
 
 
-def test_a_row_that_lacks_something_is_no_bug(esa: Esa, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
-    assert esa(*arguments).code == 0
-    whole = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
-    for field, value in (
-        ("test", None), ("score", None), ("score", "much"), ("time", {"read_s": "long"}),
-    ):  # fmt: skip
-        broken = {**whole[1], field: value}
-        rows.write_text("".join(json.dumps(line) + "\n" for line in (whole[0], broken)), "utf-8")
-        fail(esa(*arguments), 3, f"line 2 is not whole: '{field}")
-
-
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
 @pytest.mark.process
 def test_ctrl_c_keeps_what_was_asked(tmp_path: Path, cache: Path) -> None:
