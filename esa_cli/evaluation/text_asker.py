@@ -90,7 +90,7 @@ class TextAsker:
 
     def tokens_of(self, passages: tuple[Evidence, ...]) -> int:
         """Tokens of the passages."""
-        places = torch.tensor([(one.start, one.end) for one in passages]).reshape(-1, 2)
+        places = torch.tensor([(passage.start, passage.end) for passage in passages]).reshape(-1, 2)
         first, last = token_bounds(self.book.spans, places)
         return int((last - first).sum())
 

@@ -77,10 +77,10 @@ def chosen_presets(base: Preset, methods: Sequence[str], length: int) -> dict[st
             "--methods must name a method, got none",
             "`esa methods` lists all; `preset`: the preset as it is",
         )
-    made = {name: resolved_preset.compared(name, base, length) for name in methods}
-    for preset in made.values():
+    presets = {name: resolved_preset.compared(name, base, length) for name in methods}
+    for preset in presets.values():
         resolved_preset.resolve(preset)
-    return made
+    return presets
 
 
 def settings_of(method: str, preset: Preset) -> str:

@@ -107,8 +107,8 @@ def read(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def _question(asked: Sequence[str]) -> str:
-    questions = "、".join(one.split("?")[0] + "?" for one in asked)
-    formats = "、".join(one.split("'")[1].split(".")[0] for one in asked)
+    questions = "、".join(text.split("?")[0] + "?" for text in asked)
+    formats = "、".join(text.split("'")[1].split(".")[0] for text in asked)
     return f"\n\nNow, the questions are: {questions}{GUIDE} {FORMAT} of '{formats}'\n"
 
 
@@ -136,7 +136,7 @@ def _unlike(needles: Sequence[NeedleRow], count: int) -> list[NeedleRow]:
     Random(0).shuffle(rows)
     drawn: list[NeedleRow] = []
     for row in rows:
-        if all(row.arg1 != one.arg1 and row.arg2 != one.arg2 for one in drawn):
+        if all(row.arg1 != other.arg1 and row.arg2 != other.arg2 for other in drawn):
             drawn.append(row)
         if len(drawn) == count:
             return drawn

@@ -112,7 +112,7 @@ def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, 
 
 def _as_texts(value: Any) -> list[Any]:
     values = value if isinstance(value, list) else [value]
-    return [str(one) if isinstance(one, int | float) else one for one in values]
+    return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
 def _filled(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,12 +153,12 @@ def read_rows(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
-                    made = make(kind.model_validate(data), number)
+                    record = make(kind.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
                     what = f"{path}, line {number}: {_reason(error)}"
                     raise DocumentError(what, AGAIN) from error
                 empty = False
-                yield made
+                yield record
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
     if empty:

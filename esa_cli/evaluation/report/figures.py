@@ -109,14 +109,14 @@ def heat_map(summary: Summary, test: str) -> Chart:
 
 def _ranges(series: Mapping[str, Sequence[float | None]]) -> str:
     """Every line's least and greatest value."""
-    said = []
+    texts = []
     for name, shares in series.items():
         known = [share for share in shares if share is not None]
         ends = [look.percent(end) for end in (min(known), max(known))] if known else []
-        said.append(
+        texts.append(
             f"{name}: " + (f"{' to '.join(dict.fromkeys(ends))} %" if ends else "no values")
         )
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 MARKERS = "osD^xP"

@@ -81,11 +81,11 @@ def _render(
 def _charts(summary: Summary, test: str) -> dict[str, Markup]:
     """One test's charts by caption; those that cannot be drawn are left out."""
     scores = score_chart(summary, test) if summary.lengths(test) else None
-    every = {
+    charts = {
         "Score by length; the dashed line is the dense ceiling": scores,
         "Recall by layer: the share of the fact in view, all lengths": _recall(summary, test),
     }
-    return {caption: chart.svg() for caption, chart in every.items() if chart}
+    return {caption: chart.svg() for caption, chart in charts.items() if chart}
 
 
 def _recall(summary: Summary, test: str) -> Chart | None:

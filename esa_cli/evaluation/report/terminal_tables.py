@@ -154,8 +154,8 @@ def _score(cell: Cell | None) -> Text:
     if cell is None:
         return Text("–", style="dim")
     text = Text(look.percent(cell.mean), style="bold")
-    kept = f"({look.percent(cell.retained)})" if cell.retained is not None else ""
-    return text.append(f" {kept:>5}", style="not bold") if kept else text
+    retained = f"({look.percent(cell.retained)})" if cell.retained is not None else ""
+    return text.append(f" {retained:>5}", style="not bold") if retained else text
 
 
 def _block(cell: Cell | None) -> Text:

@@ -55,7 +55,10 @@ def selected_passages(counts: Tensor, book: Book, count: int) -> list[Evidence]:
     """
     total = float(counts[book.rows.start : book.rows.stop].sum())
     best = heaviest(counts, [book], count)
-    return [Evidence.of(book.document, one.start, one.end, one.weight / total) for one in best]
+    return [
+        Evidence.of(book.document, passage.start, passage.end, passage.weight / total)
+        for passage in best
+    ]
 
 
 def compare(
@@ -94,8 +97,8 @@ def compare(
             session.clear()
             session.use(group.presets[0])
             read_s = read_for(session, preset, group, text, reading(group.names))
-            for name, one in zip(group.names, group.presets, strict=True):
-                session.use(one)
+            for name, laid_over in zip(group.names, group.presets, strict=True):
+                session.use(laid_over)
                 view = SelectionCounts(torch.zeros(session.document_tokens))
                 answer = session.ask(question, max_new_tokens=most, trace=view)
                 passages = selected_passages(view.counts, book, count)
@@ -120,5 +123,5 @@ def _row(
         "first_token_s": answer.first_token_s,
         "answer_s": answer.total_s,
         "cache_bytes": nbytes,
-        "passages": [{key: getattr(one, key) for key in keys} for one in passages],
+        "passages": [{key: getattr(passage, key) for key in keys} for passage in passages],
     }

@@ -51,8 +51,8 @@ class NeedleRecall:
         """
         out = []
         for layer in sorted(self.last):
-            found = [_share(self.last[layer], fact) for fact in facts]
-            mean, best = (sum(column) / len(facts) for column in zip(*found, strict=True))
+            pairs = [_share(self.last[layer], fact) for fact in facts]
+            mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append(NeedleShare(mean, best))
         return out
 
@@ -69,11 +69,12 @@ def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
     """Share of the fact's tokens among I, the selected and L."""
     near = seen.start - seen.local
     inside = sum(1 for at in fact if at >= near)
-    found = [
+    selected = [
         int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
     ]
     size = max(1, len(fact))
-    return NeedleShare((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
+    mean = sum(selected) / len(selected)
+    return NeedleShare((inside + mean) / size, (inside + max(selected)) / size)
 
 
 def selects_facts(shares: Sequence[float]) -> bool:
@@ -114,7 +115,9 @@ def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int)
 def covered_share(fact: Fact, passages: Sequence[Evidence]) -> float:
     """The share of the fact's characters in the passages, which may overlap."""
     inside = {
-        at for one in passages for at in range(max(fact.start, one.start), min(fact.end, one.end))
+        at
+        for passage in passages
+        for at in range(max(fact.start, passage.start), min(fact.end, passage.end))
     }
     return len(inside) / max(1, fact.end - fact.start)
 

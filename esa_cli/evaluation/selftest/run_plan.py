@@ -76,19 +76,19 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        made = resolved_preset.compared(name, preset, length)
+        chosen = resolved_preset.compared(name, preset, length)
         if name == resolved_preset.FROM_TEXT:
-            alone.append(MethodGroup((name,), (made,), "text"))
+            alone.append(MethodGroup((name,), (chosen,), "text"))
             continue
-        method = resolve(made).method
+        method = resolve(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
         fitting = method.fitting if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
-        if elsewhere or _is_full(name, made) or settings.reading == "own":
-            alone.append(MethodGroup((name,), (made,)))
+        if elsewhere or _is_full(name, chosen) or settings.reading == "own":
+            alone.append(MethodGroup((name,), (chosen,)))
         else:
-            shared.setdefault(repr(fitting), []).append((name, made))
+            shared.setdefault(repr(fitting), []).append((name, chosen))
     if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
         next(iter(shared.values())).extend(anywhere)
     together = []
@@ -98,9 +98,9 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     return [*together, *alone]
 
 
-def _is_full(name: str, made: Preset) -> bool:
+def _is_full(name: str, preset: Preset) -> bool:
     """True if the method attends to all tokens, whatever the budget."""
-    return made.selector["name"] == "full" or (
+    return preset.selector["name"] == "full" or (
         name != resolved_preset.AS_IS and registry.find_recipe(name).full
     )
 
@@ -176,8 +176,8 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
     is unknown. PresetError: its settings are wrong."""
     if not journal.rows:
         return
-    made = groups(settings, preset, max(settings.lengths))
-    now = {name: group.reading for group in made for name in group.names}
+    grouped = groups(settings, preset, max(settings.lengths))
+    now = {name: group.reading for group in grouped for name in group.names}
     for row in journal.rows:
         name, before = row["method"], row.get("reading")
         if not row.get("dense") and now.get(name, before) != before:

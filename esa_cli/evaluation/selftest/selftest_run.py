@@ -93,7 +93,7 @@ class SelftestRun:
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check(session)
             work = self.shard.take(self._work())
-            documents = (self._questions(session, *one).cases() for one in work)
+            documents = (self._questions(session, *pair).cases() for pair in work)
             return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
 
     def size(self, text: str) -> int:
@@ -158,16 +158,16 @@ class SelftestRun:
         mistakes come before the first long prefill."""
         for test in self.settings.tests:
             for length in self.lengths(test):
-                made = groups(self.settings, self.preset, length)
+                grouped = groups(self.settings, self.preset, length)
                 for preset in [
-                    p for group in made if group.reading != "text" for p in group.presets
+                    p for group in grouped if group.reading != "text" for p in group.presets
                 ]:
                     session.use(preset)
                     # Not every host has a base that can be changed.
                     host = session.attachment.rope.frequencies
                     session.method.position.frequencies(*host, length)
                 sample = next(self.samples(test, length))
-                for group in made:
+                for group in grouped:
                     self._questions(session, sample, group).check()
 
     def _questions(
@@ -224,11 +224,13 @@ class DocumentQuestions:
             for preset in self.group.presets:
                 if self.text is None:
                     self._use(preset)
-                for one in self.sample.questions:
+                for question in self.sample.questions:
                     if self.text is not None:
-                        self.text.check(one.text, one.longest)
+                        self.text.check(question.text, question.longest)
                     else:
-                        self.session.check(one.text, prime=one.prime, max_new_tokens=one.longest)
+                        self.session.check(
+                            question.text, prime=question.prime, max_new_tokens=question.longest
+                        )
         except LengthError as error:
             raise LengthError(
                 f"{self.sample.test} cannot be asked: {error.message}",
@@ -275,7 +277,7 @@ class DocumentQuestions:
     def _fits(self) -> bool:
         """True if every question can be asked and answered inside the model's own window."""
         prompt, asked = self.session.prompt, self.sample.questions
-        longest = max(len(prompt.question(one.text, one.prime)) + one.longest for one in asked)
+        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in asked)
         return len(prompt.document(self.sample.text)) + longest <= self.base.context
 
     def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:

@@ -308,14 +308,14 @@ def _ask(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
-    one = len(answers) == 1
+    is_single = len(answers) == 1
     return TaskQuestion(
         key=key,
-        text=(ASK_ONE if one else ASK_MANY).format(query=query),
+        text=(ASK_ONE if is_single else ASK_MANY).format(query=query),
         answers=answers,
         facts=tuple(planted.index(sentence) for sentence in _sentences(numbers)),
         longest=MAGIC_LONGEST,
-        prime=(PRIME_ONE if one else PRIME_MANY).format(query=query),
+        prime=(PRIME_ONE if is_single else PRIME_MANY).format(query=query),
     )
 
 

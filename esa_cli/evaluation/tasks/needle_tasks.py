@@ -75,8 +75,10 @@ def chosen_needles(request: TaskRequest) -> list[Needle]:
 def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     """A question for each needle, which is the document's fact of the same number."""
     return tuple(
-        TaskQuestion(f"needle-{one.number:02}", one.question, one.answers, (fact,), LONGEST)
-        for fact, one in enumerate(needles)
+        TaskQuestion(
+            f"needle-{needle.number:02}", needle.question, needle.answers, (fact,), LONGEST
+        )
+        for fact, needle in enumerate(needles)
     )
 
 
@@ -161,12 +163,12 @@ def _many(request: TaskRequest, index: int, counts: Sequence[int]) -> TaskSample
     """A document with a question for each of the counts of needles."""
     dice = StableRandom("needles", request.length, request.seed, index)
     pairs = [
-        (kind, one, other)
+        (kind, first, other)
         for kind in KINDS
-        for one, other in zip(kind.first, dice.some(kind.second, len(kind.second)), strict=True)
+        for first, other in zip(kind.first, dice.some(kind.second, len(kind.second)), strict=True)
     ]
     drawn = dice.some(pairs, sum(counts))
-    sentences = [kind.needle.format(arg1=one, arg2=two) for kind, one, two in drawn]
+    sentences = [kind.needle.format(arg1=first, arg2=two) for kind, first, two in drawn]
     depths = depths_of(request, len(drawn))
     if request.exact:
         text, facts = document(request, sentences, depths, (word_ends,), ("\n", "\n"))
@@ -177,8 +179,10 @@ def _many(request: TaskRequest, index: int, counts: Sequence[int]) -> TaskSample
     for which, count in enumerate(counts):
         own = [place for place, owner in enumerate(owners) if owner == which]
         mine = [drawn[place] for place in own]
-        asked = JOINT.join(kind.question.format(arg1=one) for kind, one, _ in mine)
-        formats = JOINT.join(kind.format.format(arg1=one, arg2="______") for kind, one, _ in mine)
+        asked = JOINT.join(kind.question.format(arg1=first) for kind, first, _ in mine)
+        formats = JOINT.join(
+            kind.format.format(arg1=first, arg2="______") for kind, first, _ in mine
+        )
         key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
         answers = tuple(two for _, _, two in mine)
         guide = GUIDE.format(formats=formats)

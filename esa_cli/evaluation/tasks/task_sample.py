@@ -179,7 +179,7 @@ class Haystack:
         UsageError: a folder without such files. DocumentError: a file that cannot be read."""
         path, names = Path(source), [source]
         if path.is_dir():
-            names = sorted(str(one) for one in path.iterdir() if one.suffix.lower() in SUFFIXES)
+            names = sorted(str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
             if not names:
                 raise UsageError(
                     f"the haystack's folder must have text files, got {source}",

@@ -207,7 +207,7 @@ class BenchRun:
 
         benchmark, scores = self.selection.benchmark, bench_table.mean_scores(journal.rows)
         headers, lines = bench_table.table(benchmark, scores)
-        counts = Counter((one["method"], one["task"]) for one in self.left_out).items()
+        counts = Counter((row["method"], row["task"]) for row in self.left_out).items()
         notes = [
             *self.selection.notes(),
             *(

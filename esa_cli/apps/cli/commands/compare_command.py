@@ -86,7 +86,7 @@ def _rows(
     ready = prepare(chosen, model, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
-    presets = [one for group in grouped if group.reading != "text" for one in group.presets]
+    presets = [preset for group in grouped if group.reading != "text" for preset in group.presets]
     if presets:
         ready.model.planner(ready.resolved).check(tokens)
     if len(presets) < len(names):
