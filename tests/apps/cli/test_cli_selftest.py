@@ -67,17 +67,6 @@ def test_every_test_runs_in_both_forms(esa: Esa) -> None:
         assert all(row["recall"] is None or len(row["recall"]["layers"]) == 2 for row in rows)
 
 
-def test_own_text(esa: Esa, tmp_path: Path) -> None:
-    text = tmp_path / "mine.txt"
-    sentences = [f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 90)]
-    text.write_text("\n\n".join(" ".join(sentences[i : i + 5]) for i in range(0, 89, 5)), "utf-8")
-    done = esa("selftest", "own", "--haystack", str(text), *SMALL, "--json")
-    assert done.code == 0, done.err
-    rows = json.loads(done.out)["rows"]
-    assert len(rows) == 2
-    fail(esa("selftest", "own", *SMALL), 2, "--haystack")
-
-
 def test_mistakes_are_named_before_the_model_is_loaded(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +77,7 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needel", *SMALL), 2, "needle")
     fail(esa("selftest", "needle", "--methods", "infllmm", *SMALL), 2, "infllm")
     fail(esa("selftest", "needle", "--len", "much", *SMALL), 2, "must be a number of tokens")
+    fail(esa("selftest", "own", *SMALL), 2, "--haystack")
     fail(esa("selftest", "needle", "--depths", "deep", *SMALL), 2, "must be a count")
     fail(esa("selftest", "needle", "--out", "same.x", "--report", "same.x", *SMALL), 2)
     fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
