@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esa_cli.apps.cli.measured_run import RowOptions, measure
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.run_facts import run_facts
 
@@ -50,16 +49,11 @@ def bench(
     name: Name,
     data: Data = None,
     tasks: Tasks = None,
-    methods: options.MethodsOrDefault = None,
     limit: Limit = None,
-    time_limit: options.TimeLimit = None,
-    out: options.Out = None,
     markdown: Markdown = None,
     *,
-    shards: ShardOptions,
+    rows: RowOptions,
     model: ModelOptions,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Run a public benchmark, and print a table like the paper's.
 
@@ -70,27 +64,23 @@ def bench(
     from esa_cli.evaluation.bench import find
     from esa_cli.evaluation.bench.bench_run import BenchSelection, chosen_tasks
 
-    benchmark, reporter = find(name), Reporter(quiet)
+    benchmark, reporter, until = find(name), Reporter(rows.quiet), rows.until
     if data is None:
         hint = f"official files: {benchmark.source}"
         raise UsageError(f"{name} needs its files: --data DIR", hint)
-    for label, path in (("--out", out), ("--markdown", markdown)):
+    written = {"--out": rows.out, "--markdown": markdown}
+    for label, path in written.items():
         paths.check(label, path)
-    paths.apart({"--out": out, "--markdown": markdown})
+    paths.apart(written)
     official = map(str, data.rglob("*.jsonl"))
     paths.spare("--markdown", markdown, official, "one of the files in --data")
-    shard = shards.check(out)
+    shard = rows.check(rows.out)
     chosen = model.method_preset()
-    names = options.compared_methods(methods, chosen)
-    until = None if time_limit is None else time.monotonic() + 60 * time_limit
     try:
         asked = None if tasks is None else options.names(tasks)
         wanted = chosen_tasks(benchmark, data, asked)
         selection = BenchSelection(benchmark, data, wanted, limit, shard)
-        BenchRun(
-            name, selection, chosen, names, model, tuple(shards.join or ()), until, out, markdown,
-            as_json, reporter,
-        ).run()  # fmt: skip
+        BenchRun(name, selection, chosen, model, rows, until, markdown, reporter).run()
     finally:
         reporter.settle()
 
@@ -106,30 +96,28 @@ class BenchRun:
     name: str
     selection: BenchSelection
     chosen: Preset
-    methods: Sequence[str]
     model: ModelOptions
-    joined: Sequence[Path]
+    rows: RowOptions
     until: float | None
-    out: Path | None
     markdown: Path | None
-    as_json: bool
     reporter: Reporter
     left_out: list[dict[str, str]] = field(default_factory=list)
 
     def run(self) -> None:
         """Asks the records that have no row, and shows the scores."""
-        from esa_cli.apps.cli.measured_run import measure
         from esa_cli.apps.cli.model_choice.known_model import ModelPlace, inspect_model
         from esa_cli.evaluation.bench.bench_run import KEY, chosen_presets, wrong
         from esa_cli.system.jsonl import Journal
 
         reporter, survey = self.reporter, self.selection.survey()
         reporter.stage("import", 0, None)
-        presets = chosen_presets(self.chosen, self.methods, survey.length)
+        names = options.compared_methods(self.rows.methods, self.chosen)
+        presets = chosen_presets(self.chosen, names, survey.length)
         place = ModelPlace.of(self.model)
         header = self._header(survey.length, place)
-        journal = Journal(self.out, header, same=("benchmark", "settings"), key=KEY, wrong=wrong)
-        journal.join(self.joined)
+        same = ("benchmark", "settings")
+        journal = Journal(self.rows.out, header, same=same, key=KEY, wrong=wrong)
+        journal.join(self.rows.join or ())
         if journal.rows:
             reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
         is_complete = survey.is_complete(journal, presets)
@@ -140,7 +128,7 @@ class BenchRun:
             return is_complete or self._ask(journal, presets, known, survey)
 
         show = partial(self._show, journal, presets)
-        measure(journal, self.out, reporter, run=ask, finish=reporter.settle, show=show)
+        measure(journal, self.rows, reporter, run=ask, finish=reporter.settle, show=show)
 
     def _header(self, length: int, place: ModelPlace) -> dict[str, Any]:
         """The first line of the results file.
@@ -216,7 +204,7 @@ class BenchRun:
             ),
         ]
         self._note_plain(journal, presets)
-        if self.as_json:
+        if self.rows.as_json:
             result = {
                 "complete": complete,
                 "scores": bench_table.as_dict(benchmark, scores),

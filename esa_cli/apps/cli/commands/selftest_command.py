@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from esa_cli.apps.cli.measured_run import RowOptions, measure
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.run_facts import run_facts
 from esa_cli.errors import UsageError
@@ -68,20 +67,15 @@ def selftest(
     lengths: Lengths = "16k",
     depths: Depths = None,
     samples: Samples = 8,
-    methods: options.MethodsOrDefault = None,
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
     exact: Exact = False,
     dense: Dense = True,
-    time_limit: options.TimeLimit = None,
-    out: options.Out = None,
     report: Report = None,
     *,
-    shards: ShardOptions,
+    rows: RowOptions,
     model: ModelOptions,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Plant facts in a long text, and count those that are found.
 
@@ -90,10 +84,10 @@ def selftest(
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.selftest import run_plan
 
-    chosen = model.method_preset()
+    until, chosen = rows.until, model.method_preset()
     settings = run_plan.SelftestSettings(
         tests=options.names(test),
-        methods=options.compared_methods(methods, chosen),
+        methods=options.compared_methods(rows.methods, chosen),
         lengths=tuple(dict.fromkeys(run_plan.tokens(part) for part in lengths.split(","))),
         depths=run_plan.depths(depths),
         samples=samples,
@@ -102,9 +96,8 @@ def selftest(
         exact=exact,
         dense=dense,
     )
-    reporter = Reporter(quiet)
-    until = None if time_limit is None else time.monotonic() + 60 * time_limit
-    run = Selftest(settings, chosen, model, haystack, until, out, report, as_json, shards, reporter)
+    reporter = Reporter(rows.quiet)
+    run = Selftest(settings, chosen, model, haystack, until, rows, report, reporter)
     try:
         run.run()
     finally:
@@ -120,15 +113,12 @@ class Selftest:
     model: ModelOptions
     haystack: Path | None
     until: float | None
-    out: Path | None
+    rows: RowOptions
     report: Path | None
-    as_json: bool
-    shards: ShardOptions
     reporter: Reporter
 
     def run(self) -> None:
         """Runs the tests and prints the scores. Raises EsaError."""
-        from esa_cli.apps.cli.measured_run import measure
         from esa_cli.apps.cli.model_choice.known_model import ModelPlace
         from esa_cli.apps.cli.output.progress_display import SelftestDisplay
         from esa_cli.evaluation.report.statistics import wrong
@@ -136,13 +126,13 @@ class Selftest:
         from esa_cli.system.jsonl import Journal
 
         reporter, haystack = self.reporter, self._check()
-        shard = self.shards.check(self.out)
+        shard = self.rows.check(self.rows.out)
         reporter.stage("import", 0, None)
         place = ModelPlace.of(self.model)
         header = self._header(haystack, place)
         same = ("model", "settings", "preset_settings")
-        journal = Journal(self.out, header, same=same, key=KEY, wrong=wrong)
-        journal.join(self.shards.join or ())
+        journal = Journal(self.rows.out, header, same=same, key=KEY, wrong=wrong)
+        journal.join(self.rows.join or ())
         same_reading(journal, self.settings, self.chosen)
         model = self._inspect(haystack, place)
         if journal.rows:
@@ -163,7 +153,7 @@ class Selftest:
                 ).run()  # fmt: skip
 
         show = partial(self._show, journal)
-        measure(journal, self.out, reporter, run=ask, finish=display.finish, show=show)
+        measure(journal, self.rows, reporter, run=ask, finish=display.finish, show=show)
 
     def _check(self) -> Haystack:
         """The haystack; names, lengths, texts and files are checked before anything is loaded.
@@ -187,7 +177,7 @@ class Selftest:
                 "add --haystack FILE",
             )
         texts = [] if haystack is None else [haystack, *haystack.glob("*")]
-        written = {"--out": self.out, "--report": self.report}
+        written = {"--out": self.rows.out, "--report": self.report}
         for name, path in written.items():
             files.check(name, path)
             files.spare(name, path, map(str, texts), "one of the texts of --haystack")
@@ -242,7 +232,7 @@ class Selftest:
         from esa_cli.evaluation.report.statistics import summarise
 
         summary = summarise(journal.rows)
-        if self.as_json:
+        if self.rows.as_json:
             print_json({**journal.header, "complete": complete, "rows": journal.rows})
         else:
             _print(summary, journal.rows)
