@@ -34,7 +34,6 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bitsandbytes", "bitsandbytes", lambda: check_quantization("nf4", "cpu")),
     ("torchao", "torchao", lambda: check_quantization("int8", "cpu")),
-    ("bench", "rapidfuzz", lambda: library("rapidfuzz.distance")),
     ("bench", "rouge", lambda: library("rouge")),
     ("bench", "tiktoken", gpt4),
     ("mcp", "mcp", check_sdk),

@@ -28,28 +28,23 @@ def test_exactly_these_names_are_public() -> None:
         _ = esa_cli.Sesion
 
 
-def test_importing_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "esa_cli.load_preset()\nesa_cli.Library, esa_cli.Turn, esa_cli.Passage\n"
+        f"esa_cli.read_document({str(ROOT / 'README.md')!r})\n",
+        "from esa_cli import Esa\n",
+    ],
+)
+def test_importing_loads_nothing_heavy(code: str) -> None:
     code = (
-        "import sys, esa_cli\n"
-        "esa_cli.load_preset()\n"
-        "esa_cli.Library, esa_cli.Turn, esa_cli.Passage\n"
-        f"esa_cli.read_document({str(ROOT / 'README.md')!r})\n"
+        f"import sys, esa_cli\n{code}"
         "heavy = {'torch', 'transformers', 'tokenizers', 'numpy', 'rich', 'typer'}\n"
+        "heavy |= {'esa_cli.methods', 'esa_cli.methods.registry'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_class_is_imported_without_torch_and_methods() -> None:
-    done = run(
-        "import sys\n"
-        "from esa_cli import Esa\n"
-        "heavy = [name for name in sys.modules if name in ('torch', 'numpy', 'transformers')]\n"
-        "heavy += [name for name in sys.modules if name.startswith('esa_cli.methods')]\n"
-        "sys.exit(' '.join(heavy) or 0)\n"
     )
     assert done.returncode == 0, done.stderr
