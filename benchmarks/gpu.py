@@ -40,8 +40,7 @@ from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.layer_calls import hidden_states
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.growing_rows import RESERVE
-from esa_cli.storage.memory_store import StorePlaces
+from esa_cli.storage.memory_store import RESERVE, StorePlaces
 
 WAYS = ("dense", "esa", "host", "index")
 LOWER_RIGHT = "lower-right"

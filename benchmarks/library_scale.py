@@ -34,9 +34,8 @@ from typing import Any
 from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
-from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.formats import manifest
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library import Entry, Library, manifest
+from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.system.text import text_digest
 
 WORDS_A_TOKEN = 0.75

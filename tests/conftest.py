@@ -146,7 +146,7 @@ def once() -> Iterator[None]:
     from esa_cli.apps.cli import cli_app as app
     from esa_cli.qa.planning import plan
     from esa_cli.qa.presets import preset_files
-    from esa_cli.storage.library.catalogue import catalogue_tables
+    from esa_cli.storage.library import catalogue as catalogue_file
 
     torch.set_num_threads(1)
     parsed = functools.cache(preset_files.load_yaml)
@@ -155,8 +155,8 @@ def once() -> Iterator[None]:
         patch.setattr(preset_files, "load_yaml", lambda text: copy.deepcopy(parsed(text)))
         patch.setattr(plan, "SECONDS", 0.001)
         patch.setattr(os, "fsync", os.fstat)
-        tables = "PRAGMA synchronous = OFF;" + catalogue_tables._TABLES
-        patch.setattr(catalogue_tables, "_TABLES", tables)
+        tables = "PRAGMA synchronous = OFF;" + catalogue_file._TABLES
+        patch.setattr(catalogue_file, "_TABLES", tables)
         yield
 
 
@@ -205,8 +205,8 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row segments of 8, 8, 16, 32, 32, ... so that a few dozen tokens cross several borders."""
-    monkeypatch.setattr("esa_cli.storage.growing_rows.FIRST_SEGMENT", 8)
-    monkeypatch.setattr("esa_cli.storage.growing_rows.LAST_SEGMENT", 32)
+    monkeypatch.setattr("esa_cli.storage.memory_store.FIRST_SEGMENT", 8)
+    monkeypatch.setattr("esa_cli.storage.memory_store.LAST_SEGMENT", 32)
 
 
 def build_rope(dim: int, **changes: Any) -> Rope:

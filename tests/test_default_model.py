@@ -107,25 +107,3 @@ def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
     out = loaded.model.generate(ids, past_key_values=cache, max_new_tokens=24, do_sample=False)
     answer = loaded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     assert ANSWER not in answer
-
-
-def test_asked_again_the_answer_is_the_same(loaded, long_text: str) -> None:
-    """Questions leave no trace: the second asking sees what the first one saw."""
-    from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.presets import preset
-
-    with Session(loaded.model, loaded.tokenizer, preset.load()) as session:
-        session.read(long_text[:20000])
-        first = session.ask(QUESTION, max_new_tokens=12)
-        session.ask("Who wrote this?", max_new_tokens=5)
-        again = session.ask(QUESTION, max_new_tokens=12)
-    assert again.text == first.text
-    assert first.answer_tokens > 0
-
-
-def test_the_chronicle_is_over_four_windows_long(loaded) -> None:
-    from esa_cli.qa.presets import preset
-
-    text = (EXAMPLES / "chronicle.md").read_text("utf-8")
-    count = len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    assert count > 4 * preset.load().context

@@ -1,10 +1,9 @@
-"""What the documents name exists: links, files, tests, modules, commands and their options."""
+"""What the documents name exists: links, pages, commands and their options, modules."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,9 +18,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
 PRESENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 LINKED = [*PAGES, ROOT / "benchmarks/NOTES.md", ROOT / "benchmarks/training/README.md"]
-ROOTS = [ROOT, ROOT / "esa_cli", *(path for path in ROOT.glob("esa_cli/*") if path.is_dir())]
-OTHERS = {"my_selector.py", "locks/", "settings/"}
-"""What users write themselves, and folders of the library and the cache."""
 OTHER_OPTIONS = {"--help", "--out", "--windows"}
 """Of every command, and of benchmarks."""
 
@@ -57,19 +53,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert section in anchors, f"{target}#{section}"
 
 
-@pytest.mark.parametrize("page", PRESENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    paths = names(page, r"`([a-z0-9_/]+(?:/|\.py))`") - OTHERS
-    anywhere = {path.name for path in ROOT.glob("*/**/*.py")}
-    lacking = {
-        path
-        for path in paths
-        if not any((root / path).exists() for root in [*ROOTS, page.parent])
-        and path not in anywhere
-    }
-    assert not lacking
-
-
 def test_commands_and_options_that_pages_name_exist() -> None:
     """`esa VERB [VERB] ... --option`, with a backslash before `|` as tables have it."""
     program, checked = command(), 0
@@ -98,19 +81,6 @@ def test_commands_and_options_that_pages_name_exist() -> None:
     assert checked > 30
 
 
-def test_tests_and_modules_that_pages_name_exist() -> None:
-    tests = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/test_*.py"))
-    for page in PRESENT:
-        for name in names(page, r"`(test_[a-z0-9_]+)`"):
-            assert f"def {name}(" in tests, name
-        for dotted in names(page, r"`(esa_cli(?:\.\w+)+)"):
-            module, _, name = dotted.rpartition(".")
-            try:
-                import_module(dotted)
-            except ModuleNotFoundError:
-                assert hasattr(import_module(module), name), dotted
-
-
 def test_pages_that_the_code_names_exist() -> None:
     named = {
         page
@@ -133,21 +103,3 @@ def test_names_that_benchmarks_import_exist() -> None:
                     if not hasattr(module, name) and not find_spec(f"{node.module}.{name}"):
                         lacking.append(f"{path.name}: {name}")
     assert not lacking
-
-
-def test_the_readme_is_short() -> None:
-    before = (ROOT / "README.md").read_text("utf-8").partition("\n## More")[0]
-    assert len(before.split()) <= 500
-
-
-@pytest.mark.parametrize("name", [["gpu", "kernels"], ["gpu", "texts"]])
-def test_benchmarks_of_a_gpu_say_that_there_is_none(
-    name: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", name)
-    with pytest.raises(SystemExit, match="device cuda must be a CUDA GPU"):
-        import_module(name[0]).main()

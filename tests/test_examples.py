@@ -6,14 +6,13 @@ They run in this process, which has torch already; one runs in its own, as a per
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import os
 import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,38 +39,14 @@ def note(tmp_path: Path) -> Path:
 
 
 def settings(home: Path) -> dict[str, str]:
-    return {
-        "ESA_HOME": str(home / "esa"),
-        "ESA_LIBRARY": str(home / "library"),
-        "XDG_CONFIG_HOME": str(home / "config"),
-    }
+    folders = {"ESA_HOME": "esa", "ESA_LIBRARY": "library", "XDG_CONFIG_HOME": "config"}
+    return {variable: str(home / folder) for variable, folder in folders.items()}
 
 
 def environment(home: Path) -> dict[str, str]:
     """Of another process."""
-    return {
-        **os.environ,
-        **settings(home),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUTF8": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def started(name: str, home: Path, *arguments: str) -> str:
-    """What an example prints in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        encoding="utf-8",
-        env=environment(home),
-        cwd=home,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    more = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **settings(home), **more}
 
 
 Call = Callable[..., str]
@@ -104,9 +79,8 @@ def ask(call: Call, note: Path) -> Call:
     )
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_use_as_library(ask: Call, temperature: str) -> None:
-    out = ask("use_as_library.py", "--max-new-tokens", "4", "--temperature", temperature)
+def test_use_as_library(ask: Call) -> None:
+    out = ask("use_as_library.py", "--max-new-tokens", "4", "--temperature", "0.8")
     for question in QUESTIONS:
         assert f"> {question}\n" in out
     assert out.index(QUESTIONS[0]) < out.index(QUESTIONS[1])
@@ -149,7 +123,13 @@ def test_keep_a_library(call: Call, tmp_path: Path) -> None:
     (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
     (tmp_path / "quick.yaml").write_text("extends: tiny-random\nwindow: {chunk: 256}\n", "utf-8")
     tiny = ("--preset", "quick.yaml", "--library", "shelf")
-    first = started("keep_a_library.py", tmp_path, "log.txt", QUESTIONS[0], *tiny)
+    command = [sys.executable, str(EXAMPLES / "keep_a_library.py"), "log.txt", QUESTIONS[0], *tiny]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment(tmp_path), cwd=tmp_path,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first = done.stdout
     assert re.search(r"^log\.txt: 5,\d{3} tokens, read in", first, re.M)
     assert first.count(" MB  log.txt\n") == 1
     answer = first.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0]
@@ -164,44 +144,26 @@ def test_keep_a_library(call: Call, tmp_path: Path) -> None:
     assert not (tmp_path / "library").exists(), "--library is another folder"
 
 
-@contextmanager
-def served(home: Path, *arguments: str) -> Iterator[str]:
-    """The base URL of an `esa serve`."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "esa_cli", "serve", *arguments, "--port", "0", "--quiet"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(home),
-        cwd=home,
-    )
-    assert child.stdout is not None
-    try:
-        yield child.stdout.readline().strip()
-    finally:
-        child.terminate()
-        child.communicate(timeout=30)
-
-
 @pytest.mark.process
 def test_serve_client(call: Call, note: Path) -> None:
     pytest.importorskip("openai")
-    with served(note.parent, str(note), "--preset", "tiny-random") as url:
+    command = [sys.executable, "-m", "esa_cli", "serve", str(note), "--preset", "tiny-random"]
+    server = subprocess.Popen(
+        [*command, "--port", "0", "--quiet"], stdout=subprocess.PIPE, text=True,
+        env=environment(note.parent), cwd=note.parent,
+    )  # fmt: skip
+    assert server.stdout is not None
+    try:
+        url = server.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:")
         out = call("serve_client.py", QUESTIONS[0], "--url", url)
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
     answer, *passages = out.split("\n  ")
     assert answer.strip()
     assert passages
     assert all(passage.startswith("note.md, line 1: The gate") for passage in passages)
-
-
-def load(name: str) -> Any:
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(Path(name).stem, EXAMPLES / name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/api.md"])
@@ -240,19 +202,14 @@ def test_my_selector_conforms() -> None:
 
 
 @pytest.mark.usefixtures("selector")
-@pytest.mark.parametrize("n", [1, 3, 50])
-@pytest.mark.parametrize("budget", [0, 1, 6, 7, 29, 30, 31])
-def test_my_selector_takes_every_nth(n: int, budget: int) -> None:
-    method = registry.build("selector", {"name": "every-nth", "n": n})
-    got = method.select(make_step(middle=30), budget).tolist()
-    # The smallest spacing from n on that stays within the budget.
-    spacing = n
-    while budget and len(range(0, 30, spacing)) > budget:
-        spacing += 1
-    assert got == (list(range(0, 30, spacing)) if budget else [])
-
-
-@pytest.mark.usefixtures("selector")
-def test_my_selector_refuses_no_spacing() -> None:
+def test_my_selector_takes_every_nth() -> None:
+    """The smallest spacing from n on that stays within the budget."""
+    for n, budget in itertools.product([1, 3, 50], [0, 1, 6, 7, 29, 30, 31]):
+        method = registry.build("selector", {"name": "every-nth", "n": n})
+        spacing = n
+        while budget and len(range(0, 30, spacing)) > budget:
+            spacing += 1
+        expected = list(range(0, 30, spacing)) if budget else []
+        assert method.select(make_step(middle=30), budget).tolist() == expected, (n, budget)
     with pytest.raises(PresetError, match="at least 1"):
         registry.build("selector", {"name": "every-nth", "n": 0})

@@ -6,7 +6,6 @@ Read from the syntax trees: imports inside functions and those for type checkers
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -33,7 +32,6 @@ ROOMS: dict[str, set[str]] = {
 
 ROOT = {"__init__", "__main__", "errors", "version"}
 EVERYONES = {"errors", "version"}
-MOST_FLOORS = 10
 
 
 @cache
@@ -108,19 +106,6 @@ def test_no_circle_of_files() -> None:
     TopologicalSorter({module: own_imports(module) for module in modules()}).prepare()
 
 
-def test_the_longest_chain_of_rooms() -> None:
-    """Rooms and the files at the top, as floors."""
-    below: dict[str, set[str]] = defaultdict(set)
-    for module in modules():
-        below[room_of(module)] |= {room_of(other) for other in own_imports(module)}
-
-    @cache
-    def floors(room: str) -> int:
-        return 1 + max((floors(other) for other in below[room] - {room}), default=0)
-
-    assert max(floors(room) for room in [*ROOMS, *ROOT]) <= MOST_FLOORS
-
-
 @pytest.mark.parametrize(
     ("library", "rooms"),
     [
@@ -133,19 +118,3 @@ def test_the_longest_chain_of_rooms() -> None:
 def test_libraries_stay_in_their_rooms(library: str, rooms: set[str]) -> None:
     importing = {module for module in modules() if library in foreign_imports(module)}
     assert {room_of(module) for module in importing} <= rooms
-
-
-def test_the_rooms_of_the_design_document_are_these() -> None:
-    """A code block with one line a room: its name, then what it may import."""
-    text = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
-    block = text.partition("\n    errors, version")[2].partition("\n\n")[0]
-    shown: dict[str, set[str]] = {}
-    for line in block.splitlines()[1:]:
-        room, _, rest = line.strip().partition(" ")
-        names = rest.strip()
-        if names.endswith("and all of its"):
-            one = names.split()[0]
-            shown[room] = {one} | shown[one]
-        else:
-            shown[room] = set(names.split(", ")) - {"errors"}
-    assert shown == ROOMS

@@ -104,7 +104,6 @@ class LayerMemory:
     def release(self) -> None:
         """Frees copies of rows."""
         self.fetched = None
-        self.store.release()
 
     def project(self, method: Method, upto: int) -> Projection | None:
         """The layer's projection, with reduced keys for every token before `upto`."""

@@ -86,10 +86,6 @@ class KVStore(Protocol):
         """Keys and values at ascending positions (K,), each (G, K, D)."""
         ...
 
-    def release(self) -> None:
-        """Frees copies of rows, which are made again when they are needed."""
-        ...
-
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 import sys
 import warnings
@@ -24,6 +25,7 @@ from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
 from esa_cli.documents.text_builder import STDIN, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
+from esa_cli.system.machine import size_text
 from esa_cli.system.work_shard import WorkShard
 
 __all__ = [
@@ -39,7 +41,7 @@ __all__ = [
     "read_documents",
     "shard_of",
     "source_files",
-]  # fmt: skip
+]
 
 LIMIT = 1 << 30
 NO_TEXT = "give a document with text in it"
@@ -73,11 +75,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> Place:
-        """The location of the character at `offset` in `text`.
-
-        Raises:
-            IndexError: it is outside the text; its length itself is inside.
-        """
+        """The location of the character at `offset`, at most the text's length, or IndexError."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"character {offset} of a text of {len(self.text)}")
         number = bisect_right(self._starts, offset) - 1
@@ -90,11 +88,7 @@ class Document:
 
     @cached_property
     def _newlines(self) -> array[int]:
-        found, at = array("q"), self.text.find("\n")
-        while at >= 0:
-            found.append(at)
-            at = self.text.find("\n", at + 1)
-        return found
+        return array("q", (newline.start() for newline in re.finditer("\n", self.text)))
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
@@ -111,21 +105,27 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     """
     stamp = None
     if source == "-":
-        path, data = STDIN, bytes_of_stdin(stdin or sys.stdin, limit)
+        path, data = STDIN, _bytes_of_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
             stamp = file_stamp(source)
-        path, data = source, bytes_of_file(source, limit)
+        path, data = source, _bytes_of_file(source, limit)
     if not data:
         raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
-    found = readers.read(data, path)
-    if not found.text or found.text.isspace():
+    extracted = readers.read(data, path)
+    if not extracted.text or extracted.text.isspace():
         raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
-    name = Path(path).name or path
     return Document(
-        name, found.text, source, found.encoding, len(data), found.marks, found.missing, stamp
-    )  # fmt: skip
+        name=Path(path).name or path,
+        text=extracted.text,
+        source=source,
+        encoding=extracted.encoding,
+        bytes=len(data),
+        marks=extracted.marks,
+        missing=extracted.missing,
+        stamp=stamp,
+    )
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,12 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files; every command gets its documents here.
+    """Reads the files of `source_files`; every command gets its documents here.
 
     A file of a folder or pattern that cannot be read is left out; what is named never is.
 
     Args:
-        found: of `source_files`. read: `read_document`, or one that remembers.
+        read: `read_document`, or one that remembers.
 
     Raises:
         DocumentError: as `read_document`, for the first that was named and cannot be read; or a
@@ -217,7 +217,7 @@ def read_documents(
 
 
 def join(documents: Sequence[Document]) -> str:
-    """One text of all documents; each gets a heading line with its name if there are several."""
+    """One text of all documents; if there are several, a line with its name is above each."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -231,8 +231,7 @@ def join(documents: Sequence[Document]) -> str:
     return "".join(parts[:-1])
 
 
-def bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
-    """The bytes of standard input. Raises DocumentError: a terminal, or more than the limit."""
+def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
     if stdin.isatty():
         raise DocumentError(
             "standard input is a terminal, so there is no document in it",
@@ -242,18 +241,24 @@ def bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
         raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
-    if len(data) > limit:
-        raise DocumentError(
-            f"standard input is longer than the limit of {_size(limit)}", "split the document"
-        )
+    _check_size("standard input", len(data), limit)
     return data
 
 
-def bytes_of_file(source: str, limit: int) -> bytes:
-    """A file's bytes. Raises DocumentError: it cannot be read, or has more than the limit."""
+def _bytes_of_file(source: str, limit: int) -> bytes:
     try:
         info = os.stat(source)
-        _refuse_special(source, info, limit)
+        if stat.S_ISDIR(info.st_mode):
+            raise DocumentError(
+                f"{source} is a folder, not a document",
+                f"name a file in it, for example: {os.path.join(source, 'notes.md')}",
+            )
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for whoever writes to it
+            raise DocumentError(
+                f"{source} is a pipe, socket or device, not a file",
+                f"give its contents on standard input: esa ask - 'question' < {source}",
+            )
+        _check_size(label(source), info.st_size, limit)
         with open(source, "rb") as stream:
             data = stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -265,58 +270,29 @@ def bytes_of_file(source: str, limit: int) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DocumentError(f"the document {source} cannot be read: {reason}") from error
-    if len(data) > limit:
-        raise _too_large(source, len(data), limit)
+    _check_size(label(source), len(data), limit)
     return data
 
 
-def _refuse_special(source: str, info: os.stat_result, limit: int) -> None:
-    """Before opening: opening a pipe would wait for whoever writes to it."""
-    if stat.S_ISDIR(info.st_mode):
+def _check_size(document: str, size: int, limit: int) -> None:
+    if size > limit:
         raise DocumentError(
-            f"{source} is a folder, not a document",
-            f"name a file in it, for example: {os.path.join(source, 'notes.md')}",
+            f"{document} is {size_text(size)}, more than the limit of {size_text(limit)}",
+            "split it and ask about the parts",
         )
-    if not stat.S_ISREG(info.st_mode):
-        raise DocumentError(
-            f"{source} is a pipe, socket or device, not a file",
-            f"give its contents on standard input: esa ask - 'question' < {source}",
-        )
-    if info.st_size > limit:
-        raise _too_large(source, info.st_size, limit)
-
-
-def _too_large(source: str, size: int, limit: int) -> DocumentError:
-    return DocumentError(
-        f"the document {source} is {_size(size)}, more than the limit of {_size(limit)}",
-        "split it and ask about the parts",
-    )
 
 
 def _near(source: str) -> str:
+    """A hint for a file that is not there."""
     if source.startswith(("http://", "https://")):
         return "documents are files: fetch the page first, and name the file"
-    folder = os.path.dirname(source) or "."
+    folder, name = os.path.split(source)
     try:
-        names = _alike(os.path.basename(source), os.listdir(folder))
+        others = os.listdir(folder or ".")
     except OSError:
-        return f"there is no folder {folder} either" if not os.path.exists(folder) else ""
-    if not names:
+        return "" if os.path.exists(folder) else f"there is no folder {folder} either"
+    stems = {Path(other).stem: other for other in others}  # a common ending is no likeness
+    near = difflib.get_close_matches(Path(name).stem, stems, n=1)
+    if not near:
         return "check the path; it is relative to the current folder"
-    return f"did you mean {os.path.join(os.path.dirname(source), names[0])}?"
-
-
-def _alike(name: str, others: Sequence[str]) -> list[str]:
-    """The most similar of other names whose stems are similar: a common `.txt` is no likeness."""
-    stems = {os.path.splitext(other)[0] for other in others}
-    near = difflib.get_close_matches(os.path.splitext(name)[0], stems)
-    found = [other for other in others if os.path.splitext(other)[0] in near]
-    return difflib.get_close_matches(name, found, n=1, cutoff=0.0)
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
+    return f"did you mean {os.path.join(folder, stems[near[0]])}?"

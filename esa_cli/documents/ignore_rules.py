@@ -1,30 +1,26 @@
 """Rules of .gitignore files: which files of a folder are not read.
 
-Names are compared in time that grows with the product of the lengths of pattern and name, whatever
-the pattern: a `*` takes as few letters as it can and is not tried again.
+A name is compared by the regular expression of `fnmatch`, whose atomic groups take time that grows
+with the product of the lengths of pattern and name, whatever the pattern. Of git's rules it lacks
+classes such as `[[:alpha:]]` and backslashes inside brackets.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import stat
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 MOST_BYTES = 1 << 18
 """Of a .gitignore file; a larger one, and one that is no file, is not read."""
-_SKIPPED: re.Pattern[str] | None = None
-"""Stands for `**`: any number of folders."""
-_CLASSES = {
-    "alnum": string.ascii_letters + string.digits, "alpha": string.ascii_letters, "blank": " \t",
-    "cntrl": "".join(map(chr, (*range(32), 127))), "digit": string.digits,
-    "graph": string.digits + string.ascii_letters + string.punctuation,
-    "lower": string.ascii_lowercase, "print": string.printable[:95], "punct": string.punctuation,
-    "space": string.whitespace, "upper": string.ascii_uppercase, "xdigit": string.hexdigits,
-}  # fmt: skip
+_QUOTED = re.compile(r"\\(.)", re.DOTALL)
+
+Name = re.Pattern[str] | None
+"""Matches one name of a path; None stands for `**`: any number of folders."""
 
 
 class IgnoreRule(NamedTuple):
@@ -33,7 +29,7 @@ class IgnoreRule(NamedTuple):
     `names` match the parts of a path below the file's folder, or with `anywhere` its last part.
     """
 
-    names: tuple[re.Pattern[str] | None, ...]
+    names: tuple[Name, ...]
     anywhere: bool
     folders: bool
     negated: bool
@@ -55,11 +51,11 @@ class IgnoreRules:
         self._rules: dict[str, list[IgnoreRule]] = {}
         self.unread: list[str] = []
         above = Path(root)
-        every = (above, *above.parents)
+        folders = (above, *above.parents)
         # Not `Path.exists`, which raises where a folder may not be searched.
-        repository = next((p for p in every if os.path.exists(p / ".git")), above)
+        repository = next((p for p in folders if os.path.exists(p / ".git")), above)
         self._whole = False
-        for folder in reversed(every):
+        for folder in reversed(folders):
             if folder.is_relative_to(repository):
                 self._whole = self._whole or self.names(str(folder), folder=True)
                 self.enter(str(folder))
@@ -104,103 +100,42 @@ def _read(path: str) -> str | None:
 
 
 def parse(line: str) -> IgnoreRule | None:
-    """The rule of a line; None: git ignores the line, or nothing can match it."""
+    """The rule of a line; None: it has none."""
     if line.startswith("#"):
         return None
-    glob = line.rstrip(" ")
-    if (len(glob) - len(glob.rstrip("\\"))) % 2 and glob != line:
-        glob += " "  # the blank that a backslash makes a letter
-    negated, glob = glob.startswith("!"), glob.removeprefix("!")
-    folders, glob = glob.endswith("/"), glob.removesuffix("/")
-    names = _parsed(glob.removeprefix("/"))
-    if not glob or names is None:
+    pattern = line.rstrip(" ")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
+        pattern += " "  # the blank that a backslash makes a letter
+    negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
+    folders, pattern = pattern.endswith("/"), pattern.removesuffix("/")
+    if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
         return None
-    return IgnoreRule(names, len(names) == 1 and "/" not in glob, folders, negated)
+    names = [_name(part) for part in pattern.removeprefix("/").split("/")]
+    if names[-1] is None:  # not the folder itself
+        names.append(_name("*"))
+    anywhere = len(names) == 1 and "/" not in pattern
+    return IgnoreRule(tuple(names), anywhere, folders, negated)
 
 
-def _parsed(glob: str) -> tuple[re.Pattern[str] | None, ...] | None:
-    """The names of a pattern; None: nothing can match it."""
-    names: list[re.Pattern[str] | None] = []
-    pieces, at = [""], 0
-    """Regular expressions of one name, between its asterisks."""
-    while at < len(glob):
-        sign, at = glob[at], at + 1
-        if quoted := sign == "\\":
-            if at == len(glob):
-                return None
-            sign, at = glob[at], at + 1
-        if sign == "/":
-            names.append(_name(pieces))
-            pieces = [""]
-        elif sign == "*" and not quoted:
-            pieces.append("")
-        elif sign == "[" and not quoted:
-            letters, at = _letters(glob, at)
-            if not letters:
-                return None
-            pieces[-1] += letters
-        else:
-            pieces[-1] += "." if sign == "?" and not quoted else re.escape(sign)
-    names.append(_name(pieces))
-    if names[-1] is _SKIPPED:  # not the folder itself
-        names.append(re.compile(".*", re.DOTALL))
-    return tuple(names)
+def _name(pattern: str) -> Name:
+    if len(pattern) > 1 and not pattern.strip("*"):
+        return None
+    quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
+    return re.compile(fnmatch.translate(quoted.replace("[^", "[!")))
 
 
-def _name(pieces: Sequence[str]) -> re.Pattern[str] | None:
-    if len(pieces) > 2 and not any(pieces):
-        return _SKIPPED
-    first, *rest = pieces
-    inner = "".join(f"(?>.*?{piece})" for piece in rest[:-1] if piece)
-    return re.compile(first + inner + (f".*{rest[-1]}" if rest else ""), re.DOTALL)
-
-
-def _letters(glob: str, at: int) -> tuple[str, int]:
-    """A regular expression of one of the letters in brackets, of which the first was passed, and
-    where it ends; empty: the brackets are not closed, or name no class."""
-    negated = glob[at : at + 1] in ("!", "^")
-    at += negated
-    begin, before, found = at, "", []
-    while at < len(glob) and (glob[at] != "]" or at == begin):
-        sign, at = glob[at], at + 1
-        if sign == "-" and before and glob[at : at + 1] not in ("", "]"):
-            at += glob[at] == "\\"
-            last, at = glob[at : at + 1], at + 1
-            if last and before <= last:
-                found.append(f"{re.escape(before)}-{re.escape(last)}")
-            before = ""
-            continue
-        if sign == "[" and glob[at : at + 1] == ":":
-            end = glob.find("]", at + 1)
-            if end > at + 1 and glob[end - 1] == ":":
-                if (name := glob[at + 1 : end - 1]) not in _CLASSES:
-                    return "", at
-                found.append(re.escape(_CLASSES[name]))
-                before, at = "", end + 1
-                continue
-        if sign == "\\":
-            sign, at = glob[at : at + 1], at + 1
-        before = sign
-        found.append(re.escape(sign))
-    if at >= len(glob):
-        return "", at
-    if not found:
-        return "." * negated, at + 1
-    return f"[{'^' * negated}{''.join(found)}]", at + 1
-
-
-def _match(patterns: Sequence[re.Pattern[str] | None], names: Sequence[str]) -> bool:
+def _match(patterns: Sequence[Name], names: Sequence[str]) -> bool:
     """Whether all names match, in order; what follows a `**` is taken where it first fits."""
     pattern = name = 0
     again: tuple[int, int] | None = None
     while name < len(names):
         if pattern < len(patterns):
-            one = patterns[pattern]
-            if one is None:  # `_SKIPPED`
+            current = patterns[pattern]
+            if current is None:
                 pattern += 1
                 again = pattern, name
                 continue
-            if one.fullmatch(names[name]):
+            if current.fullmatch(names[name]):
                 pattern, name = pattern + 1, name + 1
                 continue
         if again is None:

@@ -1,72 +1,62 @@
-"""Limits that all readers keep, and a child process for documents whose library has none.
+"""Reads documents, those that a library parses in a child process with limits of time and memory.
 
-A stranger's small file must not take hours or gigabytes. Each limit can be raised by an environment
-variable, which the message of a refusal names. Bytes, elements and attributes are counted before a
-library sees them; seconds and memory bound the child process.
-
-PDFium ends the process on a stream that is too large; trees of elements, mail fields and tags can
-take minutes. What is small, and text, is read where it is asked for. The child is started for the
-first document that needs it and reads all later ones, so that its start, a tenth of a second, is
-paid once. Requests and replies are JSON and bytes, each with its length before it.
+A stranger's small file must not take hours or gigabytes, and some libraries end their process on a
+damaged one. Each limit can be raised by an environment variable, which the message of a refusal
+names. The child process is started for the first document that needs it and reads all later ones,
+so that its start, a tenth of a second, is paid once. Requests and replies are JSON and bytes, each
+with its length before it.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
-import re
 import signal
 import struct
 import subprocess
 import sys
 import threading
-import zipfile
+import time
 from contextlib import suppress
-from io import BytesIO
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from esa_cli import errors
+from esa_cli.documents.reader_registry import READERS, choose, read_by
 from esa_cli.documents.text_builder import ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, EsaError, UsageError
-from esa_cli.system.machine import parse_size
+from esa_cli.system.machine import parse_size, size_text
 
-UNPACKED, PART, MEMORY = "ESA_READ_BYTES", "ESA_READ_PART", "ESA_READ_MEMORY"
-ELEMENTS, ATTRIBUTES, SECONDS = "ESA_READ_ELEMENTS", "ESA_READ_ATTRIBUTES", "ESA_READ_SECONDS"
-NAMES = (UNPACKED, PART, ELEMENTS, ATTRIBUTES, SECONDS, MEMORY)
+UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMORY"
+LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
+"""Environment variable -> its default: the bytes that a packed document may unpack to; the CPU time
+and memory of the child process."""
 MOST = 1 << 53
 """The highest that a limit can be."""
-_TAG = re.compile(r"<[A-Za-z][^<>]*+")
+APART = frozenset(
+    ("pdf", "docx", "sheets", "presentation", "odt", "epub", "html", "mail", "ipynb", "csv")
+)
+"""Built-in readers that run in the child process."""
+CLOCK = 5
+"""Seconds by the clock for each second of CPU time: the machine may be busy with other things."""
+_LATE = getattr(signal, "SIGXCPU", None)
+"""The signal that ends the child after its CPU time; Windows has none."""
+_LARGE = 256 << 20
+"""Bytes of memory above which the child ends after a document: not all is given back."""
+_NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<string>, line 0)")
+"""What lxml says where memory is not enough."""
+_LENGTH = struct.Struct("<Q")
+_START = (
+    "import sys; sys.path[:] = {path!r}; import esa_cli.documents.readers; "
+    "from esa_cli.documents.reading_process import serve; serve()"
+)
 
 
-class ReadingLimits(NamedTuple):
-    """Limits of reading one document.
-
-    Args:
-        unpacked: bytes that a packed document may unpack to.
-        part: bytes of one XML or HTML part of it, or of a PDF's content stream; the tree of a part
-            takes 8 to 40 times its size.
-        elements: XML or HTML elements of a part. attributes: those of one HTML tag, for which the
-            parser takes time quadratic in them.
-        seconds, memory: of the process that reads it; seconds of CPU time.
-    """
-
-    unpacked: int = 1 << 30
-    part: int = 1 << 26
-    elements: int = 5_000_000
-    attributes: int = 10_000
-    seconds: int = 120
-    memory: int = 1 << 32
-
-
-def reading_limits() -> ReadingLimits:
-    """The limits now. Raises UsageError: an environment variable is no size or number."""
-    return ReadingLimits(*map(_number, NAMES, ReadingLimits()))
-
-
-def _number(name: str, usual: int) -> int:
+def reading_limit(name: str) -> int:
+    """A limit now. Raises UsageError: the environment variable is no size or number."""
     text = os.environ.get(name, "").strip()
-    number = parse_size(text, name) if text else usual
+    number = parse_size(text, name) if text else LIMITS[name]
     if not 1 <= number <= MOST:
         raise UsageError(
             f"{name} must be from 1 to {MOST:,}, got {text}", "leave it out for the default"
@@ -74,125 +64,79 @@ def _number(name: str, usual: int) -> int:
     return number
 
 
-def limit_error(document: str, what: str, limit: str, variable: str) -> DocumentError:
-    """The error for a document that exceeds a limit.
+def limit_error(document: str, limit: str, variable: str) -> DocumentError:
+    """The error for a document that exceeds a limit, as "unpack to at most 1 GiB".
 
     Args:
-        what: what is limited, as "its part a.xml". limit: as "unpack to at most 64 MiB".
         variable: the environment variable that raises it.
     """
-    subject = f"{label(document)}: {what}" if what else label(document)
     return DocumentError(
-        f"{subject} must {limit}, got more",
+        f"{label(document)} must {limit}, got more",
         f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
     )
 
 
-def mebibytes(count: int) -> str:
-    return f"{count / (1 << 20):.4g} MiB"
+def check_unpacked(size: int, document: str) -> None:
+    """Raises DocumentError when a document unpacks to more bytes than it may."""
+    most = reading_limit(UNPACKED)
+    if size > most:
+        raise limit_error(document, f"unpack to at most {size_text(most)}", UNPACKED)
 
 
-def check_elements(found: int, document: str, part: str = "") -> None:
-    """Raises DocumentError when a part has more elements than it may."""
-    most = reading_limits().elements
-    if found > most:
-        what = f"its part {part}" if part else ""
-        raise limit_error(document, what, f"have at most {most:,} elements", ELEMENTS)
+def read(data: bytes, name: str) -> ExtractedText:
+    """The text of a document, by whichever reader serves it.
 
-
-def check_html(text: str, document: str) -> None:
-    """Raises DocumentError when a page has more elements than it may, or a tag more attributes;
-    where `<` and `>` in their values hide these, the child process bounds the time."""
-    check_elements(text.count("<") - text.count("</"), document)
-    most = reading_limits().attributes
-    for found in _TAG.finditer(text):
-        if found.end() - found.start() > 2 * most and len(found[0].split(None, most + 1)) > most:
-            limit = f"have at most {most:,} attributes"
-            raise limit_error(document, "a tag", limit, ATTRIBUTES)
-
-
-SMALL = {
-    "pdf": 0, "docx": 1 << 16, "sheets": 1 << 16, "presentation": 1 << 16, "odt": 1 << 16,
-    "epub": 1 << 16, "html": 1 << 16, "mail": 1 << 16, "ipynb": 1 << 16,
-}  # fmt: skip
-"""Built-in reader -> bytes, unpacked, up to which a document is read in this process."""
-CLOCK = 5
-"""Seconds by the clock for each of CPU time: the machine may be busy with other things."""
-_LATE = getattr(signal, "SIGXCPU", None)
-"""The signal that ends it after its CPU time; Windows has none."""
-_ARCHIVES = frozenset(("docx", "sheets", "presentation", "odt", "epub"))
-_LENGTH = struct.Struct("<Q")
-_START = (
-    "import sys; sys.path[:] = {path!r}; from esa_cli.documents.reading_child import main; main()"
-)
-
-
-def at_risk(reader: str, data: bytes) -> bool:
-    """Whether a document is read in a child process."""
-    most = SMALL.get(reader)
-    if most is None or len(data) > most:
-        return most is not None
-    if reader not in _ARCHIVES:
-        return False
-    try:
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            return sum(info.file_size for info in archive.infolist()) > most
-    except Exception:  # zipfile raises whatever its arithmetic meets; the reader says what is wrong
-        return False
-
-
-def read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
-    """The text of a document, read by a built-in reader in the child process.
+    Args:
+        data: at least one byte. name: its path, or "standard input".
 
     Raises:
-        DocumentError: as the reader, or it takes too long or too much memory. UsageError: a limit
-            is no number.
+        DocumentError: it cannot be read, or exceeds a limit. PluginError: a reader breaks the
+            rules. UsageError: a limit is no number.
     """
-    limits = reading_limits()
-    values = {variable: os.environ.get(variable, "") for variable in NAMES}
-    request = {"reader": reader, "name": name, "limits": values}
+    reader = choose(data, name)
+    for key in APART:
+        if type(reader) is READERS[key]:
+            return _read_apart(key, data, name)
+    try:
+        return read_by(reader, data, name)
+    except MemoryError as error:
+        raise DocumentError(
+            f"{label(name)} is too large for this machine's memory", "split the document"
+        ) from error
+
+
+def _read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
+    variables = {variable: os.environ.get(variable, "") for variable in LIMITS}
+    request = {"reader": reader, "name": name, "limits": variables}
+    seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
+    clock = min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
     try:
         with _LOCK:
-            reply, text = _current().ask(request, data, _clock_seconds(limits.seconds))
+            reply, text = _current().ask(request, data, clock)
     except OSError as error:
         raise DocumentError(
             f"{label(name)} cannot be read: no process can be started for it ({error.strerror})",
             "close other programs; a document as plain text (.txt) needs none",
         ) from error
-    if "ended" in reply:
-        raise _ended(reply["ended"], name, limits)
+    exceeded = {
+        "CPU time": (f"be read in {seconds:,} s of CPU time", SECONDS),
+        "time": (f"be read in {clock:,} s", SECONDS),
+        "memory": (f"be read with at most {memory} of memory", MEMORY),
+    }
+    why = reply.get("ended")
+    if why in exceeded:
+        raise limit_error(name, *exceeded[why])
+    if why:
+        raise DocumentError(
+            f"{label(name)} cannot be read: it is damaged, or needs more than {memory} of memory; "
+            f"the library that reads it ended ({why})",
+            f"save a new copy with another program, or, if you trust it, set {MEMORY}",
+        )
     if "error" in reply:
         kind, message, hint = reply["error"]
-        raise _error_class(kind)(message, hint)
+        raise getattr(errors, kind)(message, hint)
     marks = tuple(Mark(*mark) for mark in reply["marks"])
     return ExtractedText(text, marks, tuple(reply["missing"]), reply["encoding"])
-
-
-def _clock_seconds(seconds: int) -> float:
-    """Seconds by the clock, at most; CPU seconds are counted where the system can."""
-    return min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
-
-
-def _error_class(name: str) -> type[EsaError]:
-    found = getattr(errors, name, DocumentError)
-    return found if isinstance(found, type) and issubclass(found, EsaError) else DocumentError
-
-
-def _ended(why: str, name: str, limits: ReadingLimits) -> DocumentError:
-    if why in ("time", "CPU time"):
-        limit = f"be read in {_clock_seconds(limits.seconds):,} s"
-        if why == "CPU time":
-            limit = f"be read in {limits.seconds:,} s of {why}"
-        return limit_error(name, "", limit, SECONDS)
-    size = mebibytes(limits.memory)
-    if why == "memory":
-        limit = f"be read with at most {size} of memory"
-        return limit_error(name, "", limit, MEMORY)
-    return DocumentError(
-        f"{label(name)} cannot be read: it is damaged, or needs more than {size} of memory; the "
-        f"library that reads it ended ({why})",
-        f"save a new copy with another program, or, if you trust it, raise the limit: set {MEMORY}",
-    )
 
 
 class ReadingProcess:
@@ -218,44 +162,34 @@ class ReadingProcess:
 
     def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> tuple[Any, str]:
         """Its reply and the text; `ended` in the reply says why there is none."""
-        late, lock, complete = threading.Event(), threading.Lock(), False
+        late = threading.Event()
 
         def stop() -> None:
-            with lock:
-                if not complete:
-                    late.set()
-                    self._process.kill()
+            late.set()
+            self._process.kill()
 
         timer = threading.Timer(seconds, stop)
         timer.daemon = True
         timer.start()
+        reply: dict[str, Any] = {"last": True}
+        text = b""
         try:
-            send(self._in, json.dumps(request).encode())
-            send(self._in, data)
-            reply, text = json.loads(receive(self._out)), receive(self._out)
-            with lock:
-                complete = True  # from here on the timer ends it no more
+            _send(self._in, json.dumps(request).encode())
+            _send(self._in, data)
+            reply, text = json.loads(_receive(self._out)), _receive(self._out)
         except (EOFError, BrokenPipeError):
-            why = self._why()
-            return {"ended": "time" if late.is_set() else why}, ""
-        except BaseException:
-            self.end()
-            raise
+            code = self._process.wait()
+            why = f"signal {-code}" if code < 0 else f"exit code {code}"
+            why = "CPU time" if _LATE and code == -_LATE else why
+            reply = {"ended": "time" if late.is_set() else why, "last": True}
         finally:
             timer.cancel()
-        if reply.get("last") or late.is_set():
-            self.end()
+            timer.join()  # which may be ending the process just now
+            if reply["last"] or late.is_set():
+                self.end()
         return reply, text.decode("utf-8", "surrogatepass")
 
-    def _why(self) -> str:
-        code = self._process.wait()
-        self.end()
-        if _LATE and code == -_LATE:
-            return "CPU time"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
-
     def end(self) -> None:
-        """Ends it."""
         self._process.kill()
         self._process.wait()
         with suppress(OSError):
@@ -285,7 +219,7 @@ atexit.register(stop_reading)
 
 
 def _forked() -> None:
-    """In a copy of this process: its parent's child and lock are not its own."""
+    """In a copy of this process: its parent's lock is not its own."""
     global _LOCK
     _LOCK = threading.Lock()
 
@@ -294,18 +228,72 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def send(stream: IO[bytes], data: bytes) -> None:
-    """Writes bytes with their length before them."""
+def _send(stream: IO[bytes], data: bytes) -> None:
     stream.write(_LENGTH.pack(len(data)))
     stream.write(data)
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> bytes:
-    """Bytes that `send` wrote. Raises EOFError: the stream ended before."""
+def _receive(stream: IO[bytes]) -> bytes:
+    """Bytes that `_send` wrote. Raises EOFError: the stream ended before."""
     head = stream.read(_LENGTH.size)
     length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
     data = stream.read(length)
     if len(head) < _LENGTH.size or len(data) < length:
         raise EOFError
     return data
+
+
+def serve() -> None:
+    """What the child process does: reads the documents that standard input has, and writes replies
+    where standard output was."""
+    import psutil
+
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # Linux ends this process, not the one with the model
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with suppress(EOFError, OSError):
+        while True:
+            request, data = json.loads(_receive(sys.stdin.buffer)), _receive(sys.stdin.buffer)
+            reply, text = _reply(request, data)
+            del data
+            reply["last"] = psutil.Process().memory_info().rss > _LARGE
+            _send(replies, json.dumps(reply).encode())
+            _send(replies, text)
+
+
+def _reply(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    os.environ.update(request["limits"])
+    try:
+        _set_limits()
+        extracted = read_by(READERS[request["reader"]](), data, request["name"])
+        text = extracted.text.encode("utf-8", "surrogatepass")
+    except MemoryError:
+        return {"ended": "memory"}, b""
+    except EsaError as error:
+        if any(words in error.message for words in _NO_MEMORY):
+            return {"ended": "memory"}, b""
+        return {"error": [type(error).__name__, error.message, error.hint]}, b""
+    facts = {"marks": extracted.marks, "missing": extracted.missing, "encoding": extracted.encoding}
+    return facts, text
+
+
+def _set_limits() -> None:
+    """Limits this process where the system can: not on Windows; macOS ignores that of memory."""
+    try:
+        import resource
+    except ImportError:
+        return
+    seconds = math.ceil(time.process_time()) + reading_limit(SECONDS)
+    for which, most in (
+        (resource.RLIMIT_AS, reading_limit(MEMORY)),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, seconds),
+    ):
+        hard = resource.getrlimit(which)[1]
+        with suppress(ValueError, OSError):
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(which, (most, hard))

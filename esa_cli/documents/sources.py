@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from esa_cli.documents.encoding import is_binary
 from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.readers.reader_registry import choose
+from esa_cli.documents.reader_registry import choose
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
@@ -28,17 +28,14 @@ _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
-_OTHER = "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'"
-_SEPARATORS = os.sep + (os.altsep or "")
+_SEPARATORS = re.escape(os.sep + (os.altsep or ""))
 _ANY_FOLDERS = re.compile(
-    rf"(?:(?P<top>.*?)[{re.escape(_SEPARATORS)}])??\*\*(?:[{re.escape(_SEPARATORS)}](?P<rest>.*))?",
-    re.DOTALL,
+    rf"(?:(?P<top>.*?)[{_SEPARATORS}])??\*\*(?:[{_SEPARATORS}](?P<rest>.*))?", re.DOTALL
 )
 """A pattern with `**` as a whole name."""
 _IGNORED = "ignored by .gitignore"
 _ELSEWHERE = "linked elsewhere"
 _UNREADABLE = "may not be read"
-_UNREAD_RULES = ".gitignore that is no file or too large"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
 """Left out as everyone expects, and often thousands: counted only."""
 
@@ -86,8 +83,8 @@ class SourceFiles:
         """The files; what folders and patterns mean is named once."""
         paths: list[str] = []
         known: set[str] = set()
-        for path, of in self.sources:
-            if not of or path not in known:
+        for path, folder in self.sources:
+            if not folder or path not in known:
                 paths.append(path)
                 known.add(path)
         return tuple(paths)
@@ -102,20 +99,15 @@ class FoundFiles:
 
     def rest(self, source: str) -> tuple[LeftOut, ...]:
         """Files of this folder or pattern that were left out; empty when none was."""
-        if not self.left_out:
-            return ()
-        reasons = (_reason(why, paths, source) for why, paths in sorted(self.left_out.items()))
-        return (LeftOut(source, ", ".join(reasons), len(self.files)),)
-
-
-def _reason(why: str, paths: list[str], source: str) -> str:
-    """The number of files left out, and why; the first by name, where one may be missed."""
-    said = f"{len(paths):,} {why.replace('folder', 'folders') if len(paths) > 1 else why}"
-    if why in _UNNAMED:
-        return said
-    if os.path.isdir(source):
-        paths = [os.path.relpath(path, source) for path in paths]
-    return f"{said} ({first_names(sorted(paths))})"
+        reasons = []
+        for why, paths in sorted(self.left_out.items()):
+            several = why.replace("folder", "folders") if len(paths) > 1 else why
+            reasons.append(f"{len(paths):,} {several}")
+            if why not in _UNNAMED:  # one may be missed: the first by name
+                if os.path.isdir(source):
+                    paths = [os.path.relpath(path, source) for path in paths]
+                reasons[-1] += f" ({first_names(sorted(paths))})"
+        return (LeftOut(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
 def is_several(source: str) -> bool:
@@ -131,23 +123,24 @@ def find(source: str) -> FoundFiles:
     """The files of a folder or pattern, sorted. Raises DocumentError: none, or too many."""
     found = find_any(source)
     if not found.files:
-        said = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
-        raise DocumentError(f"there is nothing to read in {said[0]}", "check the path or pattern")
+        lines = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
+        raise DocumentError(f"there is nothing to read in {lines[0]}", "check the path or pattern")
     return found
 
 
 def find_any(source: str) -> FoundFiles:
     """As `find`, but there may be none."""
     found = FoundFiles()
-    several = _below(source, found) if os.path.isdir(source) else _matches(source, found)
-    for path in several:
-        why = _why_not(path)
-        if why:
+    for path in _below(source, found) if os.path.isdir(source) else _matches(source, found):
+        if why := _why_not(path):
             found.left_out[why].append(path)
             continue
         found.files.append(path)
         if len(found.files) > MOST_FILES:
-            raise DocumentError(f"{source} has more than {MOST_FILES:,} readable files", _OTHER)
+            raise DocumentError(
+                f"{source} has more than {MOST_FILES:,} readable files",
+                "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'",
+            )
     return found
 
 
@@ -163,12 +156,12 @@ def source_files(names: Sequence[str]) -> SourceFiles:
     sources: list[Source] = []
     left_out: list[LeftOut] = []
     for name in names:
-        if not is_several(name):
+        if is_several(name):
+            found = find(name)
+            sources += [Source(file, name) for file in found.files]
+            left_out += found.rest(name)
+        else:
             sources.append(Source(name))
-            continue
-        found = find(name)
-        sources += [Source(file, name) for file in found.files]
-        left_out += found.rest(name)
     return SourceFiles(tuple(sources), tuple(left_out))
 
 
@@ -184,33 +177,19 @@ def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _matching(pattern: str) -> Iterator[str]:
-    """Paths that a pattern matches, some of them several times."""
-    if not (divided := _ANY_FOLDERS.fullmatch(pattern)):
+    """Paths that a pattern matches, some of them several times. `**` means folders that are neither
+    hidden nor links: `glob` would go round in circles of links."""
+    parts = _ANY_FOLDERS.fullmatch(pattern)
+    if parts is None:
         yield from glob.iglob(pattern)
         return
-    top = divided["top"]
-    if top is not None:
-        top = top.rstrip(_SEPARATORS) or os.sep
-    rest = (divided["rest"] or "").lstrip(_SEPARATORS) or "*"
-    for start in glob.iglob(top) if top else [""]:
-        for folder in _folders_below(start):
-            yield from _matching(os.path.join(glob.escape(folder), rest))
-
-
-def _folders_below(start: str) -> Iterator[str]:
-    """A folder, "" for the current one, and those below it that are not hidden, each once: by a
-    link where it has no other name."""
-    links, known = [start], set()
-    for link in links:
-        for where, folders, _ in os.walk(link or os.curdir):
-            if (real := real_path(where)) in known:
-                folders.clear()
-                continue
-            known.add(real)
-            yield os.path.relpath(where) if not link else where
+    top, rest = parts["top"], (parts["rest"] or "").lstrip(os.sep) or "*"
+    for start in [""] if top is None else glob.iglob(top or os.sep):
+        for where, folders, _ in os.walk(start or os.curdir):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            paths = (os.path.join(where, name) for name in folders)
-            links += [path for path in paths if os.path.islink(path)]
+            folder = where if start else os.path.relpath(where)
+            folder = "" if folder == os.curdir else folder
+            yield from _matching(os.path.join(glob.escape(folder), rest))
 
 
 def _below(folder: str, found: FoundFiles) -> Iterator[str]:
@@ -225,34 +204,34 @@ def _below(folder: str, found: FoundFiles) -> Iterator[str]:
             ) from error
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
+    def why_not(where: str, real: str, name: str, *, is_folder: bool) -> str:
+        why = _hidden_or_linked(os.path.join(where, name), root)
+        if not why and ignored.names(os.path.join(real, name), folder=is_folder):
+            why = _IGNORED
+        return f"folder {why}" if is_folder and why and why != "hidden" else why
+
     for where, folders, files in os.walk(folder, onerror=refused):
         real = real_path(where)
         ignored.enter(real)
         for name in sorted(folders):
-            why = _hidden_or_linked(where, name, root)
-            if not why and ignored.names(os.path.join(real, name), folder=True):
-                why = _IGNORED
-            if why:
-                kind = why if why == "hidden" else f"folder {why}"
-                found.left_out[kind].append(os.path.join(where, name))
+            if why := why_not(where, real, name, is_folder=True):
+                found.left_out[why].append(os.path.join(where, name))
                 folders.remove(name)
         folders.sort()
         for name in sorted(files):
-            why = _hidden_or_linked(where, name, root)
-            if not why and ignored.names(os.path.join(real, name), folder=False):
-                why = _IGNORED
-            if why:
+            if why := why_not(where, real, name, is_folder=False):
                 found.left_out[why].append(os.path.join(where, name))
             else:
                 yield os.path.join(where, name)
     if ignored.unread:
-        found.left_out[_UNREAD_RULES] += ignored.unread
+        found.left_out[".gitignore that is no file or too large"] += ignored.unread
 
 
-def _hidden_or_linked(where: str, name: str, root: str) -> str:
-    path = os.path.join(where, name)
-    if name.startswith(_HIDDEN) or not os.path.islink(path):
-        return "hidden" if name.startswith(_HIDDEN) else ""
+def _hidden_or_linked(path: str, root: str) -> str:
+    if os.path.basename(path).startswith(_HIDDEN):
+        return "hidden"
+    if not os.path.islink(path):
+        return ""
     try:
         inside = os.path.realpath(path).startswith(os.path.join(root, ""))
     except OSError:
@@ -272,7 +251,4 @@ def _why_not(path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    reader = choose(head, path)
-    if reader.binary:
-        return ""
-    return "binary" if is_binary(head) else ""
+    return "binary" if not choose(head, path).binary and is_binary(head) else ""

@@ -31,13 +31,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """A document's text.
-
-    Args:
-        text: with \\n line endings. marks: strictly ascending starts.
-        missing: what the text lacks of the document, in words, as "page 7 has no text".
-        encoding: the Python name of the encoding of a plain text; empty for other formats.
-    """
+    """A document's text, with \\n line endings; its marks, by ascending starts; in words, what it
+    lacks of the document; and the Python name of a plain text's encoding."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -117,11 +112,7 @@ class TextBuilder:
         self._chapter = title
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
-        """The text.
-
-        Args:
-            missing: what it lacks besides `left_out`.
-        """
+        """The text; it lacks what is `missing` besides `left_out`."""
         text = "".join(self._parts)
         counted = (f"{what} are left out: {count}" for what, count in self.left_out.items())
         return ExtractedText(text + "\n" if text else "", tuple(self._marks), (*counted, *missing))
@@ -133,7 +124,7 @@ class TextBuilder:
         if not extracted.text.strip():
             raise DocumentError(
                 f"{label(name)} is {what} without text; it may have pictures only",
-                "save it as PDF, then recognise its characters: ocrmypdf document.pdf text.pdf",
+                "of pictures, save a PDF and recognise its characters: ocrmypdf in.pdf text.pdf",
             )
         return extracted
 
@@ -161,7 +152,7 @@ def printable(text: str) -> str:
 
 
 def label(name: str) -> str:
-    """The subject of a message about the document `name`."""
+    """What messages call the document `name`."""
     return "standard input" if name == STDIN else f"the document {name}"
 
 
@@ -177,14 +168,8 @@ def path_in_hint(name: str) -> str:
 
 
 def optional_import(module: str, package: str, name: str, *, extra: str = "") -> Any:
-    """A library that a reader needs, imported for the first document that does.
-
-    Args:
-        name: the document. extra: of esa-cli, where the library comes with one.
-
-    Raises:
-        DocumentError: it is not installed.
-    """
+    """A library that the reader of the document `name` needs. Raises DocumentError: it is not
+    installed; `extra` is that of esa-cli which has it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -93,7 +93,7 @@ def code_similarity(output: str, gold: str) -> float:
     python-Levenshtein is installed, and LongBench does not require that.
     """
     lines = output.lstrip("\n").split("\n")
-    line = next((one for one in lines if not any(m in one for m in ("`", "#", "//"))), "")
+    line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
     if line == gold:
         return 1.0
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
@@ -115,8 +115,8 @@ def first_line(output: str) -> str:
 
 def match_all(output: str, answers: Sequence[str]) -> float:
     """RULER: the share of the answers that are in the output, letter case aside."""
-    said = _CONTROL.sub("\n", output.strip()).lower()
-    return sum(answer.lower() in said for answer in answers) / len(answers)
+    text = _CONTROL.sub("\n", output.strip()).lower()
+    return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
 def match_part(output: str, answers: Sequence[str]) -> float:
@@ -133,14 +133,14 @@ def _spaced(text: str, marks: Sequence[str]) -> str:
 
 def first_integer_match(output: str, gold: str) -> float:
     """PassKey and Number: the first run of digits is the answer, digit by digit."""
-    found = re.search("[0-9]+", output)
-    return float(found is not None and found[0] == gold)
+    match = re.search("[0-9]+", output)
+    return float(match is not None and match[0] == gold)
 
 
 def first_number_match(output: str, gold: str) -> float:
     """Math.Find: the first number has the answer's value."""
-    found = re.search(r"\d+(?:\.\d+)?", output)
-    return float(found is not None and float(found[0]) == float(gold))
+    match = re.search(r"\d+(?:\.\d+)?", output)
+    return float(match is not None and float(match[0]) == float(gold))
 
 
 def is_number(gold: str) -> bool:
@@ -156,11 +156,11 @@ def contains_word(output: str, gold: str) -> float:
     return float(gold in _spaced(output, "\n:\"'.,?!{}").split())
 
 
-def _behind(text: str, phrases: Sequence[str]) -> str | None:
+def _after(text: str, phrases: Sequence[str]) -> str | None:
     """The text after the first of the phrases that occurs; None without one."""
     for phrase in phrases:
-        _, found, rest = text.partition(phrase)
-        if found:
+        _, separator, rest = text.partition(phrase)
+        if separator:
             return rest
     return None
 
@@ -179,10 +179,10 @@ def multiple_choice(output: str, answers: Sequence[str]) -> float:
     if text in answers:
         return 1.0
     text = _spaced(text, "\n\"'.,?!{}")
-    named = _behind(text, ("answer is:", "answer:", "answer is", "option is"))
+    named = _after(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
-        return float(named[1:].startswith(tuple(answers)))  # behind a space
-    letter = next((one for one in text.split() if one in _LETTERS), "")
+        return float(named[1:].startswith(tuple(answers)))  # after a space
+    letter = next((word for word in text.split() if word in _LETTERS), "")
     return float(letter in answers)
 
 
@@ -202,7 +202,7 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
     text = _spaced(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
     called = False
     for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
-        named = _behind(text, phrases)
+        named = _after(text, phrases)
         if named is None:
             continue
         called = True
@@ -218,37 +218,22 @@ def listed_stars(output: str, most: int) -> set[int]:
     Args:
         output: with the prompt's beginning of the list, which need not be closed.
     """
-    found = _STARS.search(output)
-    return {int(number) for number in re.findall(r"\d{1,9}", found[1])[:most]} if found else set()
+    match = _STARS.search(output)
+    return {int(number) for number in re.findall(r"\d{1,9}", match[1])[:most]} if match else set()
 
 
-def searching_score(said: set[int], right: Sequence[int]) -> float:
+def searching_score(listed: set[int], right: Sequence[int]) -> float:
     """The share of the right counts in the answer."""
-    return sum(count in said for count in right) / len(right)
+    return sum(count in listed for count in right) / len(right)
 
 
-def reasoning_score(said: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
+def reasoning_score(listed: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
     """Each right count gives 1, 0.5 beside its mistaken count; that alone gives 0.25."""
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
     pairs = zip(right, mistaken, strict=True)
-    return sum(value[a in said, b in said] for a, b in pairs) / len(right)
-
-
-def needle_score(output: str, keyword: str, sentence: str) -> float:
-    """NeedleBench S-RT: 1 with the keyword, else a fifth of the edit similarity."""
-    if keyword in output:
-        return 1.0
-    said, right = "".join(output.split()), "".join(sentence.split())
-    distance = library("rapidfuzz.distance").Levenshtein
-    return 0.2 * float(distance.normalized_similarity(said, right))
+    return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)
 
 
 def keyword_share(output: str, keywords: Sequence[str]) -> float:
     """NeedleBench M-RT: the share of the keywords in the output, letter case counting."""
     return sum(keyword in output for keyword in keywords) / len(keywords)
-
-
-def word_share(output: str, answer: str) -> float:
-    """NeedleBench M-RS: the share of the answer's words in the output, letter case aside."""
-    words, said = answer.lower().split(), output.lower()
-    return sum(one in said for one in words) / len(words) if words else 0.0

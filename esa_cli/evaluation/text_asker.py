@@ -28,9 +28,14 @@ class TextAsker:
     Args:
         session: what it has cached is dropped. preset: answers from text.
 
+    Attributes:
+        book: the text that was read last.
+
     Raises:
         PresetError, ModelError: adapter or finder is missing, or of another model.
     """
+
+    book: Book
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -41,34 +46,27 @@ class TextAsker:
             dtype=model.dtype, device=model.device,
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
-        self._book: Book | None = None
-
-    @property
-    def book(self) -> Book:
-        """The text as it was read last."""
-        assert self._book is not None, "read a text first"
-        return self._book
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is kept of the text: its token index."""
+        """Bytes of the text's token index."""
         return 0 if self.book.index is None else self.book.index.nbytes
 
     def check(self, question: str, longest: int) -> None:
-        """Checks a question before a text is read. Raises UsageError, LengthError: as `ask`."""
+        """Raises UsageError: the question is empty. LengthError: it is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check(question, longest)
 
     def read(self, text: str, progress: Progress | None = None) -> float:
         """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
-        started, self._book = time.perf_counter(), None
+        started = time.perf_counter()
         self._begin()
         document = Document("", text, source="", encoding="", bytes=0)
         book = self._esa.ingest(document, progress)
         self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
-        self._book = book
+        self.book = book
         return time.perf_counter() - started
 
     def ask(
@@ -77,10 +75,10 @@ class TextAsker:
         """The reply, with every passage that was read again as its evidence, best first.
 
         Args:
-            longest: new tokens of free text. None takes the preset's.
+            longest: new tokens of free text; None takes the preset's.
 
         Raises:
-            UsageError: the question is empty. LengthError: it is too long.
+            UsageError, LengthError: as `check`.
         """
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,
@@ -89,7 +87,7 @@ class TextAsker:
 
     def tokens_of(self, passages: tuple[Passage, ...]) -> int:
         """Tokens of the passages."""
-        places = torch.tensor([(one.start, one.end) for one in passages]).reshape(-1, 2)
+        places = torch.tensor([(passage.start, passage.end) for passage in passages]).reshape(-1, 2)
         first, last = token_bounds(self.book.spans, places)
         return int((last - first).sum())
 

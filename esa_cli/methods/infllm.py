@@ -49,7 +49,7 @@ from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.per_head import AT_ONCE, BlockRows, tokens_of
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
-from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.memory_store import GrowingRows
 
 KEPT_CHUNKS = 8
 """Chunks that can be cropped exactly; a question is one or two."""

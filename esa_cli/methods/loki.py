@@ -33,7 +33,7 @@ from esa_cli.attention.step import LayerState, Step, tokens_per_block
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
-from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.memory_store import GrowingRows
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esa_cli.attention.selection import Blocks, top_k, two_passes
 from esa_cli.attention.step import LayerState, Step
-from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.memory_store import GrowingRows
 
 
 def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:

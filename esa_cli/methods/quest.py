@@ -32,7 +32,7 @@ from esa_cli.attention.step import Step, tokens_per_block
 from esa_cli.methods.paper import far_away
 from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries, tokens_of
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
-from esa_cli.storage.growing_rows import GrowingRows
+from esa_cli.storage.memory_store import GrowingRows
 
 
 @register("selector", "quest", about="pages for each head, by a bound of their logits")

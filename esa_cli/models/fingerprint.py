@@ -27,7 +27,7 @@ from esa_cli.errors import ModelError, PresetError
 from esa_cli.models.attachment.families import key_shape
 from esa_cli.models.inspection import (
     LOADED_PLAIN,
-    check_in_memory,
+    offloaded,
     plain_weight,
     projections,
     state_tensors,
@@ -65,7 +65,11 @@ class Fingerprint:
 def fingerprint(model: Any) -> Fingerprint:
     """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
     are not in memory, or are quantised in a way that shows none."""
-    check_in_memory(model)
+    if offloaded(model):
+        raise ModelError(
+            "some of this model's weights are offloaded, and esa cannot tell which model it is",
+            "load it whole on a GPU or the CPU, use a smaller one, or ask without a library",
+        )
     config = model.config
     layers = projections(model)
     digest = hashlib.sha256()
@@ -89,10 +93,10 @@ def _numbers(projection: Any) -> list[Tensor]:
     with weight_errors("a projection"):
         if (weight := plain_weight(projection)) is not None:
             return [torch.signbit(weight).to(torch.uint8)]
-        found = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
-        if not found:
+        tensors = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
+        if not tensors:
             raise ModelError("a projection of this model shows no weights", LOADED_PLAIN)
-        return [tensor.view(torch.uint8) for tensor in found]
+        return [tensor.view(torch.uint8) for tensor in tensors]
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
@@ -136,18 +140,18 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")
     wanted = fingerprint_in(metadata)
-    if wanted is not None and wanted != (found := fingerprint(model)):
+    if wanted is not None and wanted != (own := fingerprint(model)):
         raise PresetError(
-            f"{file} was made for a {wanted}; this is a {found}",
+            f"{file} was made for a {wanted}; this is a {own}",
             "make one for this model with `esa calibrate`, or use compressor.name=closed-form",
         )
     if method is None or not method.score.features or ROTATE not in metadata:
         return
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
-    if fitted != query_rotation(method):
+    if fitted != (used := query_rotation(method)):
         raise PresetError(
             f"{file} was made for queries that are {_in_words(fitted)}; this method's are "
-            f"{_in_words(query_rotation(method))}",
+            f"{_in_words(used)}",
             "set score.rotate and position.distance as then, or make a file for this method with "
             "`esa calibrate --for`",
         )

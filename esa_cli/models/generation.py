@@ -40,17 +40,19 @@ class Streamer:
         self._ids.extend(value.flatten().tolist())
         self.count = len(self._ids)
         # A character may be several byte tokens: the last of them completes it.
-        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True).rstrip("\ufffd"))
-
-    def _emit(self, text: str) -> None:
-        new = text[len(self.text) :]
-        self.text = text
-        if new and self.on_text:
-            self.on_text(new)
+        self._emit(self._decoded().rstrip("\ufffd"))
 
     def end(self) -> None:
         """Called by `generate` after the last token."""
-        self._emit(self.tokenizer.decode(self._ids, skip_special_tokens=True))
+        self._emit(self._decoded())
+
+    def _decoded(self) -> str:
+        return str(self.tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _emit(self, text: str) -> None:
+        new, self.text = text[len(self.text) :], text
+        if new and self.on_text:
+            self.on_text(new)
 
 
 def generate(
@@ -74,16 +76,14 @@ def generate(
     from transformers import GenerationConfig
 
     prompt = torch.tensor([list(ids)], device=model.device)
-    sampling: dict[str, Any] = {"do_sample": temperature > 0}
+    settings: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": max_new_tokens}
     if temperature > 0:
-        sampling |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
+        settings |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
-    with quiet_transformers(), special_ids_only(model) as special, seeded(seed, model.device):
+    with quiet_transformers(), special_ids_only(model) as special, _seeded(seed, model.device):
         output = model.generate(
             prompt,
-            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                max_new_tokens=max_new_tokens, use_cache=True, **sampling, **special
-            ),
+            generation_config=GenerationConfig(use_cache=True, **settings, **special),  # type: ignore[no-untyped-call]
             attention_mask=torch.ones_like(prompt),
             past_key_values=cache,
             streamer=streamer,
@@ -93,9 +93,8 @@ def generate(
 
 
 @contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seeds torch's global generators, which are all that `generate` samples with, and restores
-    them. None: they stay as they are."""
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Seeds torch's global generators, with which `generate` samples, and restores them."""
     if seed is None:
         yield
         return

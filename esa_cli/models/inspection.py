@@ -1,7 +1,6 @@
 """Inspection of a loaded model: each layer's device, the type of its keys and values, its weights.
 
-It reads transformers' and accelerate's models through their torch modules only. Tests stand in a
-second device with `meta`; a model on several devices was not measured.
+It reads transformers' and accelerate's models through their torch modules only.
 """
 
 from __future__ import annotations
@@ -35,15 +34,6 @@ def offloaded(model: Any) -> bool:
     return any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
 
 
-def check_in_memory(model: Any) -> None:
-    """Raises ModelError when some of a model's weights are not in memory."""
-    if offloaded(model):
-        raise ModelError(
-            "some of this model's weights are offloaded, and esa cannot tell which model it is",
-            "load it whole on a GPU or the CPU, use a smaller one, or ask without a library",
-        )
-
-
 def layer_devices(model: Any) -> list[torch.device]:
     """The device of keys and values, that of the value projection: of each layer that has any."""
     return [_device(part[-1], model.device) for part in projections(model)]
@@ -53,30 +43,29 @@ def state_devices(model: Any) -> list[torch.device]:
     """The device of each layer that keeps a state, in place of keys or beside them."""
     if not keeps_state(model.config):
         return []
-    kinds = zip(model.base_model.layers, layer_types(model.config), strict=True)
+    layers = zip(model.base_model.layers, layer_types(model.config), strict=True)
     keeping = (*STATE_TYPES, *MIXED_TYPES)
-    return [_device(layer, model.device) for layer, kind in kinds if kind in keeping]
+    return [_device(layer, model.device) for layer, kind in layers if kind in keeping]
 
 
 def attention_modules(model: Any) -> list[Any | None]:
     """The attention modules, in the order in which they run: one in each layer, or several; None:
     the layer has none."""
-    name, found = family_of(model.config).projections[-1], list[Any | None]()
+    name, modules = family_of(model.config).projections[-1], list[Any | None]()
     readers = source_layers(model.config)
     for layer in model.base_model.layers:
         own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
-        several = own if isinstance(own, nn.ModuleList) else [own]
-        for one in several:
-            attends = hasattr(one, name) or len(found) in readers
-            found.append(one if attends else None)
-    return found
+        for module in own if isinstance(own, nn.ModuleList) else [own]:
+            attends = hasattr(module, name) or len(modules) in readers
+            modules.append(module if attends else None)
+    return modules
 
 
 def row_layers(model: Any) -> list[int]:
     """Indices of the layers that keep keys and values."""
     readers = source_layers(model.config)
-    every = enumerate(attention_modules(model))
-    return [i for i, module in every if module is not None and i not in readers]
+    modules = enumerate(attention_modules(model))
+    return [i for i, module in modules if module is not None and i not in readers]
 
 
 def check_readers(model: Any) -> None:
@@ -94,10 +83,9 @@ def check_readers(model: Any) -> None:
 def projections(model: Any) -> list[list[Any]]:
     """The modules that make queries, keys and values, in this order, or all of them in one module:
     of each layer that keeps keys."""
-    names, every = family_of(model.config).projections, attention_modules(model)
-    modules = [every[i] for i in row_layers(model)]
-    found = [[getattr(module, name, None) for name in names] for module in modules]
-    return [[one for one in parts if one is not None] for parts in found]
+    names, modules = family_of(model.config).projections, attention_modules(model)
+    layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
+    return [[part for part in parts if part is not None] for parts in layers]
 
 
 def _device(module: Any, otherwise: torch.device) -> torch.device:
@@ -107,22 +95,17 @@ def _device(module: Any, otherwise: torch.device) -> torch.device:
 
 
 def kv_dtype(model: Any) -> torch.dtype:
-    """The type of keys and values: that of the value projections' outputs. Raises ModelError: it is
-    not the same in all layers."""
-    found = {_dtype(part[-1], model.dtype) for part in projections(model)}
-    if len(found) > 1:
-        kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in found))
+    """The type of keys and values: that of the value projections, or the model's where these are
+    quantised. Raises ModelError: it is not the same in all layers."""
+    weights = [plain_weight(part[-1]) for part in projections(model)]
+    types = {model.dtype if weight is None else weight.dtype for weight in weights}
+    if len(types) > 1:
+        kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
         raise ModelError(
             f"the layers of this model compute in different types ({kinds})",
             "load it in one with `dtype`, or ask without a library",
         )
-    return found.pop()
-
-
-def _dtype(module: Any, otherwise: torch.dtype) -> torch.dtype:
-    """Its weight's; where that is quantised, the model's, as the outputs are."""
-    weight = plain_weight(module)
-    return otherwise if weight is None else weight.dtype
+    return types.pop()
 
 
 def plain_weight(module: Any) -> Tensor | None:
@@ -142,22 +125,16 @@ def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of each plain parameter, then of all else in the model's state. Quantised
     weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError,
     as `state_tensors`."""
-    every = dict(model.named_parameters(remove_duplicate=False))
-    plain = {name for name, weight in every.items() if is_plain(weight)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    plain = {name for name, weight in parameters.items() if is_plain(weight)}
     yield from ((name, one) for name, one in model.named_parameters() if name in plain)
-    for name, one in state_tensors(model, plain):
-        yield name, one.reshape(-1) if name in every else one
+    for name, tensor in state_tensors(model, plain):
+        yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
 def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter, buffer and dequantised weight of a module.
-
-    Args:
-        known: names that are left out.
-
-    Raises:
-        ModelError: its state contains something other than tensors.
-    """
+    """Name and tensor of each parameter, buffer and dequantised weight of a module, but for the
+    names that are `known`. Raises ModelError: its state has something other than tensors."""
     for name, part in module.named_modules():
         own = _own_state(part, f"{name}." if name else "")
         for key in sorted(own):
@@ -175,12 +152,9 @@ def _own_state(part: Any, prefix: str) -> dict[str, Any]:
     # That method of bitsandbytes 0.50 spoils the scales of weights that a CPU has used.
     own |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
     for at, state in (("", packing), (".state2", getattr(packing, "state2", None))):
-        tensors = {} if state is None else vars(state)
-        own |= {
-            f"{prefix}weight.quant_state{at}.{key}": one
-            for key, one in tensors.items()
-            if isinstance(one, Tensor)
-        }
+        for key, value in vars(state).items() if state is not None else ():
+            if isinstance(value, Tensor):
+                own[f"{prefix}weight.quant_state{at}.{key}"] = value
     return own
 
 

@@ -17,14 +17,14 @@ from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.resolve import count_tokens, cutting_note, peek
+from esa_cli.models.files.resolve import count_tokens, peek
 from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.storage.cache_choice import check_cache, check_in_memory
+from esa_cli.storage import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # they import torch or the methods
@@ -214,8 +214,6 @@ def inspect_model(
 
     ref = models.parse_reference(chosen.model)
     folder = small_files(ref, notices)
-    if cut := cutting_note(folder):
-        notices.warn(f"esa: {cut}")
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
@@ -314,9 +312,6 @@ class Preflight:
         loaded = load(notices)
         if choice is not None and choice.ref is not None:
             reader = choice.open(place.device, place.dtype_name, notices.stage)
-            folder = models.path_of(choice.ref)
-            if folder is not None and (note := cutting_note(folder)):
-                notices.warn(f"esa: {note}")
             self.planner.memory -= reader.nbytes
         return loaded, reader
 

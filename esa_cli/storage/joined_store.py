@@ -10,16 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.step import KVStore, LayerState, Projection
-from esa_cli.storage.growing_rows import RESERVE, pieces
-from esa_cli.storage.memory_store import BLOCK, MemoryStore
+from esa_cli.storage.memory_store import BLOCK, RESERVE, MemoryStore, divided, pieces
 
 
 class StoreSlice(NamedTuple):
@@ -30,75 +28,74 @@ class StoreSlice(NamedTuple):
     high: int
 
 
-class JoinedStore:
-    """The rows of all parts in order, then those of the tail.
+def refuse_change(store: Any, *arguments: Any) -> None:
+    """The method of a store that is only read, in place of those that change it."""
+    raise TypeError("stored rows are read-only; JoinedStore appends after them")
+
+
+class StoreChain:
+    """The rows of slices of stores, one after another, which are only read.
 
     Args:
-        parts: at least one, all of the same heads and dimension.
-        tail: an empty store for the tokens that follow them.
+        like: a store of the same heads and dimension as all parts.
     """
 
-    def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
-        first = parts[0].store
-        self.heads, self.dim, self.shared = first.heads, first.dim, first.shared
-        self.tail = tail
-        self._parts = list(parts)
-        self._starts = [0]
+    def __init__(self, parts: Sequence[StoreSlice], like: KVStore) -> None:
+        self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
+        self._parts, self._starts = list[StoreSlice](), [0]
         for part in parts:
-            self._starts.append(self._starts[-1] + part.high - part.low)
+            self._add(part)
 
-    @property
-    def stored(self) -> int:
-        """Tokens of all parts; the tail begins here."""
-        return self._starts[-1]
+    def _add(self, part: StoreSlice) -> None:
+        self._parts.append(part)
+        self._starts.append(self._starts[-1] + part.high - part.low)
+
+    def _slices(self) -> list[StoreSlice]:
+        return self._parts
+
+    def _edges(self) -> list[int]:
+        """Where each slice begins, and where the last one ends."""
+        return self._starts
 
     def __len__(self) -> int:
-        return self.stored + len(self.tail)
+        return self._starts[-1]
 
     @property
     def nbytes(self) -> int:
-        return sum(part.store.nbytes for part in self._parts) + self.tail.nbytes
-
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
-        """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
-        for i, low, high in pieces([*self._starts, len(self)], start, stop):
-            store, first, _ = [*self._parts, StoreSlice(self.tail, 0, 0)][i]
-            yield self._starts[i] + low, store, first + low, first + high
+        """Bytes of the slices' stores."""
+        return sum(part.store.nbytes for part in self._slices())
 
     @property
     def resident(self) -> bool:
         """Whether all parts are in the memory of the device."""
         return all(part.store.resident for part in self._parts)
 
-    def _divided(self, at: Tensor) -> list[tuple[KVStore, Tensor]]:
-        """Each store's part of ascending positions (K,), counted in it; the empty ones left out."""
-        edges = torch.tensor(self._starts[1:], device=at.device)
-        cuts = [0, *torch.searchsorted(at, edges).tolist(), at.shape[0]]
-        first = [start - part.low for start, part in zip(self._starts, self._parts, strict=False)]
-        stores = [*(part.store for part in self._parts), self.tail]
-        each = zip(stores, [*first, self.stored], pairwise(cuts), strict=True)
-        return [(store, at[low:high] - start) for store, start, (low, high) in each if low < high]
-
-    def release(self) -> None:
-        """Frees the parts' copies of rows."""
-        for part in self._parts:
-            part.store.release()
-
-    def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens to the tail: k and v (G, C, D), unrotated."""
-        self.tail.append(k, v)
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
+        """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
+        slices, edges = self._slices(), self._edges()
+        for i, low, high in pieces(edges, start, stop):
+            store, first, _ = slices[i]
+            yield edges[i] + low, store, first + low, first + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        return _together(
-            [store.span(low, high) for _, store, low, high in self._pieces(start, stop)]
-            or [self.tail.span(0, 0)]
-        )
+        spans = [store.span(low, high) for _, store, low, high in self._pieces(start, stop)]
+        return self._together(spans)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
-        own = self._divided(at)
-        return _together([store.gather(one) for store, one in own] or [self.tail.span(0, 0)])
+        slices, edges, pairs = self._slices(), self._edges(), list[tuple[Tensor, Tensor]]()
+        for i, rows in divided(edges, at):
+            store, first, _ = slices[i]
+            pairs.append(store.gather(at[rows] - (edges[i] - first)))
+        return self._together(pairs)
+
+    def _together(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if not pairs:
+            return self._slices()[-1].store.span(0, 0)
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
@@ -111,15 +108,10 @@ class JoinedStore:
     @property
     def reduced(self) -> int:
         """The number of tokens that have a reduced key."""
-        for start, part in zip(self._starts, self._parts, strict=False):
+        for start, part in zip(self._edges(), self._slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
-        return self.stored + self.tail.reduced
-
-    def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) to the tail."""
-        assert self.reduced >= self.stored, "the parts must have reduced keys, too"
-        self.tail.append_features(features)
+        return len(self)
 
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
@@ -129,24 +121,53 @@ class JoinedStore:
             for at, features in store.feature_blocks(low, high, most):
                 yield at - low + begin, features
 
-    def extend_last_part(self, count: int) -> None:
-        """Drops the tail's first `count` tokens, which the last part has from now on."""
-        last = self._parts[-1]
-        self._parts[-1] = last._replace(high=last.high + count)
-        self._starts[-1] += count
-        self.tail.drop_first(count)
+    append = append_features = crop = refuse_change
+
+
+class JoinedStore(StoreChain):
+    """The rows of all parts in order, then those of the tail.
+
+    Args:
+        tail: an empty store for the tokens that follow them.
+    """
+
+    def __init__(self, parts: Sequence[StoreSlice], tail: MemoryStore) -> None:
+        self.tail = tail
+        super().__init__(parts, tail)
+
+    def _slices(self) -> list[StoreSlice]:
+        return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
+
+    def _edges(self) -> list[int]:
+        return [*self._starts, len(self)]
+
+    @property
+    def stored(self) -> int:
+        """Tokens of all parts; the tail begins here."""
+        return self._starts[-1]
+
+    def __len__(self) -> int:
+        return self.stored + len(self.tail)
+
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Adds C tokens to the tail: k and v (G, C, D), unrotated."""
+        self.tail.append(k, v)
+
+    def append_features(self, features: Tensor) -> None:
+        """Adds reduced keys (n, R) to the tail."""
+        assert self.reduced >= self.stored, "the parts must have reduced keys, too"
+        self.tail.append_features(features)
+
+    def replace_first(self, store: KVStore) -> None:
+        """Puts a store with the tail's first tokens in their place."""
+        self._add(StoreSlice(store, 0, len(store)))
+        self.tail.drop_first(len(store))
 
     def crop(self, tokens: int) -> None:
         """Removes the last -tokens tokens of the tail. Raises ValueError if it has fewer."""
         if -tokens > len(self.tail):
             raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
         self.tail.crop(tokens)
-
-
-def _together(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    if len(pairs) == 1:
-        return pairs[0]
-    return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
 
 
 @dataclass(frozen=True)

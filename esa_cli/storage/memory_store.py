@@ -7,56 +7,174 @@ takes, rows may be in host memory: reduced keys stay on the GPU, and selected ro
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esa_cli.attention.step import KVStore
-from esa_cli.storage.growing_rows import GrowingRows, as_index
 
 CPU = torch.device("cpu")
 BLOCK = 8192
 """Tokens of a block in a scan of keys: 6 MB with 3 heads of 64 floats, which fits a cache."""
-LAST_KEPT = 8192
-"""Most of the last tokens whose rows are kept on a GPU."""
+FIRST_SEGMENT = 1024
+LAST_SEGMENT = 16384
+GROWTH = 1.25
+"""Length of a copied segment, in that of the full one, where the length is not known beforehand."""
+RESERVE = 2048
+"""Rows after a document's on a GPU, for questions and answers; as many again when they are full,
+of which plans know nothing."""
+
+
+def has_own_memory(device: torch.device) -> bool:
+    """Whether a device has other memory than the CPU."""
+    return device.type == "cuda"
+
+
+in_one_segment = has_own_memory
+"""Whether rows on a device are one segment: finding the segment of a row would synchronise."""
+
+
+def as_index(places: Sequence[int]) -> slice | list[int]:
+    """Indices along a dimension, at least one; a slice, which copies nothing, if consecutive."""
+    first, stop = places[0], places[0] + len(places)
+    return slice(first, stop) if list(places) == list(range(first, stop)) else list(places)
+
+
+def pieces(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (part, low, high) of every part of [start, stop); low and high count in the part.
+
+    Args:
+        starts: where each part begins, and where the last one ends.
+    """
+    while start < stop:
+        part = bisect_right(starts, start) - 1
+        high = min(stop, starts[part + 1])
+        yield part, start - starts[part], high - starts[part]
+        start = high
+
+
+def divided(starts: Sequence[int], at: Tensor) -> Iterator[tuple[int, slice]]:
+    """Yields (part, slice of `at`) for each part, see `pieces`, with some of the ascending
+    positions (K,)."""
+    edges = torch.tensor(starts).to(at.device, non_blocking=True)
+    for part, (low, high) in enumerate(pairwise(torch.searchsorted(at, edges).tolist())):
+        if low < high:
+            yield part, slice(low, high)
+
+
+class GrowingRows:
+    """A growing (N, width) matrix, stored as a list of contiguous segments.
+
+    On the CPU no segment is ever copied (1,024 rows, then doubling up to 16,384), so a 300k-token
+    document never needs twice its memory, and the system gives no memory for what was not written
+    to. On a GPU there is one segment: of as many rows as are expected, and copied into a longer one
+    when it is full.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.width, self.dtype, self.device = width, dtype, device
+        self.length = self._expected = 0
+        self._whole = in_one_segment(device)
+        self._segments: list[Tensor] = []
+        self._starts: list[int] = []
+
+    @property
+    def capacity(self) -> int:
+        return self._starts[-1] + self._segments[-1].shape[0] if self._segments else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated; on the CPU those of the rows in use."""
+        rows = self.capacity if self._whole else self.length
+        return rows * self.width * self.dtype.itemsize
+
+    def expect(self, length: int) -> None:
+        """Says how many rows there will be. Nothing is allocated before they are appended."""
+        self._expected = length
+
+    def _grow(self, need: int) -> None:
+        """Makes room for `need` rows."""
+        if self._whole and self.capacity < need:
+            rows = self._expected or FIRST_SEGMENT
+            if self.capacity:
+                rows = self.capacity + RESERVE if self._expected else int(GROWTH * self.capacity)
+            segment = self._new_segment(max(need, rows))
+            for at, view in self._pieces(0, self.length):
+                segment[at : at + view.shape[0]] = view
+            self._segments, self._starts = [segment], [0]
+        while self.capacity < need:
+            segment = self._new_segment(min(LAST_SEGMENT, max(FIRST_SEGMENT, self.capacity)))
+            # In one statement without calls, between whose halves no interruption (Ctrl-C) comes.
+            before, starts = self._segments, [*self._starts, self.capacity]
+            self._segments, self._starts = [*before, segment], starts
+
+    def _new_segment(self, rows: int) -> Tensor:
+        # Outside inference mode, so that rows appended there can be extended outside of it.
+        with torch.inference_mode(False):
+            return torch.empty(rows, self.width, dtype=self.dtype, device=self.device)
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) of every segment's part of [start, stop)."""
+        for part, low, high in pieces([*self._starts, self.capacity], start, stop):
+            yield self._starts[part] + low, self._segments[part][low:high]
+
+    @torch.no_grad()
+    def append(self, rows: Tensor) -> None:
+        """Appends rows (C, width), without gradients."""
+        count = rows.shape[0]
+        self._grow(self.length + count)
+        for at, view in self._pieces(self.length, self.length + count):
+            view.copy_(rows[at - self.length : at - self.length + view.shape[0]])
+        self.length += count  # last: an interruption leaves no unwritten rows
+
+    def span(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) as (stop - start, width); a view when they lie in one segment."""
+        views = [view for _, view in self._pieces(start, stop)]
+        if len(views) == 1:
+            return views[0]
+        return torch.cat([torch.empty(0, self.width, dtype=self.dtype, device=self.device), *views])
+
+    def blocks(self, start: int, stop: int, most: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, view) of [start, stop) in views of at most `most` rows."""
+        for at, view in self._pieces(start, stop):
+            for low in range(0, view.shape[0], most):
+                yield at + low, view[low : low + most]
+
+    @torch.no_grad()
+    def gather(self, at: Tensor) -> Tensor:
+        """Rows at ascending absolute positions (K,) -> (K, width)."""
+        if len(self._segments) == 1 and at.numel():
+            return self._segments[0].index_select(0, at)
+        out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
+        for part, rows in divided([*self._starts, self.capacity], at):
+            torch.index_select(
+                self._segments[part], 0, at[rows] - self._starts[part], out=out[rows]
+            )
+        return out
+
+    def after(self, start: int) -> GrowingRows:
+        """A copy of the rows from `start` on."""
+        rest = GrowingRows(self.width, self.dtype, self.device)
+        rest.expect(self._expected)
+        rest.append(self.span(start, self.length))
+        return rest
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` rows; segments are kept for the next ones."""
+        self.length = min(self.length, max(length, 0))
 
 
 def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, Tensor]:
     """Rows (n, 2 * G * D), or (n, G * D) where the keys are the values, as keys and values, each
     (G, n, D)."""
-    if shared:
-        one = rows.view(rows.shape[0], heads, rows.shape[1] // heads).transpose(0, 1)
-        return one, one
-    both = rows.view(rows.shape[0], 2, heads, rows.shape[1] // (2 * heads))
-    return both[:, 0].transpose(0, 1), both[:, 1].transpose(0, 1)
-
-
-class LastSpan:
-    """The rows of the last tokens, kept where they were copied to: the next token of an answer has
-    all of them but one in view."""
-
-    def __init__(self) -> None:
-        self._start, self._rows = 0, torch.empty(0)
-
-    def read(
-        self, start: int, stop: int, length: int, read: Callable[[int, int], Tensor]
-    ) -> Tensor:
-        """What `read(start, stop)` returns, of so many tokens; kept if it ends with the last."""
-        if stop != length:
-            return read(start, stop)
-        if self._rows.numel() and self._start <= start:
-            return self._rows[start - self._start :]
-        rows = read(start, stop)
-        if stop - start <= LAST_KEPT:
-            self._start, self._rows = start, rows
-        return rows
-
-    def drop(self) -> None:
-        """Frees the rows; also needed before the last tokens change."""
-        self._rows = torch.empty(0)
+    parts = 1 if shared else 2
+    both = rows.view(rows.shape[0], parts, heads, rows.shape[1] // (parts * heads))
+    return both[:, 0].transpose(0, 1), both[:, -1].transpose(0, 1)
 
 
 class MemoryStore:
@@ -77,7 +195,7 @@ class MemoryStore:
         width = (1 if shared else 2) * heads * dim
         self._rows = GrowingRows(width, dtype, CPU if on_host else device)
         self._features: GrowingRows | None = None
-        self._expected, self._last = 0, LastSpan()
+        self._expected = 0
 
     def expect(self, tokens: int) -> None:
         """Says how many tokens there will be, before the first."""
@@ -93,21 +211,14 @@ class MemoryStore:
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Adds C tokens: k and v (G, C, D), unrotated."""
-        self._last.drop()
-        kept = (k,) if self.shared else (k, v)
-        rows = torch.stack([one.transpose(0, 1) for one in kept], dim=1)
+        both = (k,) if self.shared else (k, v)
+        rows = torch.stack([part.transpose(0, 1) for part in both], dim=1)
         self._rows.append(rows.reshape(k.shape[1], self._rows.width))
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        if self.resident:
-            rows = self._rows.span(start, stop)
-        else:
-            rows = self._last.read(start, stop, len(self), self._copied)
+        rows = self._rows.span(start, stop).to(self.device)
         return split_rows(rows, self.heads, self.shared)
-
-    def _copied(self, start: int, stop: int) -> Tensor:
-        return self._rows.span(start, stop).to(self.device)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
@@ -141,13 +252,8 @@ class MemoryStore:
         assert self._features is not None, "the store must have reduced keys"
         yield from self._features.blocks(start, stop, most)
 
-    def release(self) -> None:
-        """Frees the copies of the last rows."""
-        self._last.drop()
-
     def crop(self, tokens: int) -> None:
         """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
-        self._last.drop()
         length = len(self) + tokens
         if self._features is not None:
             self._features.truncate(length)
@@ -176,11 +282,6 @@ class MakeStore(Protocol):
         Args:
             device: of the keys. shared: the keys are the values, too.
         """
-
-
-def has_own_memory(device: torch.device) -> bool:
-    """Whether a device has other memory than the CPU."""
-    return device.type == "cuda"
 
 
 class StorePlaces:

@@ -1,5 +1,5 @@
-"""Atomic file writing, a lock for one writer, notices of changes, and errors of the system as
-messages with a hint."""
+"""Atomic file writing, a lock for one writer, notices of changes, and the system's errors with a
+hint."""
 
 from __future__ import annotations
 
@@ -72,16 +72,9 @@ def writing_errors(
     no_room: type[EsaError] = ResourceError,
     failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns errors of writing `target` into one that the user can act on.
-
-    Args:
-        target: a file; or words for many files, and then the message names the one that failed.
-        room: hint where space is missing. other: hint for any other error.
-        also: an exception besides OSError that reports writing errors.
-
-    Raises:
-        no_room: space is missing. failed: any other error.
-    """
+    """Turns an OSError, or `also`, of writing `target` into one that the user can act on: `no_room`
+    with the hint `room`, or `failed` with the hint `other`. `target` is a file; or words for many
+    files, and then the message names the one that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
@@ -100,17 +93,13 @@ def writing_errors(
 
 @contextmanager
 def replacing(path: Path, part: Path | None = None, *, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary path; what the block makes there becomes `path` when it ends well.
-
-    If it fails, `path` is as before and nothing is left at the temporary path.
+    """Yields a temporary path; what the block makes there becomes `path` when it ends well. If it
+    fails, `path` is as before and nothing is left at the temporary path. Raises OSError.
 
     Args:
         path: a file, or a folder that does not exist.
         part: the temporary path; by default beside `path`, with its suffix.
         durable: flush the file to disk first, so that a power cut leaves one or the other.
-
-    Raises:
-        OSError.
     """
     part = part or path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
     try:
@@ -161,11 +150,8 @@ RESCAN_S = 60.0
 
 
 def folder_changes(*folders: str, poll: bool = False) -> Iterator[None]:
-    """Yields whenever something below the folders may have changed, without an end.
-
-    Args:
-        poll: looks every `POLL_S`, whatever the system's notices say.
-    """
+    """Yields whenever something below the folders may have changed, without an end; every `POLL_S`
+    seconds at least if `poll`."""
     try:
         from watchfiles import watch
     except ImportError:
@@ -192,24 +178,17 @@ def as_esa_error(error: Exception) -> EsaError | None:
     if isinstance(error, EsaError):
         return error
     if memory_ran_out(error):
-        return ResourceError(
-            "the memory ran out",
-            "`esa plan` shows what takes it; try --dtype bfloat16, a smaller model or fewer "
-            "documents",
-        )
-    if isinstance(error, OSError) and error.errno in UNWRITABLE:
-        return ResourceError(
-            f"{error.filename or 'the output'} cannot be written: {error.strerror}",
-            "send it to another place, or free some space",
-        )
+        smaller = "try --dtype bfloat16, a smaller model or fewer documents"
+        return ResourceError("the memory ran out", f"`esa plan` shows what takes it; {smaller}")
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in UNWRITABLE:
+        message = f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+        return ResourceError(message, "send it to another place, or free some space")
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
-        return ResourceError(
-            "no folder for temporary files can be written",
-            "free some space, or set TMPDIR to a folder with some",
-        )
+        message = "no folder for temporary files can be written"
+        return ResourceError(message, "free some space, or set TMPDIR to a folder with some")
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
-        return DocumentError(
-            f"{error.filename} may not be used: {error.strerror}",
-            "check who may read there, and the folders above",
-        )
+        message = f"{error.filename} may not be used: {error.strerror}"
+        return DocumentError(message, "check who may read there, and the folders above")
     return None

@@ -56,18 +56,15 @@ def free_memory(device: str = "cpu") -> int:
         import torch
 
         gpus = range(torch.cuda.device_count())
-        free = sum(torch.cuda.mem_get_info(place)[0] for place in gpus) + free_memory()
-    elif device.startswith("cuda"):
+        return sum(torch.cuda.mem_get_info(place)[0] for place in gpus) + free_memory()
+    if device.startswith("cuda"):
         import torch
 
-        free = torch.cuda.mem_get_info(torch.device(device))[0]
-    else:
-        import psutil
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    import psutil
 
-        free = psutil.virtual_memory().available
-        inside = _cgroup_free()
-        free = free if inside is None else min(free, inside)
-    return free
+    free, inside = psutil.virtual_memory().available, _cgroup_free()
+    return free if inside is None else min(free, inside)
 
 
 def available_memory(device: str = "cpu") -> int:
@@ -95,9 +92,9 @@ def peak_memory(device: str = "cpu") -> int:
 
 def memory_ran_out(error: Exception) -> bool:
     """True if memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
-    text = str(error)
+    words = ("can't allocate memory", "not enough memory")
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
-    return named or "can't allocate memory" in text or "not enough memory" in text
+    return named or any(one in str(error) for one in words)
 
 
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
@@ -106,10 +103,8 @@ def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:
-        raise error(
-            f"{what} {path}: there is no home folder {Path(path).parts[0]}",
-            "write the path out in full",
-        ) from cause
+        message = f"{what} {path}: there is no home folder {Path(path).parts[0]}"
+        raise error(message, "write the path out in full") from cause
 
 
 def size_text(count: float) -> str:
@@ -124,11 +119,9 @@ def size_text(count: float) -> str:
 
 def time_text(seconds: float) -> str:
     """Seconds as text: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,7 +1,4 @@
-"""Progress callbacks, for prefill and for preparing a model.
-
-An exception raised in a callback stops the work and propagates.
-"""
+"""Progress callbacks. An exception raised in one stops the work and propagates."""
 
 from __future__ import annotations
 
@@ -39,11 +36,8 @@ def combined(*callbacks: Progress | None) -> Progress:
 
 
 class WaitNotice:
-    """Called again and again while another process ingests the same document.
-
-    Args:
-        started: called the first time. progress: called each time, with 0 of `tokens`.
-    """
+    """Called again and again while another process ingests the same document: calls `started` the
+    first time, and `progress` each time, with 0 of `tokens`."""
 
     def __init__(
         self, started: Callable[[], None] | None, progress: Progress | None, tokens: int

@@ -1,17 +1,12 @@
-"""Tables from names to values, and where each value was defined.
-
-A kind of part (selectors, recipes, readers, ...) has a `Registry` of its own, made by the module
-that defines the kind. A plugin file may add to several of them; `entries_from` and `remove_entries`
-look through all.
-"""
+"""Tables from names to values, one for each kind of part (selectors, recipes, readers, ...), and
+where each value was defined. A plugin file may add to several of them."""
 
 from __future__ import annotations
 
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from esa_cli.errors import PluginError
 
@@ -23,13 +18,8 @@ PLUGIN_PREFIX = "esa_plugin_"
 _REGISTRIES: list[Registry[Any]] = []
 
 
-@dataclass(frozen=True)
-class RegistryEntry(Generic[T]):
-    """A registered value.
-
-    Args:
-        origin: module or plugin file that defines it. qualname: its name there.
-    """
+class RegistryEntry(NamedTuple, Generic[T]):
+    """A registered value, the module or plugin file that defines it, and its name there."""
 
     value: T
     origin: str
@@ -59,14 +49,8 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers a value. The same definition again is a module that is being reloaded.
-
-        Args:
-            definition: the class or function that a plugin author wrote.
-
-        Raises:
-            PluginError: the name is taken by another definition.
-        """
+        """Registers a value of the class or function `definition`; the same again is a module that
+        is being reloaded. Raises PluginError: the name is taken by another definition."""
         origin = origin_of(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)

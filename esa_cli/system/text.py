@@ -41,22 +41,20 @@ def without_lone_surrogates(value: Any) -> Any:
 def load_json(text: str) -> Any:
     """The JSON's value. Raises ValueError: it is malformed, a key is given twice, or a number is
     not finite. RecursionError: it is nested too deep."""
-    return json.loads(text, object_pairs_hook=_once, parse_constant=_refused, parse_float=_finite)
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"{json.dumps(key)} is given twice")
-        found[key] = value
-    return found
-
-
-def _refused(word: str) -> Any:
-    raise ValueError(f"a number must be finite, got {word}")
+        values[key] = value
+    return values
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
-    return value if math.isfinite(value) else _refused(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"a number must be finite, got {digits}")
+    return value

@@ -1,14 +1,12 @@
-"""A shard of a list of work: what one of several equal processes does of it.
-
-Every process makes the same list and takes its shard; together the shards are the list, and no two
-share an item. Nothing is agreed on while they run.
-"""
+"""A shard of a list of work: every one of several equal processes makes the same list and takes its
+shard; together the shards are the list, and no two share an item."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from esa_cli.errors import UsageError
@@ -45,17 +43,13 @@ class WorkShard:
         """True if there is no other shard."""
         return self.count == 1
 
-    def has(self, index: int) -> bool:
-        """True if the item at `index`, from 0, is in this shard: one of `count`, in turn."""
-        return index % self.count == self.number - 1
-
     def take(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items of this shard, in order: one of `count`, in turn."""
-        return (item for index, item in enumerate(items) if self.has(index))
+        return islice(items, self.number - 1, None, self.count)
 
     def block(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The items of this shard as one stretch, for lists whose neighbours share work. Lengths of
-        stretches differ by one at most."""
+        """The items of this shard as one slice, for lists whose neighbours share work. Lengths of
+        slices differ by one at most."""
         begin, end = (len(items) * at // self.count for at in (self.number - 1, self.number))
         return items[begin:end]
 

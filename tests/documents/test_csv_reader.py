@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from reader_checks import refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import csv_reader
 
 
 def text_of(data: bytes | str, name: str) -> str:
@@ -58,12 +56,6 @@ def test_csv_with_lines_above_the_table() -> None:
 )  # fmt: skip
 def test_csv_numbers_that_name_columns(rows: str, last: str) -> None:
     assert readers.read(rows.encode(), "a.csv").text.splitlines()[-1] == last
-
-
-def test_csv_whose_text_would_be_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_reader, "LONGEST", 1 << 20)
-    data = f"{'name' * 15},{'x' * 50}\n".encode() + b"1,2\n" * 20_000
-    assert "must have at most 1,048,576 characters" in refused(data, "a.csv").message
 
 
 def test_csv_whose_heading_is_too_short_names_nothing() -> None:

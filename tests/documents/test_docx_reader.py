@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import sample_files as make
+from lxml import etree
 from reader_checks import at, refused
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.docx_reader import WordLists
+from esa_cli.documents.readers.docx_reader import WordLists, number_text
 
 
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
@@ -92,6 +93,7 @@ def test_docx_that_was_saved_as_strict() -> None:
 
 
 def test_docx_says_what_else_is_left_out() -> None:
+    assert "without text" in refused(make.docx("<w:p/>"), "a.docx").message
     more = {"charts/chart1": "<c/>", "diagrams/data1": "<d/>"}
     assert word(make.paragraph("one"), **more).missing == ("charts and diagrams are left out",)
     found = word(make.paragraph("one"), '<w:altChunk r:id="x" xmlns:r="r"/>')
@@ -160,36 +162,20 @@ def test_docx_pages_by_hand_count_only_if_they_are_all(
     assert pages_of(("one", "two"), found) == expected
 
 
-def test_docx_refusals() -> None:
-    cfb = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
-    assert "old Office file" in refused(cfb, "a.docx").message
-    assert "password" in refused(cfb + "EncryptedPackage".encode("utf-16-le"), "a.docx").message
-    assert "without text" in refused(make.docx("<w:p/>"), "a.docx").message
-    bare = make.docx(make.paragraph("x"))
-    assert "damaged or cut off" in refused(bare[:-40], "a.docx").message
-
-
-@pytest.mark.parametrize(
-    ("kind", "counts"),
-    [
-        ("decimal", ["1", "2", "3"]),
-        ("upperLetter", ["A", "B", "C"]),
-        ("lowerRoman", ["i", "ii", "iii"]),
-        ("none", ["", "", ""]),
-        ("bullet", ["-", "-", "-"]),
-    ],
-)
-def test_list_numbers(kind: str, counts: list[str]) -> None:
-    from lxml import etree
-
-    root = etree.fromstring(
-        make.word_part(
-            "numbering",
-            '<w:abstractNum w:abstractNumId="1"><w:lvl w:ilvl="0">'
-            f'<w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl></w:abstractNum>'
-            '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>',
-        )
-    )
-    lists = WordLists.of(root)
-    assert [lists.next("5", 0, "") for _ in counts] == counts
-    assert lists.next("6", 0, "") == "", "no such list"
+def test_list_numbers() -> None:
+    for kind, counts in {
+        "decimal": ["1", "2", "3"],
+        "upperLetter": ["A", "B", "C"],
+        "lowerRoman": ["i", "ii", "iii"],
+        "none": ["", "", ""],
+        "bullet": ["-", "-", "-"],
+    }.items():
+        level = f'<w:lvl w:ilvl="0"><w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl>'
+        abstract = f'<w:abstractNum w:abstractNumId="1">{level}</w:abstractNum>'
+        number = '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>'
+        lists = WordLists(etree.fromstring(make.word_part("numbering", abstract + number)))
+        assert [lists.next("5", 0, "") for _ in counts] == counts
+        assert lists.next("6", 0, "") == "", "no such list"
+    numbers = [number_text(n, "upperRoman") for n in (4, 9, 14, 40, 90, 400, 1999)]
+    assert numbers == ["IV", "IX", "XIV", "XL", "XC", "CD", "MCMXCIX"]
+    assert [number_text(n, "lowerLetter") for n in (26, 27, 53)] == ["z", "aa", "aaa"]

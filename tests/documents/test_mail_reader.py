@@ -11,8 +11,6 @@ from esa_cli.documents import readers
 from esa_cli.documents.readers import STDIN, ExtractedText, Mark
 
 WESTERN = "Le café était fermé, et l’été déjà loin; on rentra à la forêt."
-
-
 PICTURE = "iVBORw0KGgo" + "A" * 80
 
 
@@ -33,14 +31,8 @@ def of(*inside: str, kind: str = "mixed") -> ExtractedText:
 
 
 PLAIN = "Content-Type: text/plain; charset=utf-8\r\n\r\nWe leave at nine, from the old gate."
-
-
 PAGE = "Content-Type: text/html\r\n\r\n<h1>Trip</h1><p>We leave at <b>nine</b>, from the gate.<img>"
-
-
 HEAD = "From: Ann <ann@x.org>\nSubject: Trip\n\n"
-
-
 LOGO = f"Content-Type: image/png\r\nContent-ID: <l>\r\n\r\n{PICTURE}"
 
 
@@ -83,14 +75,6 @@ def test_mail_encodings(charset: str, encoding: str, written: bytes) -> None:
     found = readers.read(head.encode() + written, "a.eml")
     assert found.text.removeprefix("From: a\n\n").strip() in ("né", "né “x”", WESTERN)
     assert found.missing == ()
-
-
-def test_mail_whose_letters_are_nobodys() -> None:
-    found = readers.read(
-        b"From: a\nContent-Type: text/plain; charset=utf-8\n\nab\x81\x8d\xff", "a.eml"
-    )
-    assert found.text.startswith("From: a\n\nab")
-    assert found.missing == ("characters are lost whose encoding cannot be told",)
 
 
 def test_mail_in_several_forms_is_read_in_one() -> None:
@@ -173,37 +157,30 @@ def test_mail_is_told_by_content_where_no_name_is() -> None:
     for text in (b"From: here\nto: there\n\nwords", b"Message-ID: x\nfoo: y\n\nwords"):
         assert readers.read(text, STDIN).text == text.decode()
     assert readers.read(b"Note: no mail\n\nwords", "a.eml").text == "Note: no mail\n\nwords"
-    assert "PNG" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
+    assert "binary" in refused(b"\x89PNG\r\n\x1a\n\0", "a.eml").message
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
+@pytest.mark.timeout(20)
+def test_mail_with_fields_made_to_take_long() -> None:
+    for field in (
         "Subject: " + "=?utf-8?q?a?= " * 100_000,
         "To: " + "a <a@x.org>, " * 20_000,
         "To: " + "(" * 100_000,
+        "References: " + "<a@b.c> " * 20_000,
         "Content-Type: text/plain" + "".join(f"; p*{n}*=a" for n in range(20_000)),
         "Content-Disposition: inline; filename=" + "a" * 100_000,
-    ],
-)
-@pytest.mark.timeout(20)
-def test_mail_with_a_field_made_to_take_long(field: str) -> None:
-    assert mail("words", field).text.endswith("\n\nwords\n")
+    ):
+        assert mail("words", field).text.endswith("\n\nwords\n")
 
 
-def test_mail_with_forms_that_nobody_shows() -> None:
-    amp = "Content-Type: text/x-amp-html\r\n\r\n<html amp4email>"
-    assert of(PLAIN, amp, kind="alternative").text == of(PLAIN).text
+def test_mail_with_parts_that_break_the_rules() -> None:
+    lost = b"From: a\nContent-Type: text/plain; charset=utf-8\n\nab\x81\x8d\xff"
+    found = readers.read(lost, "a.eml")
+    assert found.text.startswith("From: a\n\nab")
+    assert found.missing == ("characters are lost whose encoding cannot be told",)
     alone = of("Content-Type: text/enriched\r\n\r\nwords", kind="alternative")
     assert alone.text == f"{HEAD}words\n"
     assert of("\r\nwithout fields", kind="alternative").text == f"{HEAD}without fields\n"
-
-
-def test_one_part_of_a_mail_that_was_sent_in_several() -> None:
-    found = readers.read(
-        b"From: a@b.c\nSubject: x\nMessage-ID: <1@b>\nContent-Type: message/partial; number=1; "
-        b"total=2; id=1\n\nSubject: y\n\nThe first half",
-        "a.eml",
-    )
-    assert "The first half" in found.text
-    assert "in several" in found.missing[0]
+    part = mail("Subject: y\n\nHalf", "Content-Type: message/partial; number=1; total=2; id=1")
+    assert "Half" in part.text
+    assert "in several" in part.missing[0]

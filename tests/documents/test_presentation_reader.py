@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import io
-import sys
 from typing import Any
 
 import pptx
-import pytest
 from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
+from reader_checks import refused
 
-from esa_cli.documents import readers, reading_process
+from esa_cli.documents import readers
 from esa_cli.documents.readers import Mark
-from esa_cli.errors import DocumentError
 
 BOX = (Inches(1), Inches(1), Inches(4), Inches(3))
 
@@ -30,12 +28,6 @@ def slide(show: Any, title: str, words: str = "") -> Any:
     new.shapes.title.text = title
     new.placeholders[1].text = words
     return new
-
-
-def refused(data: bytes, name: str = "a.pptx") -> DocumentError:
-    with pytest.raises(DocumentError) as caught:
-        readers.read(data, name)
-    return caught.value
 
 
 def test_slides_are_pages_and_their_titles_chapters() -> None:
@@ -74,23 +66,4 @@ def test_presentation_says_what_is_missing() -> None:
     assert found.text == "Pie\n"
     assert found.marks == (Mark(0, 1, "Pie"),)
     assert found.missing == ("charts are left out: 1",)
-
-
-def test_presentation_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
-    assert "(ppt)" in refused(old).message
-    assert "password" in refused(old + "EncryptedPackage".encode("utf-16-le")).message
-    show = pptx.Presentation()
-    assert "without text" in refused(saved(show)).message
-    slide(show, "x", "y" * (1 << 21))
-    data = saved(show)
-    assert "damaged or cut off" in refused(data[:-40]).message
-    monkeypatch.setenv("ESA_READ_PART", "1MiB")
-    assert "its part ppt/slides/slide1.xml" in refused(data).message
-    monkeypatch.undo()
-    monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
-    assert "at most 1 MiB" in refused(data).message
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "pptx", None)
-    monkeypatch.setattr(reading_process, "SMALL", {})
-    assert refused(data).hint == "pip install 'esa-cli[office]'"
+    assert "without text" in refused(saved(pptx.Presentation()), "a.pptx").message

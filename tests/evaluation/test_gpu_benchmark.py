@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +38,6 @@ def test_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ways = ["esa", "host", "index"]
     assert measured == [*((way, 200) for way in ["dense", *ways]), *((way, 260) for way in ways)]
     assert all(row["tokens_per_s"] > 0 and "failed" not in row for row in rows)
-
-
-def test_rows_are_written_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """So that a run that is stopped has those before."""
-    benchmark = module_of(BENCHMARKS / "gpu.py", "gpu_benchmark")
-
-    def stopped(*given: Any) -> Iterator[dict[str, Any]]:
-        yield {"part": "texts"}
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(benchmark, "text_rows", stopped)
-    out = tmp_path / "rows.jsonl"
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "texts", "--device=cpu", f"--out={out}"])
-    with pytest.raises(KeyboardInterrupt):
-        benchmark.main()
-    parts = [json.loads(line)["part"] for line in out.read_text("utf-8").splitlines()]
-    assert parts == ["ceilings", "texts"]
 
 
 def test_dense_reading_is_the_models_own() -> None:

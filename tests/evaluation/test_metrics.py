@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -183,20 +182,10 @@ def test_stars_are_the_numbers_of_the_list() -> None:
     assert metrics.listed_stars("15, 117", 32) == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "score"),
-    [
-        ("rouge", lambda: metrics.rouge_l("a", "a")),
-        ("rapidfuzz", lambda: metrics.needle_score("a", "b", "c")),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(
-    name: str, score: Callable[[], float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, f"{name}.distance", None)
-    with pytest.raises(UsageError, match=f"needs {name}") as caught:
-        score()
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge", None)
+    with pytest.raises(UsageError, match="needs rouge") as caught:
+        metrics.rouge_l("a", "a")
     assert caught.value.hint == "pip install 'esa-cli[bench]'"
 
 
@@ -209,17 +198,6 @@ def test_reasoning_pays_less_with_the_mistake() -> None:
     assert metrics.reasoning_score({1, 2, 6, 7}, (1, 2, 3, 4), (5, 6, 7, 8)) == 1.75 / 4
 
 
-def test_a_needle_gives_a_fifth_for_likeness() -> None:
-    assert metrics.needle_score("It is the Dream Bubble!", "Dream Bubble", "whatever") == 1
-    # kitten to sitting: 3 changes, the longer has 7 letters; spaces do not count
-    assert metrics.needle_score("kit ten", "Bubble", "sit\nting") == near(0.2 * (1 - 3 / 7))
-    assert metrics.needle_score("", "Bubble", "sitting") == 0
-
-
-def test_needles_and_words_found() -> None:
-    assert (
-        metrics.keyword_share("A Dream Bubble, a ghost pearl", ("Dream Bubble", "Ghost Pearl"))
-        == 1 / 2
-    )
-    assert metrics.word_share("the DREAM", "Dream Bubble") == 1 / 2
-    assert metrics.word_share("", "Dream Bubble") == 0
+def test_keywords_in_the_output() -> None:
+    words = ("Dream Bubble", "Ghost Pearl")
+    assert metrics.keyword_share("A Dream Bubble, a ghost pearl", words) == 1 / 2

@@ -15,9 +15,9 @@ from conftest import build_rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.selftest import selftest_run
+from esa_cli.evaluation import row_run
 from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts, why
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
@@ -90,31 +90,29 @@ def settings_of(**changes: Any) -> SelftestSettings:
     )
 
 
-def test_one_reading_serves_all_selective_methods(loaded: Any) -> None:
-    made = engine(loaded, settings_of())
-    with made.journal:
-        made.run()
-    assert made.listener.readings == [("needle", 1500, ("preset", "streaming-llm", "infllm"))]
+def test_one_reading_serves_all_selective_methods(loaded: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    wanted = settings_of(methods=("preset", "streaming-llm", "infllm", "yarn"))
+    made = engine(loaded, wanted, path)
+    assert made.run()
+    assert made.listener.readings == [
+        ("needle", 1500, ("preset", "streaming-llm", "infllm")),
+        ("needle", 1500, ("yarn",)),
+    ]
     asked = [(row["method"], row["question"]) for row in made.listener.rows]
-    assert len(asked) == len(set(asked)) == 6
+    assert len(asked) == len(set(asked)) == 8
     for row in made.listener.rows:
         assert len(row["recall"]["layers"]) == 2
         assert 0 < row["depth"] < 1
         assert row["tokens"]["document"] > 1400
-
-
-def test_each_method_reads_for_itself_when_asked_to(loaded: Any) -> None:
-    made = engine(loaded, settings_of(reading="own", methods=("streaming-llm", "infllm")))
-    made.run()
-    assert [names for _, _, names in made.listener.readings] == [("streaming-llm",), ("infllm",)]
-
-
-def test_full_attention_reads_for_itself(loaded: Any) -> None:
-    made = engine(loaded, settings_of(methods=("yarn", "streaming-llm")))
-    made.run()
-    assert [names for _, _, names in made.listener.readings] == [("streaming-llm",), ("yarn",)]
-    full = [row for row in made.listener.rows if row["method"] == "yarn"]
-    assert all(row["recall"]["mean"] == 1.0 for row in full)
+        assert row["method"] != "yarn" or row["recall"]["mean"] == 1.0
+    again = engine(loaded, wanted)
+    again.run()
+    first, second = (
+        [{k: v for k, v in row.items() if k not in ("time", "memory")} for row in one.listener.rows]
+        for one in (made, again)
+    )
+    assert first == second
 
 
 def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> None:
@@ -122,128 +120,35 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
     first = engine(loaded, settings_of(methods=("preset",)), path)
     with first.journal:
         first.run()
-    again = engine(loaded, settings_of(methods=("preset",)), path)
-    with again.journal:
-        again.run()
-    assert not again.listener.readings
+    whole = path.read_text()
     more = engine(loaded, settings_of(methods=("preset", "quest")), path)
+    with more.journal, pytest.raises(UsageError, match="reading: own, now shared"):
+        more.run()
+    more = engine(loaded, settings_of(methods=("preset", "quest"), reading="own"), path)
     with more.journal:
         more.run()
-    assert {row["method"] for row in more.listener.rows} == {"quest"}
-
-
-def test_rows_of_another_document_or_other_settings_are_not_continued(
-    loaded: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    first = engine(loaded, settings_of(methods=("preset",)), path)
-    with first.journal:
-        first.run()
-    whole = path.read_text()
-    for field, about in (("document", "about another document"), ("settings", "other settings of")):
+    assert [names for _, _, names in more.listener.readings] == [("quest",)]
+    for field in ("document", "settings"):
         changed = [json.loads(line) for line in whole.splitlines()]
         changed[-1][field] = "0123456789abcdef"
         path.write_text("".join(json.dumps(row) + "\n" for row in changed))
-        again = engine(loaded, settings_of(methods=("preset",)), path)
-        with again.journal, pytest.raises(UsageError, match=about):
-            again.run()
-        assert not again.listener.rows
-        assert len(path.read_text().splitlines()) == len(whole.splitlines())
+        other = engine(loaded, settings_of(methods=("preset",)), path)
+        with other.journal, pytest.raises(UsageError, match=f"another {field}"):
+            other.run()
+        assert not other.listener.rows
 
 
-def test_a_method_that_was_read_otherwise_is_not_continued(loaded: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    first = engine(loaded, settings_of(methods=("preset",)), path)
-    with first.journal:
-        first.run()
-    same_reading(first.journal, settings_of(methods=("preset",)), TINY)
-    same_reading(first.journal, settings_of(methods=("quest",)), TINY)
-    same_reading(first.journal, settings_of(methods=("preset", "quest"), reading="own"), TINY)
-    with pytest.raises(UsageError, match=r"preset with the reading 'own', and .* is 'shared'"):
-        same_reading(first.journal, settings_of(methods=("preset", "quest")), TINY)
-    same_reading(Journal(None, {}, same=(), key=KEY), settings_of(methods=("preset",)), TINY)
-
-
-def test_dense_rows_have_no_reading_to_keep() -> None:
+def test_a_changed_reading_is_found_before_a_model_is_loaded() -> None:
     journal = Journal(None, {}, same=(), key=KEY)
-    journal.add({"method": "preset", "reading": "own", "dense": True})
-    same_reading(journal, settings_of(methods=("preset", "quest")), TINY)
+    journal.add({"method": "preset", "reading": "own"})
+    journal.add({"method": "quest", "reading": "own", "dense": True})
+    for more in ({}, {"methods": ("quest",)}, {"methods": ("preset", "quest"), "reading": "own"}):
+        same_reading(journal, settings_of(**{"methods": ("preset",), **more}), TINY)
+    with pytest.raises(UsageError, match=r"'own', and .* is 'shared'"):
+        same_reading(journal, settings_of(methods=("preset", "quest")), TINY)
 
 
-def test_the_same_run_gives_the_same_rows(loaded: Any) -> None:
-    runs = [engine(loaded, settings_of()) for _ in range(2)]
-    for made in runs:
-        made.run()
-    first, second = (
-        [
-            {k: v for k, v in row.items() if k not in ("time", "memory")}
-            for row in made.listener.rows
-        ]
-        for made in runs
-    )
-    assert first == second
-
-
-def test_nothing_is_begun_after_the_time_limit(loaded: Any) -> None:
-    made = engine(loaded, settings_of(), until=0.0)
-    made.run()
-    assert made.stopped
-    assert not made.listener.rows
-
-
-def test_no_question_is_begun_after_the_time_limit(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = engine(loaded, settings_of(), until=3.5)
-    # One look at the clock before the reading, one before each question.
-    clock = iter(range(1, 100))
-    monkeypatch.setattr(selftest_run.time, "monotonic", lambda: next(clock))
-    made.run()
-    assert made.stopped
-    assert len(made.listener.rows) == 2
-
-
-def test_one_method_reads_by_its_own_rule() -> None:
-    for reading in ("select", "local"):
-        base = preset.load("tiny-random", [f"reading={reading}"])
-        (group,) = groups(settings_of(methods=("preset",)), base, 900)
-        assert not group.shared
-        assert group.presets == (base,)
-    (two,) = groups(settings_of(methods=("preset", "quest")), TINY, 900)
-    assert two.shared
-
-
-def test_what_takes_everything_reads_everything() -> None:
-    base = preset.load("tiny-random", ["reading=local"])
-    both, full = groups(settings_of(methods=("preset", "quest", "full")), base, 900)
-    assert (both.names, both.shared) == (("preset", "quest"), True)
-    assert (full.names, full.shared) == (("full",), False)
-    assert full.presets[0].reading == "select"
-    taking_all = preset.load("tiny-random", ["selector.name=full", "reading=local"])
-    asked = settings_of(methods=("quest", "preset", "streaming-llm"))
-    assert [group.names for group in groups(asked, taking_all, 900)] == [
-        ("quest", "streaming-llm"),
-        ("preset",),
-    ]
-
-
-def test_a_compressor_fitted_to_other_rotations_is_not_shared(loaded: Any) -> None:
-    rotated = ["score.name=sum", "score.rotate=true", "position.distance=100"]
-    near, far = (
-        preset.load("tiny-random", [*rotated[:2], f"position.distance={d}"]) for d in (100, 200)
-    )
-    plain = preset.load("tiny-random", ["score.name=sum"])
-    assert resolve(near).method.fitting != resolve(far).method.fitting
-    assert resolve(plain).method.fitting[1] is None
-    with Session(loaded.model, loaded.tokenizer, near) as session:
-        session.read("The gate opens at nine. " * 40)
-        session.use(near)
-        for other in (far, plain):
-            with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-                session.use(other)
-
-
-def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
+def test_groups_share_what_can_be_shared() -> None:
     from esa_cli.methods import registry
 
     @registry.recipe("elsewhere", about="", source="", cost="")
@@ -253,14 +158,53 @@ def test_what_is_fitted_elsewhere_than_the_preset_reads_alone() -> None:
             "position": {"name": "esa", "distance": 99},
         }
 
+    def grouped(*methods: str, base: preset.Preset = TINY) -> list[tuple[tuple[str, ...], str]]:
+        made = groups(settings_of(methods=methods), base, 900)
+        return [(group.names, group.reading) for group in made]
+
     try:
-        made = groups(settings_of(methods=("elsewhere", "quest", "streaming-llm")), TINY, 900)
+        assert grouped("elsewhere", "quest", "streaming-llm") == [
+            (("quest", "streaming-llm"), "shared"), (("elsewhere",), "own"),
+        ]  # fmt: skip
     finally:
         del registry.RECIPES._entries["elsewhere"]
-    assert [(group.names, group.shared) for group in made] == [
-        (("quest", "streaming-llm"), True),
-        (("elsewhere",), False),
-    ]
+    assert grouped("preset", "quest", "full") == [
+        (("preset", "quest"), "shared"), (("full",), "own"),
+    ]  # fmt: skip
+    taking_all = preset.load("tiny-random", ["selector.name=full", "reading=local"])
+    assert grouped("quest", "preset", "streaming-llm", base=taking_all) == [
+        (("quest", "streaming-llm"), "shared"), (("preset",), "own"),
+    ]  # fmt: skip
+    for base in (TINY, preset.load("tiny-random", ["reading=local"])):
+        (group,) = groups(settings_of(methods=("preset",)), base, 900)
+        assert (group.reading, group.presets) == ("own", (base,))
+
+
+def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) -> None:
+    """InfLLM's blocks of 64 and of 16 keep one account of what was attended to."""
+    base = resolve(TINY).method
+    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
+    assert shared_reading(base, [base, base]).selector == base.selector
+    other = replace(infllm, selector=InfLLM(block=16))
+    sums = []
+    for methods in ([base, infllm], [infllm, other]):
+        with Session(loaded.model, loaded.tokenizer, TINY) as session:
+            session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
+            mass = session.cache.memory(0).states[InfLLM].mass
+            sums.append(mass.of(0, session.document_tokens).clone())
+    assert sums[0].sum() > 0
+    assert torch.equal(*sums)
+
+
+def test_no_question_is_begun_after_the_time_limit(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(loaded, settings_of(), until=3.5)
+    # One look at the clock before the reading, one before each question.
+    clock = iter(range(1, 100))
+    monkeypatch.setattr(row_run.time, "monotonic", lambda: next(clock))
+    assert not made.run()
+    assert len(made.listener.rows) == 2
 
 
 OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
@@ -272,8 +216,8 @@ def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
     settings = settings_of(tests=("own",), methods=("preset", "yarn"), lengths=(50,), dense=True)
     made = engine(loaded, settings, base=base, hay=hay)
     made.run()
-    whole = made.documents.lengths("own")[0]
-    assert whole > made.documents.size(OWN_TEXT) > 2048
+    whole = made.lengths("own")[0]
+    assert whole > made.size(OWN_TEXT) > 2048
     by_method = {row["method"]: row for row in made.listener.rows}
     assert by_method["preset"]["length"] == by_method["yarn"]["length"] == whole
     assert dense_length(base) - 60 < by_method["dense"]["length"] < 2048 - 200
@@ -289,16 +233,6 @@ def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
     assert any("niah: no dense ceiling" in note for note in made.listener.notes)
 
 
-def test_no_dense_row_ever_selects(loaded: Any) -> None:
-    made = engine(loaded, settings_of(methods=("preset",), dense=True))
-    made.run()
-    dense = [row for row in made.listener.rows if row["dense"]]
-    assert dense
-    assert all(row["recall"]["mean"] == 1.0 for row in dense)
-    for row in dense:
-        assert row["tokens"]["document"] + row["tokens"]["question"] <= TINY.context
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -306,6 +240,7 @@ def test_no_dense_row_ever_selects(loaded: Any) -> None:
         ({"tests": ("needle", "own")}, "must be a text of yours"),
         ({"lengths": (900, 40)}, "length must have room for"),
         ({"methods": ("preset", "ntk")}, "must be a series"),
+        ({"methods": ("preset", "infllmm")}, "infllmm"),
     ],
 )
 def test_mistakes_come_before_the_first_reading(
@@ -329,28 +264,6 @@ def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
     assert depths_of["multivalue"] is depths_of["multiquery"] is None
 
 
-def test_two_selectors_that_look_on_count_once(loaded: Any) -> None:
-    """Blocks of 64 and of 16 keep one account of what was attended to."""
-    base = resolve(preset.load("tiny-random")).method
-    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
-    other = replace(infllm, selector=InfLLM(block=16))
-    sums = []
-    for methods in ([infllm], [infllm, other]):
-        with Session(loaded.model, loaded.tokenizer, TINY) as session:
-            session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
-            mass = session.cache.memory(0).states[InfLLM].mass
-            sums.append(mass.of(0, session.document_tokens).clone())
-    assert sums[0].sum() > 0
-    assert torch.equal(*sums)
-
-
-def test_a_shared_prefill_is_observed_only_by_methods_that_observe() -> None:
-    base = resolve(preset.load("tiny-random")).method
-    assert shared_reading(base, [base, base]).selector == base.selector
-    infllm = resolve(groups(settings_of(methods=("infllm",)), TINY, 900)[0].presets[0]).method
-    assert shared_reading(base, [base, infllm]).selector.others == (infllm.selector,)
-
-
 def test_what_a_rehearsal_selected_is_not_counted() -> None:
     view = SelectionCounts(torch.zeros(100))
     for _ in range(2):
@@ -359,20 +272,6 @@ def test_what_a_rehearsal_selected_is_not_counted() -> None:
     view(seen_of(0, torch.tensor([0, 1, 2, 3, 60]), start=103))
     assert view.counts.nonzero().flatten().tolist() == [50, 51, 60]
     assert view.counts[[50, 51, 60]].tolist() == [2.0, 1.0, 1.0]
-
-
-def test_a_wrong_method_is_named_before_anything_is_read(loaded: Any) -> None:
-    made = engine(loaded, settings_of(methods=("preset", "infllmm")))
-    with pytest.raises(UsageError, match="infllmm"):
-        made.run()
-    assert not made.listener.readings
-
-
-def test_methods_have_the_presets_budget() -> None:
-    for group in groups(settings_of(methods=("preset", "streaming-llm", "quest")), TINY, 900):
-        for made in group.presets:
-            window = made.window
-            assert window.initial + window.selected + window.local == 4 + 64 + 64
 
 
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
@@ -393,21 +292,6 @@ def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> No
             assert one.local + max(len(row) for row in one.far_rows) <= 4 + 64 + 64, name
 
 
-def test_a_method_over_the_budget_is_refused() -> None:
-    from esa_cli.methods import registry
-    from esa_cli.qa.presets import resolved_preset
-
-    @registry.recipe("greedy", about="", source="", cost="")
-    def greedy(base: registry.Base) -> dict[str, Any]:
-        return {"window": {"selected": base.window.selected + 1}}
-
-    try:
-        with pytest.raises(PresetError, match="must take the preset's 132 tokens, got 133"):
-            resolved_preset.apply("greedy", TINY)
-    finally:
-        del registry.RECIPES._entries["greedy"]
-
-
 def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     (made,) = dense_group(TINY).presets
     assert dense_length(TINY) < made.context == made.window.dense
@@ -420,40 +304,16 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     assert made.position["name"] == "true"
 
 
-@pytest.mark.parametrize(
-    ("text", "count"), [("32k", 32000), ("1m", 1_000_000), ("800", 800), ("1.5K", 1500)]
-)
-def test_lengths(text: str, count: int) -> None:
-    assert tokens(text) == count
-
-
-@pytest.mark.parametrize(
-    "text", ["", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km", "5mk"]
-)
-def test_what_is_no_length(text: str) -> None:
-    with pytest.raises(UsageError, match="must be a number of tokens"):
-        tokens(text)
-
-
-def test_depths() -> None:
+def test_lengths_and_depths() -> None:
+    assert [tokens(text) for text in ("32k", "1m", "800", "1.5K")] == [32000, 1_000_000, 800, 1500]
+    for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
+        with pytest.raises(UsageError, match="must be a number of tokens"):
+            tokens(wrong)
     assert depths(None) is None
     assert depths("4") == (0.125, 0.375, 0.625, 0.875)
     assert depths("0,50,100") == depths("0%, 50%,100") == (0.0, 0.5, 1.0)
     assert depths("50%") == (0.5,)
-    for wrong in (
-        "%",
-        "50%%",
-        "120%",
-        "nan%",
-        "a",
-        "120,3",
-        "-5",
-        "",
-        "inf",
-        "nan",
-        "1e9",
-        "50,inf",
-    ):
+    for wrong in ("%", "50%%", "120%", "nan%", "a", "120,3", "-5", "", "inf", "1e9"):
         with pytest.raises(UsageError, match="must be a count"):
             depths(wrong)
 
@@ -480,33 +340,7 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     both = recall.shares([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
     assert recall.in_view() == 10 + 6
-
-
-def test_one_head_of_nine_that_has_the_fact_has_selected_it(loaded: Any) -> None:
-    """By the mean over heads a method that selects by head could hardly ever be said to select."""
-    recall = NeedleRecall()
-    for layer in range(8):
-        rows = [torch.tensor([0, 1, 2, 3])] * 8
-        found = torch.arange(50, 54) if layer < 2 else torch.arange(4)
-        recall(seen_of(layer, [*rows, found]))
-    shares = recall.shares([range(50, 54)])
-    assert [share.mean for share in shares] == [pytest.approx(1 / 9)] * 2 + [0.0] * 6
-    assert why(0.0, [share.mean for share in shares]) == "not selected"
-    assert why(0.0, [share.best for share in shares]) == "selected, not used"
-    made = engine(loaded, settings_of(methods=("quest",), dense=False))
-    made.run()
-    for row in made.listener.rows:
-        kept = row["recall"]
-        best = kept.get("best_head", kept["layers"])
-        assert all(one >= mean for one, mean in zip(best, kept["layers"], strict=True))
-        assert row["why"] == why(row["score"], best)
-    assert any("best_head" in row["recall"] for row in made.listener.rows)
-
-
-def test_why() -> None:
-    assert why(1.0, [0.0] * 8) == "answered"
-    assert why(0.5, [0.0] * 8) == "not selected"
-    assert why(0.0, [0.5, 0.5, *[0.0] * 6]) == "selected, not used"
+    # Where each head selects, one with the fact in view is enough.
     assert selects_facts([0.5, 0.5, *[0.0] * 6])
     assert not selects_facts([0.9, *[0.49] * 7])
 
@@ -531,6 +365,7 @@ def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
     assert [round(one.weight, 6) for one in found] == [0.4, 0.3, 0.2]
     for one, at in zip(found, (2100, 1500, 900), strict=True):
         assert one.start <= at < one.end
-        assert f"{one.text(text)} " in f"{text} ".replace("\n\n", " ")
-        assert one.text(text)[-1] in ".!?"
+        assert one.text == text[one.start : one.end]
+        assert f"{one.text} " in f"{text} ".replace("\n\n", " ")
+        assert one.text[-1] in ".!?"
     assert selected_passages(torch.zeros_like(counts), book, 3) == []

@@ -7,21 +7,58 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from task_requests import CHRONICLE, PACKAGE, prompt, samples, words
+from task_requests import CHRONICLE, FORMS, PACKAGE, prompt, samples, words
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import TASKS, Haystack, TaskQuestion
 from esa_cli.evaluation.tasks.chronicle_generator import load_material
 from esa_cli.evaluation.tasks.chronicle_task import is_answered
-from esa_cli.evaluation.tasks.key_value_task import places
-from esa_cli.evaluation.tasks.needle_task import load_needles
-from esa_cli.evaluation.tasks.passkey_task import NOISE, runs
+from esa_cli.evaluation.tasks.key_tasks import NOISE, places
+from esa_cli.evaluation.tasks.needle_tasks import load_needles
 from esa_cli.evaluation.tasks.stars_task import sprinkle
-from esa_cli.evaluation.tasks.task_sample import StableRandom, even
+from esa_cli.evaluation.tasks.task_sample import even
+
+DIGESTS = {
+    ("needle", False): "c465c945d6d06565",
+    ("needle", True): "c56867cae860d957",
+    ("needles", False): "5dc0720c9324de3b",
+    ("needles", True): "97f71dbf0dcdb9db",
+    ("stars", False): "ab4310a6468509cf",
+    ("stars", True): "cac9c79b545b73fd",
+    ("passkey", False): "be1cbc2135e39605",
+    ("passkey", True): "a4602237a3adfdb9",
+    ("number", False): "56505971e8c8e23d",
+    ("number", True): "e126235a1266772f",
+    ("kv", False): "723422e603f87f25",
+    ("kv", True): "7ad995cca4645b77",
+    ("niah", False): "bf4adb3b33733811",
+    ("niah", True): "42682e986a7d6a47",
+}
+"""Of the cases of each task and form. Their prompts, questions and facts were held to the words of
+the benchmark that the task names; published rows were measured with them."""
+
+
+@pytest.mark.parametrize(("name", "exact"), FORMS)
+def test_cases_stay_as_they_are(name: str, exact: bool) -> None:
+    made = [asdict(sample) for sample in samples(name, exact=exact)]
+    text = json.dumps(made, sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == DIGESTS[name, exact]
+
+
+def test_kv_is_json_with_the_values_that_are_asked_for() -> None:
+    assert places((0.5, 0.5, 0.5), 10) == [5, 4, 6], "places are different"
+    assert places((1.0, 1.0), 3) == [2, 1]
+    (shared,) = samples("kv", 400, samples=4)
+    pairs = json.loads(shared.text.removeprefix("JSON data:\n"))
+    assert 190 <= len(pairs) <= 200
+    for question in shared.questions:
+        (key,) = re.findall(r'Key: "(.+)"', question.text)
+        assert pairs[key] == question.answers[0]
 
 
 def test_needles_are_distinct() -> None:
@@ -55,19 +92,6 @@ def test_exact_needles_are_alone_at_every_depth() -> None:
     assert len({sample.text for sample in every}) == 6
 
 
-def test_needles_keep_their_order_at_every_length() -> None:
-    short, long = samples("needle", 2000), samples("needle", 9000)
-    assert [q.key for q in short[0].questions] == [q.key for q in long[0].questions]
-
-
-def test_needle_scores() -> None:
-    question = TaskQuestion("k", "?", ("copper lantern", "412"), (0,), 9)
-    score = TASKS["needle"].score
-    assert score(question, "It is the Copper Lantern.") == 1
-    assert score(question, "412 pounds") == 1
-    assert score(question, "copper lanterns, 4123, 1412, a lantern of copper") == 0
-
-
 def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
     text = "\n\n\n".join(CHRONICLE.cut(words, 2000)) + "\n\n```\ncode.  Here. \n```\n| a. | B. |\n"
     (tmp_path / "own.md").write_text(text, "utf-8")
@@ -84,58 +108,12 @@ def test_ones_own_document_is_left_as_it_is(tmp_path: Path) -> None:
         samples("own")
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(("name", "longest"), [("passkey", 32), ("number", 32), ("kv", 100)])
-def test_answers_are_as_long_as_infllm_allows(name: str, longest: int, exact: bool) -> None:
-    for sample in samples(name, exact=exact):
-        assert {question.longest for question in sample.questions} == {longest}
-
-
-def test_needlebench_prompt() -> None:
-    haystack = Haystack.of("a", "word " * 500)
-    (sample,) = samples("needles", 100, haystack=haystack, exact=True, samples=1)
-    facts = [fact.text for fact in sample.facts]
-    assert len(facts) == 3
-    for fact in facts:
-        assert f"\n{fact}\n" in sample.text
-    (question,) = sample.questions
-    asked, formats = split_needlebench(question.text)
-    assert prompt(sample) == (
-        "You are an intelligent AI assistant skilled in answering user questions.\n"
-        "Please keep your answers concise and clear. Do not talk about irrelevant topics or "
-        "repeat your answers.\n"
-        f"The document given to you by the user is {sample.text}\n\n"
-        f"Now, the questions are: {'、'.join(asked)}Before answering, please consider what in the "
-        "document is most relevant to this question. Please answer in the format of "
-        f"'{'、'.join(formats)}'\n"
-    )
-    assert len(asked) == len(formats) == 3
-    for fact, answer, form in zip(facts, question.answers, formats, strict=True):
-        assert fact.endswith(f"{answer}.")
-        assert form.endswith("______")
-
-
-def split_needlebench(text: str) -> tuple[list[str], list[str]]:
-    asked, rest = text.split("Before answering")
-    return asked.split("、"), rest.split("'")[1].split("、")
-
-
-def test_needlebench_has_three_to_five_needles() -> None:
-    (sample,) = samples("needles", 9000)
-    assert [len(question.facts) for question in sample.questions] == [3, 4, 5, 3, 4, 5]
-    assert {len(sample.facts) for sample in samples("needles", exact=True)} == {3}
-    firsts = [
-        asked
-        for question in sample.questions
-        for asked in question.text.split("Before answering")[0].split("、")
-    ]
-    assert len(set(firsts)) == len(firsts) == 3 + 4 + 5 + 3 + 4 + 5
-
-
 @pytest.mark.parametrize("name", ["needles", "stars"])
 def test_questions_that_share_a_document_share_no_facts(name: str) -> None:
     """And each has facts in both halves, so that no question is only about what is near."""
     (sample,) = samples(name, 9000, samples=8)
+    counts = [3, 4, 5, 3, 4, 5, 3, 4] if name == "needles" else [8] * 8
+    assert [len(question.facts) for question in sample.questions] == counts
     asked = [at for question in sample.questions for at in question.facts]
     assert sorted(asked) == list(range(len(sample.facts)))
     answers = [answer for question in sample.questions for answer in question.answers]
@@ -156,14 +134,6 @@ def test_more_questions_than_a_document_holds_get_another(name: str, short: int)
     assert sum(few) == 3
 
 
-def test_needlebench_score() -> None:
-    question = TaskQuestion("k", "?", ("Dream Lamp", "Iron Rose", "Owl"), (0, 1, 2), 9)
-    score = TASKS["needles"].score
-    assert score(question, "Dream Lamp、Owl") == pytest.approx(2 / 3)
-    assert score(question, "dream lamp, IRON ROSE") == 0
-    assert score(question, "The Iron Roses.") == pytest.approx(1 / 3)
-
-
 def sprinkled_by_loop(text: str, count: int, stars: Sequence[str]) -> str:
     """The construction word for word: split anew for every star."""
     text = " ".join(text.replace("\n", " ").split(" ")[:count])
@@ -174,13 +144,36 @@ def sprinkled_by_loop(text: str, count: int, stars: Sequence[str]) -> str:
     return text
 
 
-def test_stars_by_hand() -> None:
-    text = " ".join(f"w{i}" for i in range(20))
-    stars = [f"\nThe star {i}\n" for i in range(3)]
-    out, facts = sprinkle(text, 12, stars)
-    # Star 1 goes to word 2 * 4 + 3 = 11 of what has become 13 words: behind w9.
-    assert out == ("w0 w1 w2 w3\nThe star 0\nw4 w5 w6 w7 w8 w9\nThe star 1\nw10 w11\nThe star 2\n")
-    assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
+@pytest.mark.parametrize(
+    ("name", "answers", "output", "score"),
+    [
+        # copper lantern, or 412; whole words
+        ("needle", ("copper lantern", "412"), "It is the Copper Lantern.", 1),
+        ("needle", ("copper lantern", "412"), "copper lanterns, 4123, a lantern of copper", 0),
+        ("needles", ("Dream Lamp", "Iron Rose", "Owl"), "Dream Lamp、Owl", 2 / 3),
+        ("needles", ("Dream Lamp", "Iron Rose", "Owl"), "dream lamp, The Iron Roses", 1 / 3),
+        # the first run of digits
+        ("passkey", ("08335",), "The pass key is 08335. Remember 12", 1),
+        ("number", ("08335",), "Gate 2: 08335", 0),
+        ("kv", ("4f2a-91",), "{key: '4f2a-91'}", 1),
+        ("kv", ("4f2a-91",), "4f2a-917", 0),
+        ("niah", ("1234567", "7654321", "Ab", "9"), "1234567, and aB, and 7654", 0.5),
+        # Only the first four count, and 42 once.
+        ("stars", ("15", "117", "42", "29"), '"little_penguin": [15, 42, 42, 7, 29]}', 0.5),
+        ("stars", ("15", "117", "42", "29"), "15, 117, 42, 29", 0),
+    ],
+)
+def test_scores(name: str, answers: tuple[str, ...], output: str, score: float) -> None:
+    question = TaskQuestion("k", "?", answers, (0,), 9)
+    assert TASKS[name].score(question, output) == pytest.approx(score)
+
+
+def test_mistaken_stars_count_less() -> None:
+    prime, data = '```json\n{"little_penguin": [', {"mistaken": (1, 2, 3, 4)}
+    answers = ("10", "20", "30", "40")
+    question = TaskQuestion("reasoning", "?", answers, (0, 1), 9, prime, data)
+    # 10 alone 1, 20 with its mistake 0.5, the mistake of 30 alone 0.25.
+    assert TASKS["stars"].score(question, prime + "10, 2, 20, 3]}") == pytest.approx(1.75 / 4)
 
 
 @pytest.mark.parametrize(("count", "m"), [(100, 8), (1000, 32), (33, 32), (500, 1)])
@@ -190,84 +183,6 @@ def test_stars_match_loops(count: int, m: int) -> None:
     out, facts = sprinkle(text, count, stars)
     assert out == sprinkled_by_loop(text, count, stars)
     assert [out[fact.start : fact.end] for fact in facts] == [star.strip() for star in stars]
-
-
-def test_exact_stars() -> None:
-    searching, reasoning = samples("stars", 5000, exact=True, samples=2)
-    assert [s.questions[0].key for s in (searching, reasoning)] == ["searching", "reasoning"]
-    for sample in (searching, reasoning):
-        assert len(sample.facts) == 32
-        text = sample.text
-        for fact in sample.facts:
-            text = text.replace(f"\n{fact.text}\n", " ")
-        assert "\n" not in text
-        assert len(text.rstrip().split(" ")) == 4000
-    a = searching.questions[0].answers[0]
-    assert searching.facts[0].text == f"The little penguin counted {a} ★"
-    a, r = reasoning.questions[0].answers[5], reasoning.questions[0].data["mistaken"][5]
-    assert reasoning.facts[5].text == (
-        f"The little penguin counted {r} ★, but found that a mistake had been made, so the "
-        f"counting was done again, and this time {a} ★ was counted correctly."
-    )
-    numbers = [*reasoning.questions[0].answers, *map(str, reasoning.questions[0].data["mistaken"])]
-    assert len(set(numbers)) == 64
-
-
-def test_star_questions() -> None:
-    searching, reasoning = samples("stars", 900, samples=2)
-    assert prompt(searching).removeprefix(searching.text) == (
-        "\n\n\n\nOn this moonlit and misty night, the little penguin is looking up at the sky and "
-        "concentrating on counting ★. Please help the little penguin collect the number of ★, for "
-        'example: {"little_penguin": [x, x, x,...]}. The summation is not required, and the '
-        "numbers in [x, x, x,...] represent the counted number of ★ by the little penguin. Only "
-        "output the results in JSON format without any explanation."
-    )
-    assert "collect the correct number of ★" in reasoning.questions[0].text
-    assert "represent the correctly counted number of ★" in reasoning.questions[0].text
-    assert searching.questions[0].prime == '```json\n{"little_penguin": ['
-
-
-@pytest.mark.parametrize("length", [600, 4000, 40_000])
-def test_shared_stars_are_as_many_at_every_length(length: int) -> None:
-    """So that what is retained at a greater length is measured on the same task."""
-    for sample in samples("stars", length, samples=2):
-        for question in sample.questions:
-            assert len(question.facts) == len(question.answers) == 8
-            assert question.longest == 80
-
-
-def test_every_animal_is_asked_about_its_own_stars() -> None:
-    (sample,) = samples("stars", 9000, samples=8)
-    animals = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
-    for at, (animal, question) in enumerate(zip(animals, sample.questions, strict=True)):
-        kind = ("searching", "reasoning")[at % 2]
-        assert question.key == f"{kind}-{animal}"
-        assert question.text.count(f"the little {animal} ") == 2
-        assert question.text.endswith("without any explanation.")
-        assert question.prime == f'```json\n{{"little_{animal}": ['
-        for fact in question.facts:
-            text = sample.facts[fact].text
-            assert text.startswith(f"The little {animal} counted ")
-            assert ("mistake" in text) == (kind == "reasoning")
-        for one, mistaken in zip(question.facts, question.data.get("mistaken", ()), strict=False):
-            assert f"counted {mistaken} ★" in sample.facts[one].text
-
-
-def test_star_scores() -> None:
-    score = TASKS["stars"].score
-    prime = '```json\n{"little_penguin": ['
-    question = TaskQuestion("searching", "?", ("15", "117", "42", "29"), (0, 1, 2, 3), 9, prime)
-    # Only the first four count, and 42 once.
-    assert score(question, prime + "15, 42, 42, 7, 29]}") == 0.5
-    assert score(question, prime + "29, 42, 117, 15]}\n```") == 1
-    assert score(question, prime + "117, 15") == 0.5
-    assert score(question, "15, 117, 42, 29") == 0
-    data = {"mistaken": (1, 2, 3, 4)}
-    question = TaskQuestion("reasoning", "?", ("10", "20", "30", "40"), (0, 1), 9, prime, data)
-    # 10 alone 1, 20 with its mistake 0.5; 30 and 40 not found, nor their mistakes.
-    assert score(question, prime + "10, 2, 20]}") == pytest.approx(1.5 / 4)
-    # The mistake of 30 alone 0.25.
-    assert score(question, prime + "10, 2, 20, 3]}") == pytest.approx(1.75 / 4)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +196,10 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
     noise = "The grass is green. The sky is blue. The sun is yellow. Here we go. "
     noise += "There and back again.\n"
     assert words(noise) == 19
+    (shared,) = samples(name, samples=34)
+    assert {len(question.answers[0]) for question in shared.questions} == {digits}
+    repeated = sum(a == b for q in shared.questions for a, b in pairwise(q.answers[0]))
+    assert (repeated > 60) is (name == "number"), "ten digits come in runs"
     got = samples(name, 1000, exact=True, samples=3)
     # 1000 words less the key's sentences leave whole lines of noise, in 58 equal steps of depth.
     for sample, share in zip(got, (0, 0.5, 1), strict=True):
@@ -303,122 +222,3 @@ def test_hidden_keys(name: str, memorize: str, what: str, digits: int) -> None:
     second = samples(name, 10_000, exact=True, samples=4)[1]
     lines = (10_000 - words(second.facts[0].text)) // 19
     assert second.facts[0].start == len(noise) * round(19 / 58 * lines)
-
-
-def test_digits_are_the_first_run() -> None:
-    for name in ("passkey", "number"):
-        question = TaskQuestion("k", "?", ("08335",), (0,), 9)
-        score = TASKS[name].score
-        assert score(question, "The pass key is 08335. Remember 12") == 1
-        assert score(question, "8335") == 0
-        assert score(question, "Gate 2: 08335") == 0
-        assert score(question, "083350") == 0
-
-
-def test_numbers_come_in_runs() -> None:
-    numbers = [runs(StableRandom("runs", i)) for i in range(50)]
-    assert {len(number) for number in numbers} == {10}
-    assert sum(a == b for number in numbers for a, b in pairwise(number)) > 100
-
-
-def test_shared_keys_name_their_gates() -> None:
-    (sample,) = samples("passkey", samples=34)
-    assert len({question.text for question in sample.questions}) == 34
-    for question in sample.questions:
-        assert question.text == f"What is the pass key of the {question.key} gate?"
-        assert f"of the {question.key} gate is {question.answers[0]}." in sample.text
-
-
-def test_kv_document_and_prompt() -> None:
-    (shared,) = samples("kv", 400, samples=4)
-    head = "JSON data:\n"
-    assert shared.text.startswith(head)
-    pairs = json.loads(shared.text.removeprefix(head))
-    assert 190 <= len(pairs) <= 200
-    for question in shared.questions:
-        (key,) = re.findall(r'Key: "(.+)"', question.text)
-        assert pairs[key] == question.answers[0]
-    assert shared.before == (
-        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-    )
-    for sample in samples("kv", 400, samples=2, exact=True):
-        (question,) = sample.questions
-        (key,) = re.findall(r'Key: "(.+)"', question.text)
-        assert prompt(sample) == (
-            f'Extract the value corresponding to the specified key "{key}" in the JSON object '
-            f'below.\n\n{sample.text}\n\n\nKey: "{key}"\n'
-            "The value associated with the specified key is: "
-        )
-
-
-def test_kv_places_are_different() -> None:
-    assert places((0.0, 0.5, 1.0), 10) == [0, 5, 9]
-    assert places((0.5, 0.5, 0.5), 10) == [5, 4, 6]
-    assert places((1.0, 1.0), 3) == [2, 1]
-
-
-def test_kv_score() -> None:
-    question = TaskQuestion("k", "?", ("4f2a-91",), (0,), 9)
-    score = TASKS["kv"].score
-    assert score(question, '"4f2a-91",') == 1
-    assert score(question, "{key: '4f2a-91'}\n") == 1
-    assert score(question, "4f2a-917") == 0
-    assert score(question, "4f2a 91") == 0
-
-
-def test_ruler_prompts() -> None:
-    single, multikey, multivalue, multiquery = samples("niah", exact=True, samples=4)
-    keys = [s.questions[0].key for s in (single, multikey, multivalue, multiquery)]
-    assert keys == ["single-0", "multikey-0", "multivalue-0", "multiquery-0"]
-    assert [len(s.facts) for s in (single, multikey, multivalue, multiquery)] == [1, 4, 4, 4]
-    for sample in (single, multikey):
-        (question,) = sample.questions
-        (key,) = re.findall(r"for (\S+) mentioned", question.text)
-        (at,) = question.facts
-        assert sample.facts[at].text == (
-            f"One of the special magic numbers for {key} is: {question.answers[0]}."
-        )
-        assert prompt(sample) + question.prime == (
-            "A special magic number is hidden within the following text. Make sure to memorize "
-            f"it. I will quiz you about the number afterwards.\n{sample.text}\nWhat is the special "
-            f"magic number for {key} mentioned in the provided text? The special magic number for "
-            f"{key} mentioned in the provided text is"
-        )
-    (question,) = multiquery.questions
-    a, b, c, d = (
-        re.findall(r"for (\S+) is", multiquery.facts[at].text)[0] for at in question.facts
-    )
-    assert prompt(multiquery) + question.prime == (
-        "Some special magic numbers are hidden within the following text. Make sure to memorize "
-        f"it. I will quiz you about the numbers afterwards.\n{multiquery.text}\nWhat are all the "
-        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text? The "
-        f"special magic numbers for {a}, {b}, {c}, and {d} mentioned in the provided text are"
-    )
-    (question,) = multivalue.questions
-    assert len(set(question.answers)) == 4
-    assert len({fact.text.split(" is: ")[0] for fact in multivalue.facts}) == 1
-
-
-def test_ruler_numbers_have_seven_digits() -> None:
-    for sample in samples("niah", 9000, samples=40):
-        for question in sample.questions:
-            assert all(re.fullmatch(r"[1-9]\d{6}", answer) for answer in question.answers)
-
-
-def test_shared_ruler_plants_all_kinds() -> None:
-    (sample,) = samples("niah", samples=8)
-    kinds = [question.key.split("-")[0] for question in sample.questions]
-    assert kinds == ["single", "multikey", "multivalue", "multiquery"] * 2
-    # Two words alone, four with one number, one with four.
-    assert len(sample.facts) == 2 * (1 + 4 + 4)
-    assert [len(question.answers) for question in sample.questions] == [1, 1, 4, 4] * 2
-    assert sample.questions[1].answers[0] in sample.questions[3].answers
-    assert sample.before.startswith("Some special magic numbers are hidden")
-
-
-def test_ruler_score() -> None:
-    question = TaskQuestion("k", "?", ("1234567", "7654321", "Ab", "9"), (0,), 9)
-    score = TASKS["niah"].score
-    assert score(question, "1234567, and aB, and 7654") == 0.5
-    assert score(question, "12345678") == 0.25
-    assert score(question, "nothing") == 0

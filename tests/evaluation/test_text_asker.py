@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from reader_models import wide_model
 
 from esa_cli import models
 from esa_cli.errors import LengthError, ResourceError, UsageError
-from esa_cli.evaluation.bench.bench_runner import BenchRecord
-from esa_cli.evaluation.bench.session_asker import TextRecordAsker
+from esa_cli.evaluation import bench
+from esa_cli.evaluation.bench import BenchRecord
+from esa_cli.evaluation.bench.bench_run import RecordAsker
 from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
 from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
@@ -89,13 +91,10 @@ def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
     assert resolved_preset.compared("esa", made) == resolved_preset.apply("esa", made)
     assert resolved_preset.compared_by_default(made) == ("preset", "text")
     assert resolved_preset.compared_by_default(rows) == ("preset",)
+    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
     with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
         resolved_preset.compared("text", rows)
     assert "answer.from=text" in error.value.hint
-
-
-def test_the_shipped_default_is_measured_both_ways() -> None:
-    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
 
 
 def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
@@ -125,16 +124,10 @@ def test_its_hash_is_of_answer_settings_and_files(folder: Path, tmp_path: Path) 
 # Recall
 
 
-@pytest.mark.parametrize(
-    ("passages", "share"),
-    [([], 0.0), ([(0, 15)], 0.5), ([(0, 15), (12, 18)], 0.8), ([(0, 100)], 1.0), ([(20, 30)], 0.0)],
-)
-def test_a_fact_is_covered_once(passages: list[tuple[int, int]], share: float) -> None:
-    fact = Fact("x" * 10, 10, 20, 0.5)
-    assert covered_share(fact, [evidence(*place) for place in passages]) == share
-
-
 def test_recall_is_of_the_first_three_and_the_reason_of_all_that_was_read() -> None:
+    fact = Fact("x" * 10, 10, 20, 0.5)
+    assert covered_share(fact, [evidence(0, 15), evidence(12, 18)]) == 0.8, "what overlaps is once"
+    assert covered_share(fact, [evidence(20, 30)]) == 0
     facts = [Fact("", 0, 10, 0.0), Fact("", 90, 100, 1.0)]
     passages = [evidence(0, 10), evidence(20, 30), evidence(40, 50), evidence(85, 100)]
     made = evidence_recall_fields(0.0, facts, passages)
@@ -164,44 +157,35 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert len(reply.evidence) == 4
     assert 0 < asker.tokens_of(reply.evidence) < tokens
     assert reply.text in TEXT
-
-
-def test_without_a_finder_nothing_is_read(session: Session, folder: Path, no_prefill: None) -> None:
-    asker, told = TextAsker(session, chosen(folder)), list[tuple[int, int]]()
-    asker.read(TEXT, lambda done, total: told.append((done, total)))
-    assert asker.book.index is None
-    assert asker.nbytes == 0
-    assert told == [(len(asker.book.spans),) * 2], "progress ends"
-    first = asker.ask(QUESTION)
-    assert not first.read
-    assert any("year 17 the" in one.text for one in first.evidence)
     asker.read(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
+    words = TextAsker(session, chosen(folder))
+    told.clear()
+    words.read(TEXT, lambda done, total: told.append((done, total)))
+    assert words.book.index is None
+    assert (words.nbytes, told) == (0, [(tokens, tokens)]), "only progress ends"
+    assert not words.ask(QUESTION).read
 
 
-def test_a_question_without_room_is_found_before_reading(session: Session, folder: Path) -> None:
-    asker = TextAsker(session, chosen(folder))
-    asker.check(QUESTION, 8)
-    with pytest.raises(LengthError, match="a passage and the answer"):
-        asker.check("Who? " * 3000, 8)
-
-
-def test_a_benchmark_reads_a_document_once(session: Session, folder: Path) -> None:
-    asker = TextAsker(session, chosen(folder))
+def test_a_benchmark_checks_questions_first_and_reads_a_document_once(
+    session: Session, folder: Path
+) -> None:
     seen: list[str] = []
-
-    def reading(record: BenchRecord) -> None:
-        seen.append(record.id)
-
-    ask = TextRecordAsker(asker, reading)
+    asker = RecordAsker(session, "text", chosen(folder), lambda record: seen.append(record.id))
     made = [
         BenchRecord("longbench", "qasper", name, "before", text, f"\n{QUESTION}", ("1",), 8)
         for name, text in (("a", TEXT), ("b", TEXT), ("c", TEXT[:600]))
     ]
-    replies = [ask(record) for record in made]
+    with pytest.raises(LengthError, match="a passage and the answer"):
+        asker.check(replace(made[0], question="Who? " * 3000))
+    rows = []
+    for records in (made[:2], made[2:]):
+        cases = asker.cases(bench.find("longbench"), records)
+        assert cases.read()
+        rows += [case.ask() for case in cases.cases]
     assert seen == ["a", "c"]
-    assert replies[0].text in TEXT
-    assert replies[0].tokens > replies[2].tokens > 100
+    assert rows[0]["output"] in TEXT
+    assert rows[0]["tokens"] > rows[2]["tokens"] > 100
 
 
 # The commands
@@ -231,36 +215,19 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
 
 
 @pytest.mark.usefixtures("short_answers")
-@pytest.mark.parametrize("test", ["needles", "stars", "number", "kv", "niah"])
-def test_every_test_is_asked_from_text(esa: Esa, folder: Path, test: str) -> None:
+def test_every_test_is_asked_by_default_where_the_preset_answers_from_text(
+    esa: Esa, folder: Path
+) -> None:
     given = [*SMALL, *words(folder, finder=False), "--set", "answer.form=auto", "--json"]
-    done = esa("selftest", test, "--len", "3k", "--methods", "text", *given)
+    tests = "needles,stars,number,kv,niah"
+    done = esa("selftest", tests, "--len", "3k", *given, "--report", "page.html")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    assert rows
+    assert {(row["test"], row["method"], row["reading"]) for row in rows} == {
+        (test, *way) for test in tests.split(",") for way in (("preset", "own"), ("text", "text"))
+    }
     assert all(0 <= row["score"] <= 1 for row in rows)
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_it_is_measured_by_default_where_the_preset_answers_so(esa: Esa, folder: Path) -> None:
-    given = ["selftest", "passkey", "--len", "1200", *SMALL, "--json", "--report", "page.html"]
-    done = esa(*given, *words(folder, finder=False))
-    assert done.code == 0, done.err
     assert "recall by layer" in Path("page.html").read_text("utf-8").lower()
-    rows = json.loads(done.out)["rows"]
-    assert [row["method"] for row in rows] == ["preset"] * 2 + ["text"] * 2
-    assert [row["reading"] for row in rows] == ["own"] * 2 + ["text"] * 2
-    assert all(row["memory"]["kept_bytes"] > 0 for row in rows[:2])
-    plain = esa(*given)
-    assert {row["method"] for row in json.loads(plain.out)["rows"]} == {"preset"}
-
-
-def test_mistakes_come_first(esa: Esa, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "load", lambda *given, **more: pytest.fail("a model is loaded"))
-    needle = ["selftest", "needle", "--len", "1k", "--methods", "text", *SMALL]
-    fail(esa(*needle), 2, "answers from text")
-    missing = [*words(folder), "--set", "answer.finder=/nowhere"]
-    fail(esa(*needle, *missing), 4, "answer.finder must be a folder")
 
 
 def test_a_length_whose_rows_do_not_fit_is_read_from_text(

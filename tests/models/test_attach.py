@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import VOCABULARY, ModelFactory
+from conftest import ModelFactory
 from stock_attention import LENGTH, close, everything, in_pieces, tokens
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
@@ -19,24 +19,17 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 SCALED = {
     "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
     },
     "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 32,
     },
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-}
+}  # fmt: skip
 
 
 def selective(chunk: int = 8, **options: Any) -> Method:
@@ -44,52 +37,16 @@ def selective(chunk: int = 8, **options: Any) -> Method:
     return Method(window=window, **{"position": FixedDistance(40), **options})
 
 
-@pytest.mark.parametrize("dense", [None, 0])
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_full_budget_at_true_positions_is_stock_attention(
-    make_model: ModelFactory, family: str, chunk: int, dense: int | None
-) -> None:
-    model, ids = make_model(family), tokens()
-    want = model(ids).logits
-    with attach(model, everything(chunk, dense)) as attached:
-        cache = attached.new_cache()
-        close(model(ids, past_key_values=cache).logits, want)
-        assert cache.get_seq_length() == LENGTH
-
-
-@pytest.mark.parametrize(("size", "dense"), [(1, 0), (13, 0), (13, None), (64, 0), (64, None)])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fed_in_pieces_then_cropped_and_replayed(
-    make_model: ModelFactory, family: str, size: int, dense: int | None
-) -> None:
-    model, ids = make_model(family), tokens()
-    want = model(ids).logits
-    other = tokens(LENGTH, seed=8)
-    # Stock attention fed token by token is itself 1.5e-5 off stock attention of the whole.
-    tolerance = 3e-5
-    with attach(model, everything(7, dense)) as attached:
-        cache = attached.new_cache()
-        close(in_pieces(model, cache, ids, size), want, tolerance)
-        cache.crop(-30)
-        model(other[:, :25], past_key_values=cache)
-        cache.truncate(40)
-        assert cache.get_seq_length() == 40
-        close(in_pieces(model, cache, ids[:, 40:], size), want[:, 40:], tolerance)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_difference_to_stock_is_rounding(make_model: ModelFactory, family: str) -> None:
+def test_the_difference_to_stock_is_rounding(make_model: ModelFactory) -> None:
     """In float64 it shrinks to what the float32 log-sum-exp of the fusion leaves."""
-    model, ids = make_model(family).double(), tokens()
+    model, ids = make_model("qwen3").double(), tokens()
     want = model(ids).logits
     with attach(model, everything(7, 0)) as attached:
         close(in_pieces(model, attached.new_cache(), ids, 23), want, 3e-6)
         close(in_pieces(model, attached.new_cache(), ids, 1), want, 1e-12)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-@pytest.mark.parametrize("kind", SCALED)
+@pytest.mark.parametrize(("kind", "chunk"), [("llama3", 1), ("yarn", 7), ("linear", 1000)])
 def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
     model, ids = make_model("llama", rope_parameters=SCALED[kind]), tokens()
     assert not torch.allclose(make_model("llama")(ids).logits, model(ids).logits, atol=1e-2)
@@ -140,18 +97,6 @@ def test_detach_restores_everything(make_model: ModelFactory) -> None:
     assert torch.equal(model(ids).logits, want)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_detach_restores_the_attention_there_was(
-    make_model: ModelFactory, implementation: str
-) -> None:
-    model, ids = make_model("qwen2", attn_implementation=implementation), tokens()
-    want = model(ids).logits
-    with attach(model, selective()):
-        pass
-    assert model.config._attn_implementation == implementation
-    assert torch.equal(model(ids).logits, want)
-
-
 def test_detach_after_an_exception(make_model: ModelFactory) -> None:
     model, ids = make_model("llama"), tokens()
     want, rotary = model(ids).logits, model.base_model.rotary_emb
@@ -190,15 +135,6 @@ def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> N
             model(ids[:, :1], past_key_values=cache)
         cache.truncate(50)
         close(model(ids[:, 50:], past_key_values=cache).logits, want)
-
-
-def test_attach_again_after_detach(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    logits = []
-    for _ in range(2):
-        with attach(model, selective()) as attached:
-            logits.append(model(ids, past_key_values=attached.new_cache()).logits)
-    assert torch.equal(*logits)
 
 
 def test_detaching_twice_leaves_the_next_attachment_alone(make_model: ModelFactory) -> None:
@@ -253,15 +189,6 @@ def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
             for text, cache, want in zip(texts, caches, wanted, strict=True):
                 piece = text[:, 20 * i : 20 * i + 20]
                 assert torch.equal(model(piece, past_key_values=cache).logits, want[i])
-
-
-def test_a_turn_may_run_another_method(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want = model(ids).logits
-    with attach(model, selective()) as attached:
-        cache = attached.new_cache()
-        cache.begin(QueryState(), everything(7, 0))
-        close(model(ids, past_key_values=cache).logits, want)
 
 
 def test_reading_then_asking(make_model: ModelFactory) -> None:
@@ -338,23 +265,11 @@ def attached(make_model: ModelFactory) -> Iterator[Attachment]:
         yield found
 
 
-@pytest.mark.parametrize("options", [{"use_cache": False}, {}, {"use_cache": True}])
-def test_no_cache(attached: Attachment, options: dict[str, bool]) -> None:
-    with pytest.raises(UsageError, match="needs its own cache") as caught:
-        attached.model(tokens(), **options)
-    assert "new_cache()" in caught.value.hint
-
-
-def test_stock_cache(attached: Attachment) -> None:
-    with pytest.raises(UsageError, match="needs its own cache"):
-        attached.model(tokens(), past_key_values=DynamicCache(config=attached.model.config))
-
-
-def test_cache_of_another_model(make_model: ModelFactory, attached: Attachment) -> None:
-    with attach(make_model("llama", seed=5), selective()) as other:
-        foreign = other.new_cache()
-        with pytest.raises(UsageError):
-            attached.model(tokens(), past_key_values=foreign)
+def test_other_caches_and_none_are_refused(attached: Attachment) -> None:
+    stock = DynamicCache(config=attached.model.config)
+    for options in ({"use_cache": False}, {}, {"past_key_values": stock}):
+        with pytest.raises(UsageError, match="needs its own cache"):
+            attached.model(tokens(), **options)
 
 
 def test_cache_of_another_model_is_named_and_left_alone(
@@ -370,20 +285,14 @@ def test_cache_of_another_model_is_named_and_left_alone(
 
 
 def test_cache_from_before_detach(make_model: ModelFactory) -> None:
-    model = make_model("llama")
-    with attach(model, selective()) as first:
-        cache = first.new_cache()
-    with attach(model, selective()), pytest.raises(UsageError):
-        model(tokens(), past_key_values=cache)
-
-
-def test_stock_model_with_our_cache(make_model: ModelFactory) -> None:
-    """After detach our cache hands on one token only, and stock attention would believe it."""
+    """It hands on one token only, and stock attention would believe it."""
     model = make_model("llama")
     with attach(model, selective()) as first:
         cache = first.new_cache()
         model(tokens(20), past_key_values=cache)
     with pytest.raises(UsageError):
+        model(tokens(1), past_key_values=cache)
+    with attach(model, selective()), pytest.raises(UsageError):
         model(tokens(1), past_key_values=cache)
 
 
@@ -394,10 +303,9 @@ def test_batch_of_two(attached: Attachment) -> None:
     assert cache.get_seq_length() == 0
 
 
-@pytest.mark.parametrize("hidden", [0, 3, LENGTH - 1])
-def test_padding(attached: Attachment, hidden: int) -> None:
+def test_padding(attached: Attachment) -> None:
     mask = torch.ones(1, LENGTH, dtype=torch.long)
-    mask[:, hidden] = 0
+    mask[:, 3] = 0
     cache = attached.new_cache()
     with pytest.raises(UsageError, match="takes no padding"):
         attached.model(tokens(), attention_mask=mask, past_key_values=cache)
@@ -412,61 +320,24 @@ def test_ready_made_mask(attached: Attachment) -> None:
         attached.model(tokens(), attention_mask=mask, past_key_values=attached.new_cache())
 
 
-def test_crop_wants_a_negative_number(attached: Attachment) -> None:
-    cache = attached.new_cache()
-    attached.model(tokens(), past_key_values=cache)
-    with pytest.raises(ValueError, match="negative"):
-        cache.crop(5)
-    cache.crop(0)
-    assert cache.get_seq_length() == LENGTH
-
-
-@pytest.mark.parametrize("name", ["reorder_cache", "batch_repeat_interleave"])
-def test_beams_are_refused(attached: Attachment, name: str) -> None:
-    with pytest.raises(UsageError, match="one sequence at a time"):
-        getattr(attached.new_cache(), name)(torch.tensor([0]))
-
-
-def test_unsupported_architecture() -> None:
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=VOCABULARY))
-    with pytest.raises(ModelError, match="cannot run in models of type 'gpt2'"):
-        attach(model, selective())
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "reason"),
+    ("family", "changes"),
     [
-        ("mistral", {"sliding_window": 16}, "a window of 16 tokens only"),
-        (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
-            "a window of 16 tokens only",
-        ),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-            "rotary embedding of type 'dynamic'",
-        ),
-        (
-            "llama",
-            {
-                "rope_parameters": {
-                    "rope_type": "dynamic",
-                    "rope_theta": 1e4,
-                    "factor": 2.0,
-                    "alpha": 50.0,
-                }
-            },
-            "rotary embedding of type 'dynamic'",
-        ),
+        ("mistral", {"sliding_window": 16}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}),
+        ("llama", {"rope_parameters": DYNAMIC}),
+        ("llama", {"rope_parameters": {**DYNAMIC, "alpha": 50.0}}),
     ],
 )
 def test_unsupported_attention(
-    make_model: ModelFactory, family: str, changes: dict[str, Any], reason: str
+    make_model: ModelFactory, family: str, changes: dict[str, Any]
 ) -> None:
     model, ids = make_model(family, **changes), tokens()
     want = model(ids).logits
-    with pytest.raises(ModelError, match=reason):
+    with pytest.raises(ModelError):
         attach(model, selective())
     assert torch.equal(model(ids).logits, want)
 
@@ -479,11 +350,8 @@ def test_windows_that_no_layer_uses_are_supported(make_model: ModelFactory) -> N
         close(model(ids, past_key_values=attached.new_cache()).logits, want)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_suspended_is_the_bare_model_and_the_rows_stay(
-    make_model: ModelFactory, family: str
-) -> None:
-    model, ids, short = make_model(family), tokens(), tokens(20, seed=8)
+def test_suspended_is_the_bare_model_and_the_rows_stay(make_model: ModelFactory) -> None:
+    model, ids, short = make_model("qwen2"), tokens(), tokens(20, seed=8)
     bare = model(short).logits
     with attach(model, selective()) as attachment:
         other, cache = attachment.new_cache(), attachment.new_cache()

@@ -90,24 +90,19 @@ def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel
     later.model(torch.arange(5)[None])
 
 
-def test_settings_are_known_by_the_models_files(whole: LoadedModel) -> None:
+def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) -> None:
     assert cached_config(whole.folder) == json.loads(json.dumps(whole.model.config.to_dict()))
-    config = whole.folder / "config.json"
-    config.write_text(config.read_text() + " ")
-    assert cached_config(whole.folder) is None
-    assert load_deferred(str(whole.folder), **HOW) is None
-    models.load(str(whole.folder), **HOW)
-    assert load_deferred(str(whole.folder), **HOW) is not None
-
-
-def test_damaged_settings_are_written_again(whole: LoadedModel, home: Path) -> None:
     [path] = [one for one in (home / "settings").iterdir() if b"rope_theta" in one.read_bytes()]
     good = path.read_bytes()
     for bad in (good.replace(b"10000.0", b"10100.0"), good[:-9], b"", b"\xff"):
         path.write_bytes(bad)
         assert cached_config(whole.folder) is None
         assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
-        assert path.read_bytes() == good
+        assert path.read_bytes() == good, "damaged ones are written again"
+    config = whole.folder / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert cached_config(whole.folder) is None
+    assert load_deferred(str(whole.folder), **HOW) is None
 
 
 def test_memory_is_checked(whole: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

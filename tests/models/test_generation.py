@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import VOCABULARY, ModelFactory
-from transformers.generation.streamers import BaseStreamer
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
@@ -30,10 +29,10 @@ METHODS = {
 }
 
 
-@pytest.fixture(params=["llama", "qwen3"])
-def attached(request: pytest.FixtureRequest, make_model: ModelFactory) -> Iterator[Attachment]:
+@pytest.fixture
+def attached(make_model: ModelFactory) -> Iterator[Attachment]:
     # Weights this large make answers that do not fall into a loop at once.
-    model = make_model(request.param, seed=2, initializer_range=0.4)
+    model = make_model("qwen3", seed=2, initializer_range=0.4)
     with attach(model, METHODS["paper"]) as found:
         yield found
 
@@ -79,24 +78,7 @@ def test_greedy_search_is_a_loop_over_forward_calls(
     assert stock(attached, ids, read(attached, ids)) == want
 
 
-def test_everything_in_one_call(attached: Attachment, ids: torch.Tensor) -> None:
-    want = by_hand(attached, ids, attached.new_cache())
-    cache = attached.new_cache()
-    assert stock(attached, ids, cache) == want
-    # The last token of an answer is never fed back.
-    assert cache.get_seq_length() == DOCUMENT + QUESTION + ANSWER - 1
-
-
-def test_full_budget_generates_what_stock_does(make_model: ModelFactory, ids: torch.Tensor) -> None:
-    model = make_model("llama")
-    options = {"max_new_tokens": ANSWER, "do_sample": False}
-    want = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-    with attach(model, Method(Window(selected=1000))) as attached:
-        got = model.generate(ids, past_key_values=attached.new_cache(), **options)
-    assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("room", [0, 1, 4, ANSWER + 1])
+@pytest.mark.parametrize("room", [0, 4, ANSWER + 1])
 def test_an_answer_that_begins_dense_stays_dense(
     make_model: ModelFactory, ids: torch.Tensor, room: int
 ) -> None:
@@ -123,42 +105,6 @@ def test_ask_again_after_crop(attached: Attachment, ids: torch.Tensor) -> None:
     assert first != second
 
 
-class Kept(BaseStreamer):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.prompts: list[int] = []
-        self.tokens: list[int] = []
-        self.ended = False
-
-    def put(self, value: torch.Tensor) -> None:
-        if not self.prompts:
-            self.prompts = value.flatten().tolist()
-        else:
-            self.tokens += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.ended = True
-
-
-def test_streamer(attached: Attachment, ids: torch.Tensor) -> None:
-    kept = Kept()
-    answer = stock(attached, ids, read(attached, ids), streamer=kept)
-    assert kept.prompts == ids[0].tolist()
-    assert kept.tokens == answer
-    assert kept.ended
-
-
-def test_sampling_is_repeatable(attached: Attachment, ids: torch.Tensor) -> None:
-    answers = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        options = {"do_sample": True, "temperature": 1.5, "top_p": 0.95}
-        answers.append(stock(attached, ids, read(attached, ids), **options))
-    assert answers[0] == answers[1]
-    assert answers[0] != answers[2]
-
-
 @pytest.mark.parametrize(
     "options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}], ids=str
 )
@@ -167,11 +113,6 @@ def test_several_sequences_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match="one sequence at a time"):
         stock(attached, ids, read(attached, ids), **options)
-
-
-def test_without_our_cache(attached: Attachment, ids: torch.Tensor) -> None:
-    with pytest.raises(UsageError, match="needs its own cache"):
-        attached.model.generate(ids, max_new_tokens=3, do_sample=False)
 
 
 # -- An answer by `generate`

@@ -12,7 +12,6 @@ import torch
 from conftest import ModelFactory
 from test_host_cache import METHODS, VOCABULARY, run
 
-from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.storage.memory_store import MemoryStore, StorePlaces
 
 pytestmark = [
@@ -43,25 +42,6 @@ def test_answers_are_those_of_a_cache_on_the_device(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_those_of_a_store_on_the_device(dtype: torch.dtype) -> None:
-    host = filled(MemoryStore(HEADS, DIM, dtype, CUDA, on_host=True), 40_960)
-    plain = filled(MemoryStore(HEADS, DIM, dtype, CUDA), 40_960)
-    random = torch.Generator(CUDA).manual_seed(4)
-    for step in range(20):
-        at = torch.randperm(40_000, generator=random, device=CUDA)[:2048].sort().values
-        for mine, theirs in zip(host.gather(at), plain.gather(at), strict=True):
-            assert torch.equal(mine, theirs)
-        for store in (host, plain):
-            store.crop(-7 * step)
-            rows = torch.full((2, HEADS, 7 * step, DIM), float(step), device=CUDA, dtype=dtype)
-            store.append(*rows)
-    keys = [torch.cat([k for _, k in s.key_blocks(0, len(s))], 1) for s in (host, plain)]
-    assert torch.equal(*keys)
-    for mine, theirs in zip(host.span(0, 40_960), plain.span(0, 40_960), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 def test_the_device_has_the_last_tokens_and_reduced_keys_alone() -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -76,11 +56,3 @@ def test_the_device_has_the_last_tokens_and_reduced_keys_alone() -> None:
     rows = 2 * HEADS * DIM * 2
     assert taken <= 1.1 * (5120 * rows + 131_072 * 32 * 2) + (8 << 20)
     assert taken < 131_072 * rows // 8
-
-
-def test_layers_are_placed_by_the_memory_that_is_free(make_model: ModelFactory) -> None:
-    model: Any = make_model("llama", vocab_size=VOCABULARY).to(CUDA)
-    method = METHODS["reduced keys"]
-    assert CachePlacement(model, method, "auto").on_host([CUDA, CUDA], 1000) == set()
-    tight = CachePlacement(model, method, "auto", free=lambda device: 0)
-    assert tight.on_host([CUDA, CUDA], 100_000) == {0, 1}

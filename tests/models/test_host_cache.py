@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Container
 from typing import Any
 
 import pytest
 import torch
-from conftest import ModelFactory, build_model
+from conftest import ModelFactory
 
 from esa_cli.attention.compression import ClosedForm
 from esa_cli.attention.layer_memory import LayerMemory
@@ -57,21 +56,19 @@ def run(model: Any, method: Method, make: Any, pieces: int = 16) -> list[torch.T
     return found
 
 
-@functools.cache
-def on_the_device(kind: str, name: str, pieces: int) -> list[torch.Tensor]:
-    """What both tests of a model, whose weights are the same each time, are compared with."""
-    return run(build_model(kind, vocab_size=VOCABULARY), METHODS[name], None, pieces)
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("kind", "pieces"), [("llama", 16), ("llama", 120), ("deepseek_v3", 16)])
-@pytest.mark.parametrize("on_host", [range(2), [1]])
+@pytest.mark.parametrize(
+    ("name", "kind", "pieces", "on_host"),
+    [
+        ("reduced keys", "llama", 16, range(2)), ("whole keys", "llama", 120, [1]),
+        ("per head", "llama", 16, [1]), ("reduced keys", "deepseek_v3", 16, range(2)),
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("small_segments")
 def test_answers_are_those_of_a_cache_on_the_device(
     make_model: ModelFactory, name: str, on_host: Container[int], kind: str, pieces: int
 ) -> None:
     model, method = make_model(kind, vocab_size=VOCABULARY), METHODS[name]
-    want = on_the_device(kind, name, pieces)
+    want = run(model, method, None, pieces)
     got = run(model, method, StorePlaces(lambda device: True).stores(on_host), pieces)
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

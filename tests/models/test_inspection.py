@@ -47,14 +47,9 @@ def plain(loaded: Any) -> str:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"use_cache": False},
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"num_beams": 2},
-        {"cache_implementation": "static"},
-        {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.8},
-        {"max_length": 20, "min_new_tokens": 14},
-        {"return_dict_in_generate": True, "output_scores": True},
+        {"use_cache": False, "max_length": 20, "min_new_tokens": 14},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "num_beams": 2},
+        {"do_sample": True, "temperature": 0.6, "return_dict_in_generate": True},
     ],
 )
 def test_the_hosts_generation_settings_are_not_the_answers(
@@ -71,20 +66,6 @@ def test_the_hosts_generation_settings_are_not_the_answers(
         assert all(getattr(host, name) == value for name, value in changes.items())
     finally:
         model.generation_config = before
-
-
-def test_the_ids_that_end_an_answer_are_the_hosts(loaded: Any) -> None:
-    model, before = loaded.model, loaded.model.generation_config
-    with Session(model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        session.read(TEXT)
-        want = session.ask(QUESTION)
-        host = copy.deepcopy(before)
-        host.eos_token_id = loaded.tokenizer(want.text, add_special_tokens=False)["input_ids"]
-        model.generation_config = host
-        try:
-            assert session.ask(QUESTION).answer_tokens < want.answer_tokens
-        finally:
-            model.generation_config = before
 
 
 # -- Configurations
@@ -147,7 +128,7 @@ def attached(make_model: ModelFactory) -> Iterator[Attachment]:
         yield found
 
 
-@pytest.mark.parametrize("first", [0, 21, 30])
+@pytest.mark.parametrize("first", [0, 21])
 def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
     attached: Attachment, first: int
 ) -> None:
@@ -161,10 +142,3 @@ def test_tokens_elsewhere_than_behind_the_cached_ones_are_refused(
     got = attached.model(ids[:, 20:], past_key_values=cache, position_ids=behind).logits
     cache.truncate(20)
     assert torch.equal(got, attached.model(ids[:, 20:], past_key_values=cache).logits)
-
-
-def test_generate_without_its_cache_is_refused(attached: Attachment) -> None:
-    cache, ids = attached.new_cache(), tokens()
-    with pytest.raises(UsageError, match="must follow") as caught:
-        attached.model.generate(ids, past_key_values=cache, use_cache=False, max_new_tokens=3)  # type: ignore[operator]
-    assert "use_cache on" in caught.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,10 +9,8 @@ import torch
 from conftest import VOCABULARY, build_model, build_step
 from torch import Tensor, nn
 
-from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
@@ -21,7 +18,6 @@ from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.storage.memory_store import MemoryStore
 
 COUNT = 30
 CPU = torch.device("cpu")
@@ -57,40 +53,6 @@ def test_logits_and_sums_of_values_are_those_of_expanded_keys_and_values() -> No
     close(heads.outputs(weights @ rows), weights @ values, 2e-5)
 
 
-def looped(module: Any, rope: Any, q: Tensor, latents: Tensor, rotary: Tensor) -> Tensor:
-    """Output (H, n, V) of causal attention, key by key."""
-    low, at = module.qk_nope_head_dim, torch.arange(COUNT)
-    turned_q, turned = rope.rotate(q[..., low:], at), rope.rotate(rotary, at)[0]
-    maps = module.kv_b_proj.weight.view(module.num_heads, -1, module.kv_lora_rank)
-    out = torch.zeros(module.num_heads, COUNT, module.v_head_dim)
-    for head in range(module.num_heads):
-        pairs = latents[0] @ maps[head].T
-        for i in range(COUNT):
-            weights = [
-                math.exp(
-                    module.scaling
-                    * float(q[head, i, :low] @ pairs[j, :low] + turned_q[head, i] @ turned[j])
-                )
-                for j in range(i + 1)
-            ]
-            for j, weight in enumerate(weights):
-                out[head, i] += weight / sum(weights) * pairs[j, low:]
-    return out
-
-
-def test_attention_is_that_of_a_loop() -> None:
-    model = build_model("deepseek_v3")
-    module = module_of(model)
-    q, latents, rotary = drawn(module)
-    with attach(model, METHOD) as attached:
-        heads, attention = attached.latents[0], attached.attention(METHOD, 0)
-        memory = LayerMemory(0, MemoryStore(1, 24, torch.float32, CPU, shared=True))
-        rows = torch.cat((rotary, latents), -1)
-        memory.store.append(rows, rows)
-        got = heads.outputs(attention(memory, heads.queries(q), QueryState()))
-        close(got, looped(module, attached.rope, q, latents, rotary), 2e-5)
-
-
 @pytest.mark.parametrize("rotate", [False, True])
 def test_scores_are_those_of_expanded_keys(rotate: bool) -> None:
     model = build_model("deepseek_v3")
@@ -124,20 +86,7 @@ class Packed(nn.Module):
         return x @ (self.weight.to(x) * self.scale.to(x)).T
 
 
-def test_a_quantised_map_is_unpacked_once() -> None:
-    model, ids = build_model("deepseek_v3"), tokens()
-    for layer in model.base_model.layers:
-        layer.self_attn.kv_b_proj = Packed(layer.self_attn.kv_b_proj)
-    want = model(ids).logits
-    with attach(model, METHOD) as attached:
-        cache = attached.new_cache()
-        for piece in ids.split(20, dim=1):
-            got = model(piece, past_key_values=cache).logits
-        close(got, want[:, 40:])
-        assert attached.latents[0]._dequantised is not None
-
-
-def test_an_adapter_changes_quantised_maps_that_were_unpacked_before() -> None:
+def test_quantised_maps_are_dequantised_once_and_adapters_change_them() -> None:
     model, ids = build_model("deepseek_v3"), tokens()
     packed = module_of(model).kv_b_proj = Packed(module_of(model).kv_b_proj)
 
@@ -154,6 +103,8 @@ def test_an_adapter_changes_quantised_maps_that_were_unpacked_before() -> None:
         close(model(ids, past_key_values=attached.new_cache()).logits, want)
         hook.remove()
         close(model(ids, past_key_values=attached.new_cache()).logits, plain)
+        packed.scale *= 2  # not read again
+        close(model(ids, past_key_values=attached.new_cache()).logits, plain)
 
 
 def test_an_adapter_changes_the_maps_while_it_is_active() -> None:
@@ -169,16 +120,6 @@ def test_an_adapter_changes_the_maps_while_it_is_active() -> None:
         with adapter.active():
             close(model(ids, past_key_values=attached.new_cache()).logits, want)
         close(model(ids, past_key_values=attached.new_cache()).logits, plain)
-
-
-def test_in_bfloat16_it_is_as_exact_as_the_model_itself() -> None:
-    model, ids = build_model("deepseek_v3"), tokens()
-    exact = model(ids).logits
-    model.bfloat16()
-    own = (model(ids).logits - exact).abs().mean()
-    with attach(model, METHOD) as attached:
-        got = model(ids, past_key_values=attached.new_cache()).logits
-    assert (got - exact).abs().mean() < 1.3 * own
 
 
 def test_maps_with_a_bias_are_refused() -> None:

@@ -33,12 +33,6 @@ def logits(model: Any) -> torch.Tensor:
         return model(torch.arange(12)[None]).logits
 
 
-def test_a_new_adapter_changes_nothing(model: Any) -> None:
-    before, adapter = logits(model), LoraAdapter.new(model, rank=2, alpha=4)
-    with adapter.active():
-        assert torch.equal(logits(model), before)
-
-
 def test_active_until_the_block_ends(model: Any) -> None:
     before, adapter = logits(model), random_adapter(model)
     with adapter.active():
@@ -96,18 +90,14 @@ def test_missing_folder_and_torn_weights(model: Any, tmp_path: Path) -> None:
         LoraAdapter.load(tmp_path, model)
 
 
-def test_other_tensors_are_refused(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["more", "less"])
+def test_other_tensors_are_refused(model: Any, tmp_path: Path, change: str) -> None:
     random_adapter(model).save(tmp_path, "")
     tensors = load_file(tmp_path / WEIGHTS)
-    save_file({**tensors, "base_model.model.lm_head.weight": torch.ones(2)}, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match="more than linear layers"):
-        LoraAdapter.load(tmp_path, model)
-
-
-def test_an_adapter_without_one_half_is_refused(model: Any, tmp_path: Path) -> None:
-    random_adapter(model).save(tmp_path, "")
-    tensors = load_file(tmp_path / WEIGHTS)
-    del tensors[next(key for key in tensors if "lora_B" in key)]
+    if change == "more":
+        tensors["base_model.model.lm_head.weight"] = torch.ones(2)
+    else:
+        del tensors[next(key for key in tensors if "lora_B" in key)]
     save_file(tensors, tmp_path / WEIGHTS)
-    with pytest.raises(ModelError, match="other half"):
+    with pytest.raises(ModelError, match="adapter"):
         LoraAdapter.load(tmp_path, model)

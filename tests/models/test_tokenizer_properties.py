@@ -32,7 +32,7 @@ PIECES = (
     | st.sampled_from(["the", "Where", "aaaa" * 50])
 )
 TEXT = st.lists(PIECES, max_size=12).map("".join)
-NAMES = ["bytes", "spaces", "words", "pieces"]
+NAMES = ["bytes", "spaces", "pieces"]
 
 
 def write(folder: Path, made: Any, **config: Any) -> Path:
@@ -75,16 +75,6 @@ def spaces() -> Any:
     return made
 
 
-def words() -> Any:
-    from tokenizers import models, pre_tokenizers, trainers
-
-    return trained(
-        models.WordLevel(unk_token="<unk>"),
-        trainers.WordLevelTrainer(special_tokens=["<unk>", "</s>"], show_progress=False),
-        pre_tokenizer=pre_tokenizers.Whitespace(),
-    )
-
-
 def pieces() -> Any:
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -111,7 +101,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     path = tmp_path_factory.mktemp("tokenizers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(path / "home"))
-        made = {"spaces": spaces(), "words": words(), "pieces": pieces()}
+        made = {"spaces": spaces(), "pieces": pieces()}
         found = {
             name: pair(write(path / name, one, bos_token="<s>" if name == "spaces" else None))
             for name, one in made.items()
@@ -216,15 +206,15 @@ def test_the_default_model() -> None:
 
 
 def test_the_text_of_another_folder_is_not_taken_for_it(
-    pairs: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
-    first = write(tmp_path / "first", words())
+    first = write(tmp_path / "first", spaces())
     pair(first)
     second = Path(shutil.copytree(first, tmp_path / "second"))
     assert load_plain_tokenizer(second) is not None
-    text = (second / "tokenizer.json").read_text("utf-8").replace('"heron"', '"herons"')
-    (second / "tokenizer.json").write_text(text, "utf-8")
+    with (second / "tokenizer.json").open("a") as file:
+        file.write("\n")
     assert load_plain_tokenizer(second) is None
-    pair(second)
+    load_tokenizer(first)
     assert load_plain_tokenizer(first) is not None

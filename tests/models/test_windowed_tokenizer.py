@@ -17,10 +17,6 @@ from esa_cli.models.tokenization import windowed_tokenizer
 from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 
 WORDS = "Die Brücke über den Fluss was built in 1862 by naïve engineers; it cost 12,345.67 £ then."
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 FROM_THE_RIGHT = (
     r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))|[^\r\n\p{L}\p{N}]?\p{L}+|\s+|[^\s\p{L}\p{N}]+"
 )
@@ -52,10 +48,6 @@ def smollm2() -> Tokenizer:
     return _byte_level(pre_tokenizers.Digits(individual_digits=True))
 
 
-def llama3() -> Tokenizer:
-    return _byte_level(pre_tokenizers.Split(Regex(LLAMA3), "isolated"), use_regex=False)
-
-
 def digits_from_the_right() -> Tokenizer:
     return _byte_level(pre_tokenizers.Split(Regex(FROM_THE_RIGHT), "isolated"), use_regex=False)
 
@@ -82,17 +74,7 @@ def unigram() -> Tokenizer:
     return _trained(made, trainer)
 
 
-def wordpiece() -> Tokenizer:
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=["[UNK]"], show_progress=False
-    )
-    return _trained(made, trainer)
-
-
-TOKENIZERS = (gpt2, smollm2, llama3, digits_from_the_right, llama2, unigram, wordpiece)
+TOKENIZERS = (gpt2, smollm2, digits_from_the_right, llama2, unigram)
 UNITS = (
     *WORDS.split(), " ", "  ", "\n", "\n\n\n", "\r\n", "\t", "\u00a0", "   \n  ", "1862",
     "123456789",

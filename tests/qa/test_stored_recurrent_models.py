@@ -20,10 +20,9 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.document_files import pack_states, read_states
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library import Entry, Layout, Library, checksummed_file
+from esa_cli.storage.library.document_files import pack_states, read_states
+from esa_cli.storage.library.library_paths import LibraryPaths
 
 pytestmark = pytest.mark.families
 
@@ -202,7 +201,7 @@ def test_the_sizes_in_the_docs() -> None:
     }
     shapes = shape_of(lfm), shape_of(qwen)
     layout = Layout(shapes[1].rows, shapes[1].groups, shapes[1].dim, "bfloat16", "int8")
-    sizes = [*(shape.states(2) for shape in shapes), layout.segment_bytes(layout.segment)]
+    sizes = [*(shape.states(2) for shape in shapes), layout.nbytes(layout.segment)]
     assert [round(size, -3) // 1000 for size in sizes] == [123, 77_857, 51_515]
 
 
@@ -253,7 +252,7 @@ def test_states_of_other_shapes_name_their_file(
     library = Library(tmp_path / "library")
     entry = entry_of(open_esa(loaded, library).ingest(str(path)))
     file = LibraryPaths(library.root).document(entry.key, "states")
-    found = read_states(file, entry)
+    found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
     checksummed_file.write(file, "states", pack_states(found.segment, wrong), entry.key)
     with pytest.raises(LibraryError, match="other shapes than this model's") as raised:

@@ -1,5 +1,5 @@
 """Attacks esa until the time is up: mutated documents, damaged and killed libraries, hostile
-requests, random settings.
+requests.
 
     python tests/soak/run_soak.py --minutes 30
     python tests/soak/run_soak.py --part readers --seed 7
@@ -26,12 +26,11 @@ sys.path[:0] = [
 from soak_damage import SoakDamage  # noqa: E402
 from soak_kills import SoakKills  # noqa: E402
 from soak_part import SoakPart  # noqa: E402
-from soak_properties import SoakProperties  # noqa: E402
 from soak_readers import SoakReaders  # noqa: E402
 from soak_server import SoakServer  # noqa: E402
 
 PARTS: dict[str, type[SoakPart]] = {
-    part.name: part for part in (SoakReaders, SoakDamage, SoakKills, SoakServer, SoakProperties)
+    part.name: part for part in (SoakReaders, SoakDamage, SoakKills, SoakServer)
 }
 
 

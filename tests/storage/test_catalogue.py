@@ -16,9 +16,9 @@ from test_library import files, ingest
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.storage.library.catalogue import catalogue as catalogue_file
-from esa_cli.storage.library.catalogue.catalogue import NAME
-from esa_cli.storage.library.formats.library_paths import MARKER
+from esa_cli.storage.library import catalogue as catalogue_file
+from esa_cli.storage.library.catalogue import NAME
+from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
 
@@ -39,8 +39,17 @@ def library(tmp_path: Path) -> Library:
     return made
 
 
+def make_catalogue(library: Library) -> None:
+    with library.catalogue() as catalogue:
+        assert catalogue.add_stored_texts() == []
+
+
 def test_documents_come_go_and_change(library: Library) -> None:
-    library.entries()
+    all_ = library.entries()
+    assert library.matches("book.txt") == library.matches("/books/book.txt") == all_
+    assert [library.matches(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
+    assert library.matches("zzzz") == library.matches("boo") == []
+    assert library.text_digests() == {one.text_sha256 for one in all_}
     new = ingest(library, [9, 8, 7])
     assert {entry.key for entry in library.entries()} >= {new.key}
     library.remove(new)
@@ -49,73 +58,61 @@ def test_documents_come_go_and_change(library: Library) -> None:
     (library.root / "documents" / f"{gone.key}.doc").unlink()
     path = library.root / "documents" / f"{broken.key}.doc"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    found = {entry.key: entry.damage for entry in library.entries()}
-    assert gone.key not in found
-    assert "checksum is wrong" in found[broken.key]
+    damages = {entry.key: entry.damage for entry in library.entries()}
+    assert gone.key not in damages
+    assert "checksum is wrong" in damages[broken.key]
     assert [one.key for one in library.matches(broken.id)] == [broken.key]
 
 
-def test_lookups_are_those_of_all_entries(library: Library) -> None:
-    all_ = library.entries()
-    assert library.matches("book.txt") == all_
-    assert library.matches("/books/book.txt") == all_
-    assert [library.matches(one.key[:6].upper()) for one in all_] == [[one] for one in all_]
-    assert library.matches("zzzz") == library.matches("boo") == []
-    with library.catalogue() as catalogue:
-        assert catalogue.stored_keys() == {one.text_sha256: [one.key] for one in all_}
-
-
-@pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips"])
+@pytest.mark.parametrize("damage", ["cut", "other", "empty", "flips", "missing", "folder", "begun"])
 def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> None:
-    wanted = library.entries()
-    path, draw = library.root / NAME, random.Random(3)
-    for _ in range(40 if damage == "flips" else 1):
-        data = bytearray(path.read_bytes())
-        if damage == "flips":
-            for _ in range(20):
-                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path.write_bytes(
-            {"cut": bytes(data[:5000]), "other": b"no database" * 99, "empty": b""}.get(
-                damage, data
-            )
-        )
-        assert library.entries() == wanted
-        assert library.matches(wanted[0].id) == wanted[:1]
-        assert library.entries() == wanted
-    path.unlink()
-    assert library.entries() == wanted
-
-
-def test_a_catalogue_that_cannot_be_written_is_done_without(library: Library) -> None:
-    (library.root / NAME).unlink(missing_ok=True)
-    (library.root / NAME).mkdir()
-    assert len(library.entries()) == 3
-    library.remove(library.entries()[0])
-    assert "cannot be changed" in library.catalogue_note
-    library.catalogue_note = ""
-    assert library.prune().left == library.nbytes
-    assert "cannot be changed" in library.catalogue_note
-    with pytest.raises(LibraryError, match="cannot be written"), library.catalogue():
-        pass
-    with library.catalogue(keep=False) as catalogue:
-        assert catalogue.add_stored_texts() == []
-        assert len(catalogue.texts) == 2
-
-
-def test_a_catalogue_that_cannot_be_written_is_searched_in_a_copy(library: Library) -> None:
+    """Records of synchronised folders come from their own file, whatever happens to it."""
     record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
+    wanted = library.entries()
+    make_catalogue(library)
     with library.catalogue() as catalogue:
         with catalogue.transaction():
             catalogue.files.put(record)
         catalogue.keep_synced("/town")
-    (library.root / NAME).unlink()
-    (library.root / NAME).mkdir()
-    assert library.synced_files == 1
-    with library.search_catalogue() as catalogue:
-        assert catalogue.files.synced() == [record]
-        assert catalogue.add_stored_texts() == []
-        assert len(catalogue.texts) == 3
-    assert list((library.root / NAME).iterdir()) == []
+    path, draw = library.root / NAME, random.Random(3)
+    for _ in range(20 if damage == "flips" else 1):
+        data = bytearray(path.read_bytes())
+        if damage == "flips":
+            for _ in range(20):
+                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        if damage in ("missing", "folder"):
+            path.unlink()
+        if damage == "folder":
+            path.mkdir()
+        elif damage == "begun":  # by a process that has made the tables, and no more
+            with closing(sqlite3.connect(path)) as db, db:
+                db.execute("DELETE FROM files")
+                db.execute("PRAGMA user_version = 0")
+        elif damage != "missing":
+            kinds = {"cut": data[:5000], "other": b"no database" * 99, "empty": b""}
+            path.write_bytes(kinds.get(damage, data))
+        assert damage == "flips" or library.synced_files == 1
+        with suppress(LibraryError), library.search_catalogue() as catalogue:
+            catalogue.texts.ranked("anvil")  # damage may only be met here
+        assert library.entries() == wanted
+        assert library.matches(wanted[0].id) == wanted[:1]
+        assert damage == "flips" or library.synced_files == 1
+        with library.search_catalogue() as catalogue:
+            assert damage == "flips" or catalogue.files.all() == [record]
+            assert catalogue.add_stored_texts() == []
+            assert damage == "flips" or len(catalogue.texts) == 3
+    if damage == "folder":
+        library.remove(wanted[0])
+        assert "cannot be written" in library.catalogue_note
+        library.catalogue_note = ""
+        assert library.prune().left == library.nbytes
+        assert "cannot be written" in library.catalogue_note
+        with pytest.raises(LibraryError, match="cannot be written"), library.catalogue():
+            pass
+        with library.catalogue(keep=False) as catalogue:
+            assert catalogue.add_stored_texts() == []
+            assert len(catalogue.texts) == 2
+        assert list(path.iterdir()) == []
 
 
 def test_a_catalogue_that_stays_locked_is_done_without(
@@ -132,10 +129,14 @@ def test_a_catalogue_that_stays_locked_is_done_without(
             holder.rollback()
 
 
-def test_looking_makes_no_catalogue(tmp_path: Path) -> None:
-    assert Library(tmp_path).entries() == []
-    assert list(tmp_path.iterdir()) == []
-    assert not Library(tmp_path).exists
+def test_looking_changes_nothing(library: Library, tmp_path: Path) -> None:
+    before = sorted(library.root.rglob("*"))
+    library.entries()
+    assert sorted(library.root.rglob("*")) == before
+    nothing = Library(tmp_path / "nothing")
+    assert nothing.entries() == []
+    assert not nothing.exists
+    assert not nothing.root.exists()
 
 
 def test_words_go_with_their_document(library: Library) -> None:
@@ -156,15 +157,6 @@ def test_words_go_with_their_document(library: Library) -> None:
         assert len(catalogue.texts) == 1
 
 
-def test_copies_of_manifests_that_an_earlier_esa_made_are_dropped(library: Library) -> None:
-    assert len(library.entries()) == 3
-    with closing(sqlite3.connect(library.root / NAME)) as db:
-        db.execute("CREATE TABLE manifests (key TEXT)")
-    assert len(library.entries()) == 3
-    with closing(sqlite3.connect(library.root / NAME)) as db:
-        assert not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'manifests'").fetchall()
-
-
 def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
     entry = library.entries()[0]
     (library.root / "documents" / f"{entry.key}.text").write_bytes(b"")
@@ -175,7 +167,7 @@ def test_a_text_that_cannot_be_read_is_said(library: Library) -> None:
 
 
 def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
-    library.entries()
+    make_catalogue(library)
     inode = (library.root / NAME).stat().st_ino
     path, text = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"), "one \udce9 harp"
     record = FileRecord(path, "1", text_digest(text), 3, why=path, folder=str(tmp_path))
@@ -183,8 +175,10 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
         catalogue.texts.add(text, record.digest)
         catalogue.files.put(record)
         assert catalogue.files.find(path) == record
-        assert catalogue.files.synced() == catalogue.files.below(str(tmp_path)) == [record]
+        assert catalogue.files.all_synced() == catalogue.files.below(str(tmp_path)) == [record]
         assert len(catalogue.texts.ranked("harp")) == 1
+    assert library.synced_files == 1
+    with library.catalogue() as catalogue, catalogue.transaction():
         catalogue.files.remove([path])
         assert catalogue.files.find(path) is None
         catalogue.texts.remove(record.digest)
@@ -192,16 +186,29 @@ def test_names_that_are_not_utf_8(library: Library, tmp_path: Path) -> None:
     assert (library.root / NAME).stat().st_ino == inode, "it is not made again"
 
 
-def test_damaged_words_are_made_again(library: Library) -> None:
-    with library.catalogue() as catalogue:
-        catalogue.add_stored_texts()
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE texts SET words = x'00'",
+        "UPDATE files SET path = x'ff'",
+        "DELETE FROM passages_data WHERE id = 10",
+    ],
+)
+def test_damage_that_only_the_work_meets_is_mended(library: Library, damage: str) -> None:
+    make_catalogue(library)
+    with library.catalogue() as catalogue, catalogue.transaction():
+        catalogue.files.put(FileRecord("/town/a.txt", "1", "", 3))
     with sqlite3.connect(library.root / NAME) as db:
-        db.execute("UPDATE texts SET words = x'00'")
+        db.execute(damage)
+    assert len(library.entries()) == 3
+    with suppress(LibraryError), library.search_catalogue() as catalogue:
+        catalogue.files.all()
+        catalogue.texts.ranked("anvil")
     library.remove(library.entries()[0])
     assert library.catalogue_note == "", "its words are gone with the file"
     with library.catalogue() as catalogue:
         assert catalogue.add_stored_texts() == []
-        assert len(catalogue.texts) == 2
+        assert len(catalogue.texts.ranked("w1")) == len(catalogue.texts) == 2
 
 
 def add_texts(library: Library, count: int) -> None:
@@ -294,27 +301,22 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     assert files(library) == files(whole)
 
 
-@pytest.mark.parametrize(
-    "damage", ["UPDATE files SET path = x'ff'", "DELETE FROM passages_data WHERE id = 10"]
-)
-def test_damage_that_only_the_work_meets_is_made_good(library: Library, damage: str) -> None:
-    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[0]), 3, folder="/town")
-    with library.catalogue() as catalogue:
-        catalogue.add_stored_texts()
-        with catalogue.transaction():
-            catalogue.files.put(record)
-        catalogue.keep_synced("/town")
-    with sqlite3.connect(library.root / NAME) as db:
-        db.execute(damage)
-    with suppress(LibraryError), library.search_catalogue() as catalogue:
-        catalogue.files.synced()
-        catalogue.texts.ranked("anvil")
-    assert library.synced_files == 1
-    assert len(library.entries()) == 3
-    with library.search_catalogue() as catalogue:
-        assert catalogue.files.synced() == [record]
-        assert catalogue.add_stored_texts() == []
-        assert len(catalogue.texts.ranked("w1")) == 3
+def test_a_new_catalogue_is_not_removed_for_the_damage_of_the_one_before(library: Library) -> None:
+    error = sqlite3.DatabaseError("damaged")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+    def replaced() -> None:
+        (library.root / NAME).rename(library.root / "away")
+        make_catalogue(library)
+        raise error
+
+    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
+        replaced()
+    with closing(sqlite3.connect(library.root / NAME)) as db:
+        assert db.execute("SELECT count(*) FROM texts").fetchall() == [(3,)]
+    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
+        raise error
+    assert not (library.root / NAME).exists()
 
 
 def list_and_search(library: Library, wanted: list[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""Stores after Ctrl-C at any line of an append, a crop or a release, which then go on."""
+"""Stores after Ctrl-C at any line of an append or a crop, which then go on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ ACTIONS: dict[str, Callable[[Any], None]] = {
     "append": lambda store: append(store, READ, 80),
     "reduced keys": reduce,
     "crop": lambda store: store.crop(-1),
-    "release": lambda store: store.release(),
 }
 
 

@@ -14,6 +14,7 @@ from test_library import (
     WITH,
     WITH_STATES,
     assert_holds,
+    contents,
     files,
     finish,
     ingest,
@@ -24,9 +25,8 @@ from test_library import (
 )
 
 from esa_cli.errors import ForeignVersionError, LibraryError
-from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.document_files import check_states, pack_states
+from esa_cli.storage.library import Entry, Library, checksummed_file
+from esa_cli.storage.library.document_files import pack_states, unpack_states
 from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(70)]
@@ -40,14 +40,6 @@ def library(tmp_path: Path) -> Library:
 @pytest.fixture
 def other(tmp_path: Path) -> Library:
     return Library(tmp_path / "other")
-
-
-def contents(library: Library) -> dict[str, bytes]:
-    """Every file's bytes, but those of manifests, which hold times."""
-    return {
-        name: b"" if name.endswith(".doc") else (library.root / name).read_bytes()
-        for name in files(library)
-    }
 
 
 def state_file(library: Library) -> Path:
@@ -66,7 +58,11 @@ def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]
 
 
 def test_states_come_back_bit_for_bit(library: Library) -> None:
-    entry = ingest(library, IDS, WITH_STATES)
+    with writing(library) as writer:
+        read(writer, IDS)
+        with pytest.raises(ValueError, match="states must be 3, got 1"):
+            writer.finish(text="", offsets=[], states=states_of(IDS, 70)[:1])
+        entry = finish(writer, IDS)
     stored = library.open(entry)
     assert equal(stored.states, states_of(IDS, 70))
     assert_holds(stored.layers(), IDS)
@@ -78,7 +74,7 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
     assert files(library) == set()
 
 
-@pytest.mark.parametrize("stop", [8, 16, 40, 48, 64, 70])
+@pytest.mark.parametrize("stop", [8, 40, 64])
 def test_an_interrupted_ingest_goes_on_to_the_same_bytes(
     library: Library, other: Library, stop: int
 ) -> None:
@@ -113,13 +109,6 @@ def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
     assert contents(library) == contents(other)
 
 
-def test_states_must_be_those_of_all_layers(library: Library) -> None:
-    with writing(library) as writer:
-        read(writer, IDS)
-        with pytest.raises(ValueError, match="states must be 3, got 1"):
-            writer.finish(text="", offsets=[], states=states_of(IDS, 70)[:1])
-
-
 def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None:
     """Its first segments are stored once; the states behind them are not there any more."""
     first, changed = ingest(library, IDS, WITH_STATES), [*IDS[:48], *range(900, 930)]
@@ -137,12 +126,14 @@ def test_a_changed_document_is_read_from_its_beginning(library: Library) -> None
     assert library.verify(second) == []
 
 
-@pytest.mark.parametrize("damage", ["bit", "missing", "of another place"])
+@pytest.mark.parametrize("damage", ["bit", "missing", "of another place", "without a segment"])
 def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -> None:
     part_of(library, IDS, 40, WITH_STATES)
     path = state_file(library)
     if damage == "missing":
         path.unlink()
+    elif damage == "without a segment":
+        max(library.root.glob("segments/*"), key=lambda path: path.stat().st_mtime_ns).unlink()
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
@@ -152,22 +143,6 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
         read(writer, IDS)
         finish(writer, IDS)
     assert library.verify(library.entries()[0]) == []
-
-
-def test_states_without_their_segments_are_not_resumed_from(library: Library) -> None:
-    part_of(library, IDS, 40, WITH_STATES)
-    max(library.root.glob("segments/*"), key=lambda path: path.stat().st_mtime_ns).unlink()
-    with writing(library) as writer:
-        assert writer.done == 0
-
-
-def test_prune_removes_the_states_of_a_killed_ingest(library: Library) -> None:
-    ingest(library, [*range(200, 240)], WITH_STATES)
-    before = files(library)
-    part_of(library, IDS, 40, WITH_STATES)
-    assert len(files(library)) > len(before)
-    library.prune()
-    assert files(library) == before
 
 
 def test_every_byte_is_covered(library: Library) -> None:
@@ -230,7 +205,7 @@ def test_more_layers_than_there_are_tensors_are_refused(library: Library) -> Non
     name = entry.segments[-1].partition("-")[0].encode()
     packed = save({"layers": torch.tensor(10**12), "0.conv.0": torch.ones(1)})
     with pytest.raises(LibraryError, match="no states as esa writes them"):
-        check_states(name + b"\n" + packed, state_file(library), many)
+        unpack_states(name + b"\n" + packed, state_file(library), many.layout, many.key)
 
 
 def test_documents_with_states_are_exported_and_copied(
@@ -256,7 +231,7 @@ def test_versions_without_states_refuse_them_and_read_all_others(
     with_states, without = ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])
     push(library, str(tmp_path / "books.tar"), [with_states, without])
     monkeypatch.setattr(checksummed_file, "NEWEST", {})
-    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1"):
+    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1 to 1"):
         library.find(with_states.key)
     assert library.find(without.key)
     done = pull(other, str(tmp_path / "books.tar"))

@@ -9,22 +9,10 @@ import random
 import re
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 
 NUMBERS = (b"0", b"-1", b"1", b"255", b"65536", b"2147483648", b"18446744073709551616", b"1e309")
-PIECES = (
-    b"\0",
-    b"\xff\xfe",
-    b"\r",
-    b"<",
-    b">",
-    b"&#0;",
-    b"]]>",
-    b'"',
-    b"\x1b[31m",
-    b"\xed\xa0\x80",
-)
+PIECES = (b"\0", b"\xff\xfe", b"\r", b"<", b">", b"&#0;", b"]]>", b'"', b"\xed\xa0\x80")
 MOST_REPEATS = 64
 """Copies of a piece: more is a test of size, not of form."""
 
@@ -60,9 +48,8 @@ def change_number(data: bytes, draw: random.Random) -> bytes:
     return data[: one.start()] + number + data[one.end() :]
 
 
-PLAIN: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    flip, cut, repeat, insert, change_number,
-)  # fmt: skip
+PLAIN: tuple[Callable[[bytes, random.Random], bytes], ...]
+PLAIN = (flip, cut, repeat, insert, change_number)
 
 
 def mutate(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
@@ -96,8 +83,7 @@ def _in_zip(data: bytes, draw: random.Random) -> bytes | None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             parts = [(one, archive.read(one)) for one in archive.infolist()]
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, ValueError,
-            RuntimeError):  # fmt: skip
+    except Exception:  # zipfile raises whatever its arithmetic meets
         return None
     if not parts:
         return None
@@ -119,7 +105,7 @@ def _in_zip(data: bytes, draw: random.Random) -> bytes | None:
 def _in_gzip(data: bytes, draw: random.Random) -> bytes | None:
     try:
         inner = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error):
+    except Exception:
         return None
     return gzip.compress(draw.choice(PLAIN)(inner or b"\n", draw), mtime=0)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Callable
+
 import pytest
+from sample_files import zipped
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
@@ -13,6 +18,18 @@ def refused(data: bytes, name: str) -> DocumentError:
     with pytest.raises(DocumentError) as caught:
         readers.read(data, name)
     return caught.value
+
+
+def changed(data: bytes, change: Callable[[str, bytes], bytes | None]) -> bytes:
+    """The same zip with other parts; None leaves one out."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: change(name, archive.read(name)) for name in archive.namelist()}
+    return zipped({name: part for name, part in parts.items() if part is not None})
+
+
+def chapters(found: ExtractedText) -> list[tuple[str, str | None]]:
+    """The line each mark begins at, and its chapter."""
+    return [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in found.marks]
 
 
 def at(found: ExtractedText, words: str) -> tuple[int | None, str | None]:

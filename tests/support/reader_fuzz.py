@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from limited_child import LimitedChild
 from mutations import mutate
 from reader_samples import SAMPLES
 
 from esa_cli.documents import readers
+from esa_cli.documents.reader_registry import choose, read_by
+from esa_cli.documents.readers import ExtractedText
 from esa_cli.errors import DocumentError
 
-MEMORY = 3 << 30
-SECONDS = 20.0
 MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError)
 OWN = str(Path(readers.__file__).parent)
 
@@ -32,41 +32,28 @@ class Mutant(NamedTuple):
         return mutate(SAMPLES[self.name], others, random.Random(repr(tuple(self))))
 
 
-def verdict(data: bytes, name: str) -> str:
-    """`text`, `refused` or `unforeseen` (refused, after an exception in our own reader that it did
-    not expect); for what must not be `wrong: ...`."""
+def read_here(data: bytes, name: str) -> ExtractedText:
+    """Without the child process, so that the cause of an error is known."""
+    return read_by(choose(data, name), data, name)
+
+
+def verdict(data: bytes, name: str, read: Callable[[bytes, str], ExtractedText]) -> str:
+    """`text` or `refused`; `unforeseen: ...` after an exception in our own reader that it did not
+    expect; else `wrong: ...`."""
     try:
-        found = readers.read(data, name)
-        found.text.encode("utf-8")
-        lines = [*found.missing, *(mark.chapter or "" for mark in found.marks)]
-        broken = [line for line in lines if "\n" in line or "\r" in line]
-        if broken:
+        extracted = read(data, name)
+        extracted.text.encode("utf-8")
+        lines = [*extracted.missing, *(mark.chapter or "" for mark in extracted.marks)]
+        if broken := [line for line in lines if "\n" in line or "\r" in line]:
             return f"wrong: chapters, or what is missing, of several lines: {broken}"
     except DocumentError as error:
-        if "\n" in error.message or not error.message.strip() or "\n" in error.hint:
-            return f"wrong: a message of several lines, or of none: {error.message!r}"
-        return _refusal(error.__cause__)
+        if "\n" in error.message or not error.message.strip() or "must be read in" in error.message:
+            return f"wrong: {error.message!r}"
+        cause = error.__cause__
+        frames = traceback.extract_tb(cause.__traceback__) if cause else []
+        if frames and isinstance(cause, MISTAKES) and frames[-1].filename.startswith(OWN):
+            return f"unforeseen: {cause!r} in {frames[-1].name}, line {frames[-1].lineno}"
+        return "refused"
     except BaseException as error:
-        where = "".join(traceback.format_exception(error)).strip()
-        return f"wrong: {where}"
+        return f"wrong: {''.join(traceback.format_exception(error))}"
     return "text"
-
-
-def _refusal(cause: BaseException | None) -> str:
-    frames = traceback.extract_tb(cause.__traceback__) if cause else []
-    if frames and isinstance(cause, MISTAKES) and frames[-1].filename.startswith(OWN):
-        return f"unforeseen: {type(cause).__name__} in {frames[-1].name}, line {frames[-1].lineno}"
-    return "refused"
-
-
-def request(data: bytes, name: str) -> bytes:
-    return name.encode() + b"\0" + data
-
-
-def reading(sent: bytes) -> str:
-    name, _, data = sent.partition(b"\0")
-    return verdict(data, name.decode())
-
-
-def limited_reader(memory: int = MEMORY, seconds: float = SECONDS) -> LimitedChild:
-    return LimitedChild(reading, memory, seconds)

@@ -53,7 +53,7 @@ def pdf(
             b"<< /Filter /Standard /V 1 /R 2 /P -4 /O <%s> /U <%s> >>" % (b"11" * 32, b"22" * 32)
         )
         trailer = b" /Encrypt %d 0 R /ID [<00> <00>]" % len(objects)
-    return _assembled(objects, trailer)
+    return assembled(objects, trailer)
 
 
 def form(*annotations: str) -> bytes:
@@ -73,7 +73,7 @@ def form(*annotations: str) -> bytes:
     ]
     for one in annotations:
         objects.append(b"<< /Type /Annot /Rect [9 9 99 29] %s >>" % one.encode("latin-1"))
-    return _assembled(objects, b"")
+    return assembled(objects)
 
 
 def _content(text: str) -> bytes:
@@ -84,7 +84,7 @@ def _content(text: str) -> bytes:
     return b"BT /F 12 Tf " + b" ".join(lines) + b" ET" if text else b""
 
 
-def _assembled(objects: Sequence[bytes], trailer: bytes) -> bytes:
+def assembled(objects: Sequence[bytes], trailer: bytes = b"") -> bytes:
     out, starts = b"%PDF-1.4\n", []
     for number, body in enumerate(objects, 1):
         starts.append(len(out))

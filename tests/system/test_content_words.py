@@ -160,6 +160,8 @@ def plain_bm25(texts: Sequence[Sequence[int]], words: Sequence[int]) -> list[flo
 
 
 def test_bm25_is_its_formula() -> None:
+    assert Bm25.of([], 0).scores([]).shape == (0,)
+    assert Bm25.of([[0], []], 1).scores([]).tolist() == [0, 0]
     texts = [torch.randint(0, 12, (size,)).tolist() for size in (9, 1, 0, 30, 9, 4)]
     for words in ([3], [0, 5, 7], [2, 2, 4], list(range(12))):
         found = Bm25.of(texts, 12).scores(words)
@@ -179,9 +181,3 @@ def test_bm25_is_that_of_bm25s_bit_for_bit(words: int) -> None:
     for asked in ([0], [words - 1, 1, 1], list(range(0, words, 1 + words // 30))):
         want = torch.from_numpy(library.get_scores_from_ids(asked)).float()
         assert torch.equal(ours.scores(asked), want)
-
-
-def test_bm25_of_nothing() -> None:
-    assert Bm25.of([], 0).scores([]).shape == (0,)
-    assert Bm25.of([[], []], 0).scores([]).tolist() == [0, 0]
-    assert Bm25.of([[0], []], 1).scores([]).tolist() == [0, 0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,6 @@ def test_what_hinders_writing_is_said(error: Exception, kind: type[EsaError], sa
     assert caught.value.hint == ("room" if kind is ResourceError else "other")
 
 
-def test_other_errors_pass_through() -> None:
-    with pytest.raises(ValueError, match="a bug"), writing_errors(PLACE, "", ""):
-        raise ValueError("a bug")
-
-
 def test_a_failed_write_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,28 +54,24 @@ def test_a_failed_write_leaves_what_was_there(
     assert [one.name for one in tmp_path.iterdir()] == ["talk.md"]
 
 
-def half_a_file(part: Path) -> None:
-    part.write_text("half")
-    raise KeyboardInterrupt
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_not_finished_disappears_and_the_rest_appears_whole(
+    tmp_path: Path, is_folder: bool
+) -> None:
+    def fill(part: Path, error: type[BaseException] | None = None) -> None:
+        if is_folder:
+            part.mkdir()
+        (part / "file" if is_folder else part).write_text("half")
+        if error:
+            raise error
 
-
-def half_a_folder(part: Path) -> None:
-    part.mkdir()
-    half_a_file(part / "file")
-
-
-@pytest.mark.parametrize("fill", [half_a_file, half_a_folder])
-def test_what_is_not_finished_disappears(tmp_path: Path, fill: Callable[[Path], None]) -> None:
     with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "place") as part:
-        fill(part)
+        fill(part, KeyboardInterrupt)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_appears_whole_too(tmp_path: Path) -> None:
-    with replacing(tmp_path / "model") as part:
-        part.mkdir()
-        (part / "config.json").write_text("{}")
-    assert [path.name for path in tmp_path.rglob("*")] == ["model", "config.json"]
+    with replacing(tmp_path / "place") as part:
+        fill(part)
+    names = [path.name for path in tmp_path.rglob("*")]
+    assert names == ["place", "file"] if is_folder else ["place"]
 
 
 def test_several_files_are_described_and_the_one_that_failed_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from esa_cli.errors import DiskError, DocumentError, EsaError, UsageError
 from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.storage.library.formats import manifest
 
 KEPT = 3
 """Times as many books stay open as a question is asked about, for the next questions."""
@@ -241,7 +240,7 @@ def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
 
 def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
     _report_refused([one.path for one in library.refused], reporter)
-    errors = [manifest.entry_error(entry) for entry in library.damaged]
+    errors = [entry.error for entry in library.damaged]
     if len(errors) == 1:
         reporter.left_out(errors[0].message)
     elif errors:

@@ -4,11 +4,11 @@ One file a format. Importing this package registers all of them; each library is
 first document needs it.
 """
 
-from esa_cli.documents.readers import (
+from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers import (  # noqa: F401
     csv_reader,
     docx_reader,
     epub_reader,
-    gzip_reader,
     html_reader,
     mail_reader,
     notebook_reader,
@@ -18,29 +18,7 @@ from esa_cli.documents.readers import (
     spreadsheet_reader,
     text_reader,
 )
-from esa_cli.documents.readers.reader_registry import Reader, read, readers, register
+from esa_cli.documents.reading_process import read
 from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
 
-__all__ = [
-    "STDIN",
-    "ExtractedText",
-    "Mark",
-    "Reader",
-    "TextBuilder",
-    "csv_reader",
-    "docx_reader",
-    "epub_reader",
-    "gzip_reader",
-    "html_reader",
-    "label",
-    "mail_reader",
-    "notebook_reader",
-    "opendocument_reader",
-    "pdf_reader",
-    "presentation_reader",
-    "read",
-    "readers",
-    "register",
-    "spreadsheet_reader",
-    "text_reader",
-]
+__all__ = ["STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "label", "read", "register"]

@@ -14,73 +14,56 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
-from typing import ClassVar
 
-from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText, label
-from esa_cli.errors import DocumentError
+from esa_cli.documents.text_builder import ExtractedText
 
-LONGEST = 1 << 29
-"""Characters of a table's text, which repeats the names of columns in every row."""
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""
 _NAMED = re.compile(r"sep=(.)\n")
 """A first line in which some programs name the delimiter."""
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SAMPLE = 1 << 16
 _LOOKED_AT = 100  # rows in which the kinds of columns are seen
-_JOINED = 1 << 12
 _LONGEST_NAME = 80
 
 
 @register("csv")
-class CsvReader:
-    """Comma-, semicolon- or tab-separated values."""
-
-    what: ClassVar[str] = "CSV"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".tab")
-    binary: ClassVar[bool] = False
-
-    def sniff(self, head: bytes) -> bool:
-        return False
+class CsvReader(Reader):
+    what = "CSV"
+    suffixes = (".csv", ".tsv", ".tab")
+    binary = False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         with suppress(csv.Error):  # an unclosed quotation mark, or a cell without end
-            text = as_lines(Table.of(text), name) or text
+            text = as_lines(Table(text)) or text
         return ExtractedText(text, encoding=encoding)
 
 
 class Table:
-    """The rows of a text in CSV, parsed each time that they are gone through: lists of all cells
-    would take a hundred bytes for each of the text."""
+    """The rows of a text in CSV, blank lines among them, parsed each time that they are gone
+    through: lists of all cells would take a hundred bytes for each of the text.
 
-    def __init__(self, text: str, start: int, delimiter: str) -> None:
-        self._text, self._start, self._delimiter = text, start, delimiter
+    Raises:
+        csv.Error: it is no table.
+    """
 
-    @classmethod
-    def of(cls, text: str) -> Table:
-        """The table of a text. Raises csv.Error: it is none."""
+    def __init__(self, text: str) -> None:
         named = _NAMED.match(text)
-        start = named.end() if named else 0
-        sample = text[start : start + _SAMPLE]
-        if len(text) > start + _SAMPLE:
+        self._text = text[named.end() :] if named else text
+        sample = self._text[:_SAMPLE]
+        if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
         best = named[1] if named else max(_DELIMITERS, key=lambda sign: _consistency(sample, sign))
         if not _consistency(sample, best):
             raise csv.Error("no delimiter fits")
-        return cls(text, start, best)
+        self._delimiter = best
 
     def __iter__(self) -> Iterator[list[str]]:
-        """The rows, blank lines among them. Raises csv.Error."""
-        return csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
-
-    def _lines(self) -> Iterator[str]:
-        at, text = self._start, self._text
-        while at < len(text):
-            end = text.find("\n", at) + 1 or len(text)
-            yield text[at:end]
-            at = end
+        lines = (line[0] for line in _LINE.finditer(self._text))
+        return csv.reader(lines, delimiter=self._delimiter, strict=True)
 
 
 def _consistency(sample: str, delimiter: str) -> float:
@@ -94,14 +77,11 @@ def _consistency(sample: str, delimiter: str) -> float:
     return count / widths.total() if width > 1 else 0.0
 
 
-def as_lines(rows: Iterable[Sequence[str]], name: str) -> str:
+def as_lines(rows: Iterable[Sequence[str]]) -> str:
     """`name: value; name: value`, a line for each row; empty cells are left out.
 
     Args:
-        rows: of a table, gone through several times. name: of the document.
-
-    Raises:
-        DocumentError: the text would have more than `LONGEST` characters.
+        rows: of a table, gone through several times.
     """
     widths = Counter(map(_width, rows))
     del widths[0]
@@ -112,18 +92,7 @@ def as_lines(rows: Iterable[Sequence[str]], name: str) -> str:
     body = (cells for row in islice(rows, above, None) if any(cells := _cells(row)))
     first = list(islice(body, _LOOKED_AT))
     named = len(first) > 1 and len(first[0]) >= usual and _names_columns(first)
-    pieces, length = [], 0
-    lines = _lines(rows, above, first[0] if named else [])
-    while piece := "".join(islice(lines, _JOINED)):
-        pieces.append(piece)
-        length += len(piece)
-        if length > LONGEST:
-            raise DocumentError(
-                f"{label(name)} is a table whose text, with the names of columns, must have at "
-                f"most {LONGEST:,} characters, got more",
-                "split it; a copy whose name ends in .txt is read as plain text",
-            )
-    return "".join(pieces)
+    return "".join(_lines(rows, above, first[0] if named else []))
 
 
 def _lines(rows: Iterable[Sequence[str]], above: int, heads: list[str]) -> Iterator[str]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from email import message_from_bytes, policy
 from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.encoding import declared_codec, decode
-from esa_cli.documents.readers.html_reader import WIDER, decode_markup, parse_html, write_html
-from esa_cli.documents.readers.reader_registry import register
+from esa_cli.documents.encoding import WIDER, declared_codec, decode
+from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
 from esa_cli.documents.readers.text_reader import plain_text
 from esa_cli.documents.text_builder import (
     ExtractedText,
@@ -33,8 +32,7 @@ _SHOWN = ("From", "To", "Cc", "Date", "Subject")
 _TELLING = (
     *_SHOWN, "Received", "Return-Path", "Message-ID", "MIME-Version", "Content-Type", "Sender",
 )  # fmt: skip
-_FIELD_LINES = rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n)"
-_BEGINS = re.compile(_FIELD_LINES + rb"{2,}", re.IGNORECASE)
+_BEGINS = re.compile(rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n){2,}", re.IGNORECASE)
 _SURE = re.compile(rb"^(?:message-id|received|mime-version):", re.IGNORECASE | re.MULTILINE)
 _SENDER = re.compile(rb"^from:", re.IGNORECASE | re.MULTILINE)
 _HEAD = 1 << 16
@@ -42,6 +40,7 @@ _ENCRYPTED = ("multipart/encrypted", "application/pkcs7-mime", "application/x-pk
 _NO_WORDS = ("text/rtf", "text/css", "text/javascript")
 _PAGES = ("text/html", "application/xhtml+xml")
 _STUB = 0.5
+"""Share of the words of a page that a plain text needs to be read in its place."""
 _MOST_NAMES = 20
 _LONGEST = 1 << 14  # characters of a field; parsing takes time and memory quadratic in them
 _REGISTRY = HeaderRegistry()
@@ -65,12 +64,10 @@ _POLICY = policy.default.clone(header_factory=_decode_field)
 
 
 @register("mail")
-class MailReader:
-    """One mail, with what was forwarded in it."""
-
-    what: ClassVar[str] = "a mail"
-    suffixes: ClassVar[tuple[str, ...]] = (".eml",)
-    binary: ClassVar[bool] = False
+class MailReader(Reader):
+    what = "a mail"
+    suffixes = (".eml",)
+    binary = False
 
     def sniff(self, head: bytes) -> bool:
         begins = _BEGINS.match(head[:_HEAD].replace(b"\r\n", b"\n"))
@@ -88,20 +85,24 @@ class MailReader:
             )
         writer = _MailWriter(name)
         writer.message(message)
-        return writer.out.result(writer.missing())
+        attached = first_names(writer.attached, _MOST_NAMES)
+        missing = [f"attached files are not read: {attached}"] if attached else []
+        for what, count in writer.missing.items():
+            missing.append(f"{what}: {count}" if count > 1 else what)
+        return writer.out.result(missing)
 
 
 class _MailWriter:
-    """The text of a mail's parts, and what is left out of it."""
+    """The text of a mail's parts, the names of its attached files, and what else is `missing`."""
 
     def __init__(self, name: str) -> None:
         self.out = TextBuilder()
+        self.attached: list[str] = []
+        self.missing: Counter[str] = Counter()
         self._name = name
-        self._attached: list[str] = []
-        self._said: Counter[str] = Counter()
 
     def message(self, message: EmailMessage) -> None:
-        """A mail: its fields, then its parts."""
+        """Writes a mail: its fields, then its parts."""
         values = {field: message.get_all(field, []) for field in _SHOWN}
         fields = [(field, " ".join(str(v).split())) for field in _SHOWN for v in values[field]]
         self.out.paragraph()
@@ -112,47 +113,40 @@ class _MailWriter:
                 self.out.exact(f"{field}: {value}")
         self._part(message)
 
-    def missing(self) -> Iterator[str]:
-        """What the mail has and the text has not."""
-        if self._attached:
-            yield f"attached files are not read: {first_names(self._attached, _MOST_NAMES)}"
-        for words, count in self._said.items():
-            yield f"{words}: {count}" if count > 1 else words
-
     def _part(self, part: Any) -> None:
-        kind = part.get_content_type()
+        kind, several = part.get_content_type(), part.is_multipart()
         if any("Boundary" in type(defect).__name__ for defect in part.defects):
-            self._said["the end of the mail is missing, or where a part of it ends"] += 1
+            self.missing["the end of the mail is missing, or where a part of it ends"] += 1
         if kind in _ENCRYPTED:
-            self._said["an encrypted or signed part cannot be read"] += 1
-        elif kind == "message/delivery-status" and part.is_multipart():
+            self.missing["an encrypted or signed part cannot be read"] += 1
+        elif kind == "message/delivery-status" and several:
             for block in part.get_payload():
                 self._words("\n".join(f"{field}: {value}" for field, value in block.raw_items()))
         elif kind == "message/partial":
-            self._said["it is one part of a mail that was sent in several"] += 1
+            self.missing["it is one part of a mail that was sent in several"] += 1
             self._inner(part)
-        elif kind == "message/rfc822" and part.is_multipart():
+        elif kind == "message/rfc822" and several:
             self._inner(part)
-        elif kind == "multipart/alternative" and part.is_multipart():
+        elif kind == "multipart/alternative" and several:
             self._best(part)
-        elif part.is_multipart():
+        elif several:
             for inner in part.iter_parts():
                 self._part(inner)
             if (part.epilogue or "").strip():
-                self._said["text behind the last part is left out"] += 1
+                self.missing["text behind the last part is left out"] += 1
         elif _is_text(part):
             self._words(self._text(part))
         elif part.get_content_maintype() == "image" and not part.is_attachment():
-            self._said["pictures are left out"] += 1
+            self.missing["pictures are left out"] += 1
         else:
             self._attach(part)
 
     def _inner(self, part: Any) -> None:
         """A mail inside this one, and back to this one's chapter."""
         around = self.out.here
-        packed = str(part["Content-Transfer-Encoding"]).lower() == "base64"
+        base64 = str(part["Content-Transfer-Encoding"]).lower() == "base64"
         for inner in part.get_payload():
-            if packed and not inner.keys():
+            if base64 and not inner.keys():
                 data = b64decode(inner.get_payload())  # against the rules, and common
                 inner = message_from_bytes(data, policy=_POLICY)
             self.message(inner)
@@ -177,17 +171,16 @@ class _MailWriter:
                     self._part(leaf)
 
     def _length(self, text: Any) -> int:
-        said = self._said.copy()
+        """The number of words of a text part."""
+        missing = self.missing.copy()
         try:
             return 0 if text is None else len(self._text(text).split())
-        except DocumentError:
-            return 0
         finally:
-            self._said = said
+            self.missing = missing
 
     def _attach(self, part: Any) -> None:
         name = part.get_filename() or f"({part.get_content_type()})"
-        self._attached.append(" ".join(name.split()))
+        self.attached.append(" ".join(name.split()))
 
     def _words(self, text: str) -> None:
         if text.strip():
@@ -198,7 +191,7 @@ class _MailWriter:
         """A text part's words; those of a page as they are shown."""
         data = part.get_payload(decode=True) or b""
         if any("Base64" in type(defect).__name__ for defect in part.defects):
-            self._said["a part is damaged or cut off"] += 1
+            self.missing["a part is damaged or cut off"] += 1
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
             return self._decoded(data, charset)
@@ -206,7 +199,7 @@ class _MailWriter:
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
         root, out = parse_html(page or self._decoded(data, charset), self._name), TextBuilder()
-        write_html(root, out, self._name, {})
+        write_html(root, out, {})
         return out.result().text
 
     def _decoded(self, data: bytes, charset: str | None) -> str:
@@ -218,10 +211,8 @@ class _MailWriter:
             return data.decode(encoding)
         with suppress(DocumentError):
             return decode(data, label(self._name), path_in_hint(self._name))[0]
-        self._said["characters are lost whose encoding cannot be told"] += 1
-        with suppress(LookupError):  # what packs bytes, as zlib, is no encoding of letters
-            return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
-        return data.decode("utf-8", "replace")
+        self.missing["characters are lost whose encoding cannot be told"] += 1
+        return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
 
 
 def _is_text(part: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Jupyter notebooks, by nbformat: Markdown cells with their headings for chapters, code, outputs.
+"""Jupyter notebooks: Markdown cells with their headings for chapters, code, outputs.
 
 Code and outputs are fenced as in Markdown. Of an output in several forms one is read: plain text,
 unless that only names a Python object. Pictures and widgets are counted.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.html_reader import parse_html, write_html
-from esa_cli.documents.readers.reader_registry import register
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
+T = TypeVar("T")
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')
-_NEWEST = 4
 _BEGINS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
 _FORMS = ("text/plain", "text/markdown", "text/html", "text/latex", "application/json")
 _NAMES_AN_OBJECT = re.compile(r"\s*<[\w.]+ object(?: at 0x[0-9a-fA-F]+)?>\s*")
@@ -29,12 +28,10 @@ _EMBEDDED = re.compile(r"data:[\w.+/-]+;base64,[A-Za-z0-9+/=]{64,}")
 
 
 @register("ipynb")
-class NotebookReader:
-    """Notebooks of nbformat 2 to 4."""
-
-    what: ClassVar[str] = "a Jupyter notebook"
-    suffixes: ClassVar[tuple[str, ...]] = (".ipynb",)
-    binary: ClassVar[bool] = False
+class NotebookReader(Reader):
+    what = "a Jupyter notebook"
+    suffixes = (".ipynb",)
+    binary = False
 
     def sniff(self, head: bytes) -> bool:
         return _BEGINS.match(head) is not None and _VERSION.search(head) is not None
@@ -43,36 +40,40 @@ class NotebookReader:
         text, encoding = plain_text(data, name)
         if not _BEGINS.match(data):
             return ExtractedText(text, encoding=encoding)
-        nbformat = optional_import("nbformat", "nbformat", name, extra="office")
         try:
-            found = nbformat.reader.parse_json(text)
-            if "nbformat" not in found or not found.keys() & {"cells", "worksheets"}:
+            notebook = _checked(json.loads(text), dict)
+            if "nbformat" not in notebook or not notebook.keys() & {"cells", "worksheets"}:
                 return ExtractedText(text, encoding=encoding)
-            with warnings.catch_warnings(action="ignore"):  # of the cell ids that it makes up
-                notebook = nbformat.convert(nbformat.reader.reads(text), _NEWEST)
-        except Exception as error:  # nbformat raises what it meets
-            raise DocumentError(
-                f"{label(name)} cannot be read as {self.what}; it is damaged or cut off ({error})",
-                "fetch it or save it in Jupyter again; a copy whose name ends in .txt is read as "
-                "plain text",
-            ) from error
-        writer = _CellWriter(name, _language(notebook.metadata))
-        for cell in notebook.cells:
-            writer.cell(cell)
-        extracted = writer.out.result(writer.missing())
-        if not extracted.text.strip():
-            raise DocumentError(
-                f"{label(name)} is a notebook without text"
-                f"{'; it has pictures only' if writer.out.left_out['pictures'] else ''}",
-                "give a document with text in it",
-            )
-        return extracted
+            if notebook["nbformat"] != 4:
+                raise DocumentError(
+                    f"{label(name)} is a notebook of format {notebook['nbformat']!r}, which is not "
+                    "read",
+                    "open it in Jupyter and save it",
+                )
+            writer = _CellWriter(name, _language(_checked(notebook.get("metadata", {}), dict)))
+            for cell in _checked(notebook.get("cells"), list):
+                writer.cell(_checked(cell, dict))
+        except (ValueError, RecursionError) as error:
+            raise damage_error(name, self.what, str(error)) from error
+        return writer.out.text_of(name, self.what, writer.missing())
 
 
-def _language(metadata: Any) -> str:
+def _checked(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{str(value)[:40]} stands where a {kind.__name__} must")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A text, which may be a list of lines."""
+    lines = value if isinstance(value, list) else [value]
+    return "".join(_checked(line, str) for line in lines)
+
+
+def _language(metadata: Mapping[str, Any]) -> str:
     """The language of its code, for the fences; empty where it does not say."""
-    name = metadata.get("language_info", {}).get("name")
-    language = str(name or metadata.get("kernelspec", {}).get("language") or "")
+    name = _checked(metadata.get("language_info", {}), dict).get("name")
+    language = str(name or _checked(metadata.get("kernelspec", {}), dict).get("language") or "")
     return language if language.isprintable() and "`" not in language else ""
 
 
@@ -84,17 +85,18 @@ class _CellWriter:
         self._name, self._language = name, language
         self._others: Counter[str] = Counter()
 
-    def cell(self, cell: Any) -> None:
-        words = cell.source.replace("\r\n", "\n")
-        if cell.cell_type == "code":
+    def cell(self, cell: Mapping[str, Any]) -> None:
+        words, kind = _text(cell.get("source")).replace("\r\n", "\n"), cell.get("cell_type")
+        if kind == "code":
             self._fenced(words, self._language)
             self._fenced(
-                "\n".join(filter(None, map(self._output, cell.get("outputs", ())))), "output"
+                "\n".join(filter(None, map(self._output, _checked(cell.get("outputs", []), list)))),
+                "output",
             )
             return
         words, embedded = _EMBEDDED.subn("picture", words)
-        self._leave_out("pictures", embedded + len(cell.get("attachments", ())))
-        self._markdown(words.strip("\n"), titled=cell.cell_type == "markdown")
+        self._leave_out("pictures", embedded + len(_checked(cell.get("attachments", {}), dict)))
+        self._markdown(words.strip("\n"), titled=kind == "markdown")
 
     def missing(self) -> Iterator[str]:
         """What the text lacks besides what is counted."""
@@ -128,19 +130,21 @@ class _CellWriter:
 
     def _output(self, output: Any) -> str:
         """One output's text, without empty lines around; empty for pictures."""
-        if output.output_type == "stream":
-            return _shown(output.text)
-        if output.output_type == "error":
+        kind = _checked(output, dict).get("output_type")
+        if kind == "stream":
+            return _shown(_text(output.get("text")))
+        if kind == "error":
             self._leave_out("the tracebacks of errors", bool(output.get("traceback")))
-            return _shown(": ".join(filter(None, (output.ename, output.evalue))))
-        return self._best(output.data)
+            words = (_text(output.get("ename", "")), _text(output.get("evalue", "")))
+            return _shown(": ".join(filter(None, words)))
+        return self._best(_checked(output.get("data"), dict))
 
-    def _best(self, data: Any) -> str:
+    def _best(self, data: Mapping[str, Any]) -> str:
         """The text of an output that comes in several forms."""
         pictures = any(form.startswith("image/") for form in data)
         self._leave_out("pictures", pictures)
         forms = [form for form in _FORMS if form in data]
-        if len(forms) > 1 and _NAMES_AN_OBJECT.fullmatch(data.get("text/plain", "")):
+        if len(forms) > 1 and _NAMES_AN_OBJECT.fullmatch(_text(data.get("text/plain", ""))):
             forms.remove("text/plain")
         if not forms:
             self._others.update([*data][:1] if not pictures else ())
@@ -148,9 +152,9 @@ class _CellWriter:
         if forms[0] == "application/json":
             return json.dumps(data[forms[0]], ensure_ascii=False)
         if forms[0] != "text/html":
-            return _shown(data[forms[0]])
-        root, page = parse_html(data[forms[0]], self._name), TextBuilder()
-        write_html(root, page, self._name, {})
+            return _shown(_text(data[forms[0]]))
+        root, page = parse_html(_text(data[forms[0]]), self._name), TextBuilder()
+        write_html(root, page, {})
         return page.result().text.strip("\n")
 
 

@@ -1,4 +1,4 @@
-"""OpenDocument texts (odt), by odfdo: paragraphs, tables, lists and notes; headings are chapters.
+"""OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
 
 Pages are counted by the marks of the program that saved the document last. Deleted text, comments,
 headers and footers are left out; all but the first are reported.
@@ -6,22 +6,29 @@ headers and footers are left out; all but the first are reported.
 
 from __future__ import annotations
 
-import io
-from typing import Any, ClassVar
+import re
+from typing import Any
 
-from esa_cli.documents.readers.html_reader import formula_text
-from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import ZipParts
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
-from esa_cli.errors import DocumentError
+from esa_cli.documents.reader_registry import Reader, damage_error, register
+from esa_cli.documents.readers.html_reader import formula_text, parse_html
+from esa_cli.documents.readers.zip_parts import ZipParts, password_error
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder
 
 _STYLES, _MANIFEST = "styles.xml", "META-INF/manifest.xml"
 _MIMETYPE = b"mimetypeapplication/vnd.oasis.opendocument.text"
-_NOT_SHOWN = (
-    "text:tracked-changes", "text:note-citation", "text:index-title-template", "office:forms",
-    "svg:title", "svg:desc",
+_OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
+_SPACES = {name: f"{_OASIS}{name}:1.0" for name in ("office", "style", "text", "table")} | {
+    "draw": f"{_OASIS}drawing:1.0",
+    "svg": f"{_OASIS}svg-compatible:1.0",
+    "fo": f"{_OASIS}xsl-fo-compatible:1.0",
+    "xlink": "http://www.w3.org/1999/xlink",
+}
+_PREFIXES = {space: prefix for prefix, space in _SPACES.items()}
+_NOT_SHOWN = frozenset(
+    ("text:tracked-changes", "text:note-citation", "text:index-title-template", "office:forms",
+     "svg:title", "svg:desc")
 )  # fmt: skip
-_WORDS = ("text:p", "text:h", "text:span", "text:a")
+_WORDS = frozenset(("text:p", "text:h", "text:span", "text:a"))
 _RAISED = "//style:style[starts-with(style:text-properties/@style:text-position, 'super')]"
 _STYLE = "//style:style[@style:family='paragraph']"
 _EDGES = "//style:header | //style:footer"
@@ -31,52 +38,48 @@ _TITLE = (
     "descendant::node()[self::text() or self::text:s or self::text:tab or self::text:line-break]"
     "[not(ancestor::text:note or ancestor::office:annotation or ancestor::draw:frame)]"
 )
+_PREFIX = re.compile(r"(</?)[a-z]+:(?=[a-z])")
 _MOST_SPACES = 1000
 
 
 @register("odt")
-class OpenDocumentReader:
-    """OpenDocument texts and their templates."""
-
-    what: ClassVar[str] = "an OpenDocument text"
-    suffixes: ClassVar[tuple[str, ...]] = (".odt", ".ott")
-    binary: ClassVar[bool] = True
+class OpenDocumentReader(Reader):
+    what = "an OpenDocument text"
+    suffixes = (".odt", ".ott")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return head.startswith(b"PK\3\4") and head[30:].startswith(_MIMETYPE)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         parts = ZipParts(data, name, self)
-        parts.check()
         if _MANIFEST in parts and b"encryption-data" in parts.read(_MANIFEST):
-            raise DocumentError(
-                f"{label(name)} is protected by a password",
-                "open it, save it without a password, and give that file",
-            )
-        odfdo = optional_import("odfdo", "odfdo", name, extra="office")
-        document = odfdo.Document(io.BytesIO(data))
-        body = document.content.get_element("//office:body/office:text")
-        if body is None:
+            raise password_error(name)
+        content = parts.xml("content.xml")
+        body = _select(content, "//office:body/office:text")
+        if not body:
             raise damage_error(name, self.what, "content.xml has no text document")
-        roots = [document.content, *([document.styles] if _STYLES in parts else [])]
+        roots = [content, *([parts.xml(_STYLES)] if _STYLES in parts else [])]
         writer = _OpenDocumentWriter(parts, roots)
-        writer.write(body)
+        writer.write(body[0])
         return writer.out.text_of(name, self.what, writer.missing)
 
 
 class _OpenDocumentWriter:
-    """Writes the text of odfdo's elements; `missing` is what it lacks besides what is counted."""
+    """Writes the text of elements; `missing` is what it lacks besides what is counted."""
 
     def __init__(self, parts: ZipParts, roots: list[Any]) -> None:
         self.out = TextBuilder()
         self._parts = parts
-        styles = [style for root in roots for style in root.get_elements(_STYLE)]
-        self._styles = {style.name: style for style in reversed(styles)}
-        self._raised = {style.name for root in roots for style in root.get_elements(_RAISED)}
-        edges = (edge for root in roots[1:] for edge in root.get_elements(_EDGES))
-        has_edges = any(edge.inner_text.strip() for edge in edges)
+        styles = [style for root in roots for style in _select(root, _STYLE)]
+        self._styles = {_attribute(style, "style:name"): style for style in reversed(styles)}
+        self._raised = {
+            _attribute(style, "style:name") for root in roots for style in _select(root, _RAISED)
+        }
+        edges = (edge for root in roots[1:] for edge in _select(root, _EDGES))
+        has_edges = any("".join(edge.itertext()).strip() for edge in edges)
         self.missing = ["headers and footers are left out"] if has_edges else []
-        self._page = 1 if roots[0].get_element("//text:soft-page-break") is not None else None
+        self._page = 1 if _select(roots[0], "//text:soft-page-break") else None
         self._lists = self._inline = 0  # how many are open: lists; cells and notes
         self._item = False  # its first paragraph is to come
         self.out.page(self._page)
@@ -84,18 +87,22 @@ class _OpenDocumentWriter:
     def write(self, parent: Any) -> None:
         """Everything inside an element, in order."""
         words = _tag(parent) in _WORDS
-        for piece in parent.xpath("node()[self::* or self::text()]"):
-            if not isinstance(piece, str):
-                self._element(piece, _tag(piece))
-            elif words or piece.strip():
-                self.out.flow(piece)
+        self._text(parent.text, words)
+        for child in parent:
+            if isinstance(child.tag, str):  # no comment
+                self._element(child, _tag(child))
+            self._text(child.tail, words)
+
+    def _text(self, text: str | None, words: bool) -> None:
+        if text and (words or text.strip()):
+            self.out.flow(text)
 
     def _element(self, element: Any, tag: str) -> None:
         if tag in ("text:p", "text:h"):
             self._paragraph(element, tag)
         elif tag == "text:s":
-            count = element.get_attribute_string("text:c") or "1"
-            self.out.exact(" " * min(int(count), _MOST_SPACES))
+            count = int(_attribute(element, "text:c") or "1")
+            self.out.exact(" " * min(count, _MOST_SPACES))
         elif tag == "text:tab":
             self.out.exact("\t")
         elif tag == "text:line-break":
@@ -110,16 +117,16 @@ class _OpenDocumentWriter:
             self._list(element)
         elif tag == "table:table-row":
             self.out.flow(" ") if self._inline > 1 else self.out.end_line()
-            for number, cell in enumerate(element.get_elements("table:table-cell")):
+            for number, cell in enumerate(_select(element, "table:table-cell")):
                 self.out.flow(" | " if number else "")
                 self.write(cell)
-        elif tag == "draw:frame" and element.get_element("draw:text-box") is None:
+        elif tag == "draw:frame" and not _select(element, "draw:text-box"):
             self._frame(element)
         elif tag not in _NOT_SHOWN:
             if tag == "text:list-item":
                 self._item = True
-            elif tag == "text:span" and element.style in self._raised:
-                self.out.raised("".join(element.xpath("descendant::text()")))
+            elif tag == "text:span" and _attribute(element, "text:style-name") in self._raised:
+                self.out.raised("".join(_select(element, "descendant::text()")))
             self.write(element)
 
     def _note_or_table(self, element: Any, *, note: bool) -> None:
@@ -133,9 +140,10 @@ class _OpenDocumentWriter:
         self.out.flow(" ") if self._inline else self.out.paragraph()
 
     def _paragraph(self, element: Any, tag: str) -> None:
-        if self._page and not self._inline and self._begins_page(element.style):
+        style = _attribute(element, "text:style-name")
+        if self._page and not self._inline and self._begins_page(style):
             self._next_page()
-        pieces = element.xpath(_TITLE) if tag == "text:h" or self._item else ()
+        pieces = _select(element, _TITLE) if tag == "text:h" or self._item else ()
         words = " ".join("".join(p if isinstance(p, str) else " " for p in pieces).split())
         self.out.end_line() if self._lists and not self._inline else self._apart()
         if words and tag == "text:h":
@@ -159,15 +167,18 @@ class _OpenDocumentWriter:
 
     def _frame(self, element: Any) -> None:
         """A picture with its description, or an object, which may be a formula."""
-        embedded = element.get_element("draw:object")
-        href = embedded.get_attribute_string("xlink:href") if embedded else None
-        part = f"{(href or '').removeprefix('./')}/content.xml"
-        roots = self._parts.xml(part).iter("{*}math") if part in self._parts else ()
-        words = " ".join(map(formula_text, roots))
+        embedded = _select(element, "draw:object")
+        href = _attribute(embedded[0], "xlink:href") if embedded else ""
+        part = f"{href.removeprefix('./')}/content.xml"
+        words = ""
+        if part in self._parts:  # a formula, if it has MathML
+            markup = _PREFIX.sub(r"\1", self._parts.read(part).decode("utf-8", "replace"))
+            formulas = parse_html(markup, part, xml=True).css("math")
+            words = " ".join(map(formula_text, formulas))
         if not words:
             self.out.left_out["charts and other embedded objects" if embedded else "pictures"] += 1
-            titles = element.get_elements("svg:title | svg:desc")
-            described = " ".join(title.inner_text for title in titles)
+            titles = _select(element, "svg:title | svg:desc")
+            described = " ".join("".join(title.itertext()) for title in titles)
             words = f"[picture: {described}]" if described.strip() else ""
         self.out.flow(f" {words} ")
 
@@ -176,17 +187,25 @@ class _OpenDocumentWriter:
             self._page += 1
             self.out.page(self._page)
 
-    def _begins_page(self, name: str | None) -> bool:
+    def _begins_page(self, name: str) -> bool:
         """Whether paragraphs of this style begin a page, by it or one that it is based on."""
         style = self._styles.get(name)
-        if style is None or style.xpath(_NEW_PAGE):
+        if style is None or _select(style, _NEW_PAGE):
             return style is not None
-        return not style.xpath(_BREAK) and self._begins_page(style.parent_style)
+        parent = _attribute(style, "style:parent-style-name")
+        return not _select(style, _BREAK) and self._begins_page(parent)
+
+
+def _select(element: Any, path: str) -> Any:
+    return element.xpath(path, namespaces=_SPACES)
 
 
 def _tag(element: Any) -> str:
-    """Its name with odfdo's prefix; empty in a namespace that odfdo does not know."""
-    try:
-        return str(element.tag)
-    except ValueError:
-        return ""
+    """Its name with the usual prefix, or with none in another namespace."""
+    space, _, name = element.tag[1:].rpartition("}")
+    return f"{_PREFIXES.get(space, '')}:{name}"
+
+
+def _attribute(element: Any, name: str) -> str:
+    prefix, _, local = name.partition(":")
+    return str(element.get(f"{{{_SPACES[prefix]}}}{local}", ""))

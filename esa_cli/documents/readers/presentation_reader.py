@@ -7,28 +7,26 @@ their description. Charts and diagrams are counted.
 from __future__ import annotations
 
 import io
-from typing import Any, ClassVar
+from typing import Any
 
-from esa_cli.documents.readers.reader_registry import damage_error, register
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import  # fmt: skip
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
 _MAIN = "ppt/presentation.xml"
 
 
 @register("presentation")
-class PresentationReader:
-    """PowerPoint presentations since 2007."""
-
-    what: ClassVar[str] = "a PowerPoint presentation"
-    suffixes: ClassVar[tuple[str, ...]] = (".pptx", ".pptm")
-    binary: ClassVar[bool] = True
+class PresentationReader(Reader):
+    what = "a PowerPoint presentation"
+    suffixes = (".pptx", ".pptm")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        ZipParts(data, name, self).check()
+        ZipParts(data, name, self)  # checks the size that it unpacks to
         pptx = optional_import("pptx", "python-pptx", name, extra="office")
         try:
             slides = [*pptx.Presentation(io.BytesIO(data)).slides]

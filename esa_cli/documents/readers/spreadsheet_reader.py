@@ -1,254 +1,225 @@
-"""Excel workbooks (xlsx), by openpyxl: every sheet a chapter, its rows as those of CSV.
+"""Excel workbooks (xlsx): every sheet a chapter, its rows as those of CSV.
 
 Values are those stored in the file: formulas are not computed. Dates are ISO's, percentages have
-their sign; other number formats are not applied. Charts are left out and counted.
+their sign; other number formats are not applied. Charts are left out and counted. Read from the XML
+itself, because openpyxl loses rows and cells that are out of order; it converts dates.
 """
 
 from __future__ import annotations
 
-import io
+import posixpath
 import re
-import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
+from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.csv_reader import as_lines
-from esa_cli.documents.readers.reader_registry import damage_error, register
-from esa_cli.documents.readers.zip_parts import ZipParts, has_part, parse_xml
+from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
 _MAIN = "xl/workbook.xml"
-_OTHERS = (
-    "docProps/", "customXml/", "xl/charts", "xl/comments", "xl/diagrams", "xl/drawings",
-    "xl/embeddings", "xl/externalLinks", "xl/media", "xl/pivot", "xl/theme",
-    "xl/threadedComments",
-)  # fmt: skip
-"""Folders of the parts that cells do not depend on."""
 _RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
-_STRICT = {
-    b"http://purl.oclc.org/ooxml/spreadsheetml/main":
-        b"http://schemas.openxmlformats.org/spreadsheetml/2006/main",
-    b"http://purl.oclc.org/ooxml/officeDocument/relationships":
-        b"http://schemas.openxmlformats.org/officeDocument/2006/relationships",
-}  # fmt: skip
-"""The names of a workbook that was saved as Strict Open XML, which else is the same."""
 _ROWS = 1 << 20
-_CELLS = 1 << 24
-_FORMULA = re.compile(
-    rb"<(?:\w+:)?c\b([^<>]*)>\s*<(?:\w+:)?f\b(?:[^<>]*/>|[^<>]*>[^<]*</(?:\w+:)?f>)"
-    rb"(?:\s*<(?:\w+:)?v\s*/>|\s*<(?:\w+:)?v>\s*</(?:\w+:)?v>)?\s*</(?:\w+:)?c>"
-)
-_PLACE = re.compile(rb"""<(?:\w+:)?(row|c)\b[^<>]*?\sr=["']([A-Z]*)([0-9]+)""")
-_EMPTY_ON_PURPOSE = re.compile(rb"""\bt\s*=\s*["']str["']""")
-_EDGES = re.compile(rb"<(?:\w+:)?(?:odd|even|first)(?:Header|Footer)\b[^<>]*>[^<]")
-_BOXES, _HEADERS = "text boxes", "headers and footers"
+_EDGES = tuple(f"{{*}}{kind}{edge}" for kind in ("odd", "even", "first")
+               for edge in ("Header", "Footer"))  # fmt: skip
 _BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
 
 @register("sheets")
-class SpreadsheetReader:
-    """Excel workbooks since 2007."""
-
-    what: ClassVar[str] = "an Excel workbook"
-    suffixes: ClassVar[tuple[str, ...]] = (".xlsx", ".xlsm", ".xltx", ".xltm")
-    binary: ClassVar[bool] = True
+class SpreadsheetReader(Reader):
+    what = "an Excel workbook"
+    suffixes = (".xlsx", ".xlsm", ".xltx", ".xltm")
+    binary = True
 
     def sniff(self, head: bytes) -> bool:
         return has_part(head, _MAIN)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        parts, out = ZipParts(data, name, self, _STRICT), TextBuilder()
-        cells, seen = _of_the_cells(parts, name)
-        titles = _write_sheets(cells, out, name)
-        lost = [title for title in _named(parts) if title not in titles]
-        extracted = out.result(_missing(parts, seen, lost))
+        parts, out = ZipParts(data, name, self), TextBuilder()
+        workbook = _Workbook(parts, name)
+        for title, part in workbook.sheets.items():
+            if part in parts:
+                workbook.write(title, part, out)
+        extracted = out.result(_missing(parts, workbook))
         if not extracted.text:
+            formulas = workbook.seen["formulas"]
             raise DocumentError(
                 f"{label(name)} is a workbook without a value in its cells"
-                f"{'; its formulas have never been computed' if seen['formulas'] else ''}",
+                f"{'; its formulas have never been computed' if formulas else ''}",
                 "open it in a spreadsheet program, save it, and give that file",
             )
         return extracted
 
 
-def _missing(parts: ZipParts, seen: Counter[str], sheets: list[str]) -> Iterator[str]:
-    """What the text lacks of a workbook.
-
-    Args:
-        seen: of `_of_the_cells`. sheets: those that are named but not in the file.
-    """
-    if seen["formulas"]:
+def _missing(parts: ZipParts, workbook: _Workbook) -> Iterator[str]:
+    """What the text lacks of a workbook."""
+    if formulas := workbook.seen["formulas"]:
         yield (
-            f"formulas without a stored value are left out: {seen['formulas']} (saving the file "
+            f"formulas without a stored value are left out: {formulas} (saving the file "
             "in a spreadsheet program computes them)"
         )
-    for title in sheets:
-        yield f"the sheet {title} is named but not in the file"
-    for folder, words in (
-        ("xl/charts/chart", "charts are left out"), ("xl/media/", "pictures are left out"),
-        ("xl/embeddings/", "embedded files are left out"),
+    for title, part in workbook.sheets.items():
+        if part not in parts:
+            yield f"the sheet {title} is named but not in the file"
+    for folder, what in (
+        ("xl/charts/chart", "charts"), ("xl/media/", "pictures"),
+        ("xl/embeddings/", "embedded files"),
     ):  # fmt: skip
-        count = sum(part.startswith(folder) for part in parts.names)
-        if count:
-            yield f"{words}: {count}"
+        if count := sum(part.startswith(folder) for part in parts.names):
+            yield f"{what} are left out: {count}"
     if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
         yield "comments are left out"
-    yield from (f"{words} are left out" for words in (_BOXES, _HEADERS) if seen[words])
+    drawings = (part for part in parts.names if re.fullmatch(r"xl/drawings/[^/]*\.xml", part))
+    if any(_BOXED.search(parts.read(part)) for part in drawings):
+        yield "text boxes are left out"
+    if workbook.seen["headers"]:
+        yield "headers and footers are left out"
 
 
-def _of_the_cells(parts: ZipParts, name: str) -> tuple[io.BytesIO, Counter[str]]:
-    """A zip of the parts that the cells depend on, each within the limits; and how many formulas
-    without a value, text boxes and headers there are.
+class _Workbook:
+    """What the cells of all sheets depend on.
 
-    openpyxl would unpack without a limit, expand entities, and stumble over what else is there.
+    `sheets`: the parts of sheets with cells, by their title; `seen`: how many formulas without a
+    value, headers and footers there are.
     """
-    out, seen = io.BytesIO(), Counter[str]()
-    with zipfile.ZipFile(out, "w") as archive:
-        for part in sorted(parts.names):
-            drawn = part.startswith("xl/drawings/")
-            apart = part.startswith(_OTHERS) and not drawn
-            if apart or not part.endswith((".xml", ".rels")):
-                continue
-            data = parts.read(part)
-            if b"<!DOCTYPE" in data.replace(b"\0", b""):  # in UTF-16, too
-                raise damage_error(
-                    name, SpreadsheetReader.what, f"{part}: it has entities of its own"
-                )
-            if drawn:
-                seen[_BOXES] += _BOXED.search(data) is not None
-                continue
-            for strict, usual in _STRICT.items():
-                data = data.replace(strict, usual)
-            if part.startswith("xl/worksheets/"):
-                empty = (found[1] for found in _FORMULA.finditer(data))
-                seen["formulas"] += sum(not _EMPTY_ON_PURPOSE.search(how) for how in empty)
-                seen[_HEADERS] += _EDGES.search(data) is not None
-                data = data if _in_order(data) else _ordered(data, name, part)
-            archive.writestr(part, data)
-    return out, seen
 
+    def __init__(self, parts: ZipParts, name: str) -> None:
+        self._parts, self._name = parts, name
+        self._utils = optional_import("openpyxl.utils", "openpyxl", name)
+        self._numbers = optional_import("openpyxl.styles.numbers", "openpyxl", name)
+        self.seen: Counter[str] = Counter()
+        root, links, by_kind = parts.xml(_MAIN), {}, {}
+        for link in parts.xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
+            kind = link.get("Type", "").rpartition("/")[2]
+            part = posixpath.normpath(posixpath.join("/xl", link.get("Target", ""))).lstrip("/")
+            links[link.get("Id")] = kind, part
+            by_kind[kind] = part
+        self.sheets: dict[str, str] = {}
+        self._hidden: set[str] = set()
+        for sheet in root.iterfind("{*}sheets/{*}sheet"):
+            kind, part = links.get(sheet.get(_RELATED), ("worksheet", ""))
+            if kind == "worksheet":
+                title = sheet.get("name", "")
+                self.sheets[title] = part
+                if sheet.get("state", "visible") != "visible":
+                    self._hidden.add(title)
+        properties = root.find("{*}workbookPr")
+        from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
+        dates = self._utils.datetime
+        self._epoch = dates.CALENDAR_MAC_1904 if from_1904 else dates.CALENDAR_WINDOWS_1900
+        strings = by_kind.get("sharedStrings", "")
+        self._strings = [
+            _text(item).replace("x005F_", "")
+            for item in (parts.elements(strings, "{*}si") if strings in parts else ())
+        ]
+        styles = by_kind.get("styles", "")
+        self._formats = self._number_formats(parts.xml(styles)) if styles in parts else []
 
-def _in_order(data: bytes) -> bool:
-    """Whether a sheet's rows and cells ascend; openpyxl loses those that do not."""
-    row, column = 0, (0, b"")
-    for found in _PLACE.finditer(data):
-        if found[1] == b"row":
-            before, row, column = row, int(found[3][:9]), (0, b"")
-            if row <= before:
-                return False
+    def _number_formats(self, root: Any) -> list[str]:
+        """The number format of each style of cells."""
+        formats = dict(self._numbers.BUILTIN_FORMATS)
+        for custom in root.iterfind("{*}numFmts/{*}numFmt"):
+            formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
+        styles = root.iterfind("{*}cellXfs/{*}xf")
+        return [formats.get(int(style.get("numFmtId", "0")), "General") for style in styles]
+
+    def write(self, title: str, part: str, out: TextBuilder) -> None:
+        """A sheet's values as lines, without empty rows and columns."""
+        rows = self._rows(title, part)
+        columns = sorted({column for row in rows for column in row})
+        if not columns:
+            return
+        shown = f"{title} (hidden)" if title in self._hidden else title
+        out.paragraph()
+        out.chapter(shown)
+        if len(columns) == 1:
+            lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:
-            last, column = column, (len(found[2]), found[2])
-            if column <= last:
-                return False
-    return True
+            lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
+        out.exact(f"Sheet: {shown}\n{lines}".rstrip("\n"))
+
+    def _rows(self, title: str, part: str) -> list[dict[int, str]]:
+        """The text of cells by column, row after row; of a cell that is given twice the last one
+        counts. Of empty rows one is kept, which may part a title from a table."""
+        cells: dict[int, dict[int, str]] = {}
+        number = 0
+        for element in self._parts.elements(part, "{*}row", *_EDGES):
+            if element.tag.rpartition("}")[2] != "row":
+                self.seen["headers"] += bool(element.text)
+                continue
+            number = int(element.get("r") or number + 1)
+            if number > _ROWS:
+                raise damage_error(
+                    self._name, SpreadsheetReader.what, f"the sheet {title} has too many rows"
+                )
+            column = 0
+            for cell in element.iterfind("{*}c"):
+                letters = (cell.get("r") or "").rstrip("0123456789")
+                column = self._utils.column_index_from_string(letters) if letters else column + 1
+                if text := self._shown(cell):
+                    cells.setdefault(number, {})[column] = text
+        rows: list[dict[int, str]] = []
+        for number in sorted(cells):
+            if rows and number - 1 not in cells:
+                rows.append({})
+            rows.append(cells[number])
+        return rows
+
+    def _shown(self, cell: Any) -> str:
+        """A cell's value as text; empty where it has none."""
+        kind, value = cell.get("t", "n"), cell.findtext("{*}v")
+        if kind == "inlineStr":
+            inline = cell.find("{*}is")
+            return "" if inline is None else _plain(_text(inline))
+        if not value:
+            empty_on_purpose = kind == "str"
+            self.seen["formulas"] += not empty_on_purpose and cell.find("{*}f") is not None
+            return ""
+        if kind == "s":
+            return _plain(self._strings[int(value)])
+        if kind == "b":
+            return str(bool(int(value))).upper()
+        if kind == "d":
+            return _date(self._utils.datetime.from_ISO8601(value))
+        return self._number(cell, value) if kind == "n" else _plain(value)
+
+    def _number(self, cell: Any, text: str) -> str:
+        value = float(text) if set(text) & set(".eE") else int(text)
+        style = int(cell.get("s", "0"))
+        form = self._formats[style] if style < len(self._formats) else "General"
+        if self._numbers.is_date_format(form):
+            passed = self._numbers.is_timedelta_format(form)
+            try:
+                return _date(self._utils.datetime.from_excel(value, self._epoch, timedelta=passed))
+            except (OverflowError, ValueError):
+                return "#VALUE!"
+        share = "%" in _LITERAL.sub("", form)
+        value = value * 100 if share else value
+        # With the fifteen digits that spreadsheets keep.
+        whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
+        return (str(int(value)) if whole else f"{value:.15g}") + "%" * share
 
 
-def _ordered(data: bytes, name: str, part: str) -> bytes:
-    """A sheet with its rows and cells in order. Of a cell that is given twice the last one counts,
-    as in LibreOffice."""
-    etree = optional_import("lxml.etree", "lxml", name)
-    sheet = parse_xml(data, name, SpreadsheetReader.what, part)
-    cells: dict[int, dict[tuple[int, str], Any]] = {}
-    for row in sheet.iterfind("{*}sheetData/{*}row"):
-        number = int(row.get("r") or max(cells, default=0) + 1)
-        for cell in row.iterfind("{*}c"):
-            letters = (cell.get("r") or "").rstrip("0123456789")
-            cells.setdefault(number, {})[len(letters), letters] = cell
-    for rows in sheet.iterfind("{*}sheetData"):
-        tag = f"{{{etree.QName(rows).namespace}}}row"
-        rows[:] = []
-        for number, row in sorted(cells.items()):
-            etree.SubElement(rows, tag, r=str(number)).extend(row[at] for at in sorted(row))
-        cells = {}
-    return bytes(etree.tostring(sheet))
+def _text(element: Any) -> str:
+    """The words of a string, without how they are pronounced."""
+    pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
+    return "".join(piece.text or "" for piece in pieces)
 
 
-def _named(parts: ZipParts) -> list[str]:
-    """The sheets of cells that a workbook says it has."""
-    links = parts.xml("xl/_rels/workbook.xml.rels")
-    kinds = {link.get("Id"): link.get("Type", "") for link in links}
-    sheets = parts.xml(_MAIN).iterfind("{*}sheets/{*}sheet")
-    return [s.get("name") for s in sheets if "chartsheet" not in kinds.get(s.get(_RELATED), "")]
+def _plain(text: str) -> str:
+    return _CONTROL.sub(" ", text).strip()
 
 
-def _write_sheets(cells: io.BytesIO, out: TextBuilder, name: str) -> list[str]:
-    """Every sheet's text, and the titles of all."""
-    openpyxl = optional_import("openpyxl", "openpyxl", name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about what a reader of cells does not need
-        try:
-            book = openpyxl.load_workbook(cells, read_only=True, data_only=True, keep_links=False)
-            for sheet in book.worksheets:
-                _write(sheet, out, name)
-            return list(book.sheetnames)
-        except DocumentError:
-            raise
-        except Exception as error:  # openpyxl raises what it meets, some with advice around it
-            why = error.__cause__ or error
-            raise damage_error(
-                name, SpreadsheetReader.what, f"{type(why).__name__}: {why}"
-            ) from error
-
-
-def _write(sheet: Any, out: TextBuilder, name: str) -> None:
-    """A sheet's values as lines, without empty rows and columns."""
-    rows: list[dict[int, str]] = []
-    sheet.reset_dimensions()  # some programs write wrong ones
-    for number, cells in enumerate(sheet.iter_rows(), 1):
-        if number > _ROWS:
-            raise damage_error(
-                name, SpreadsheetReader.what, f"the sheet {sheet.title} has too many rows"
-            )
-        row = {at: text for at, cell in enumerate(cells) if (text := _shown(cell))}
-        if row or (rows and rows[-1]):  # of empty rows one, which may part a title from a table
-            rows.append(row)
-    columns = sorted({column for row in rows for column in row})
-    if not columns:
-        return
-    if len(columns) * len(rows) > _CELLS:
-        raise DocumentError(
-            f"{label(name)}: its sheet {sheet.title} is too large, {len(rows):,} rows by "
-            f"{len(columns):,} columns",
-            "split it and ask about the parts",
-        )
-    title = sheet.title if sheet.sheet_state == "visible" else f"{sheet.title} (hidden)"
-    out.paragraph()
-    out.chapter(title)
-    if len(columns) == 1:
-        lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
-    else:
-        lines = as_lines([[row.get(column, "") for column in columns] for row in rows], name)
-    out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
-
-
-def _shown(cell: Any) -> str:
-    """A cell's value as text; empty where it has none."""
-    value = cell.value
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return _CONTROL.sub(" ", value).strip() if "_x00" in value else value.strip()
-    if isinstance(value, bool):
-        return str(value).upper()
-    if isinstance(value, int | float):
-        share = "%" in _LITERAL.sub("", cell.number_format)
-        return f"{_number(value * 100)}%" if share else _number(value)
+def _date(value: date | datetime | time | timedelta) -> str:
     if isinstance(value, datetime):
         whole = value.time() == time()
         return str(value.date()) if whole else value.isoformat(" ", "seconds")
     if isinstance(value, timedelta):
         minutes, seconds = divmod(round(value.total_seconds()), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-    return value.isoformat() if isinstance(value, date | time) else str(value)
-
-
-def _number(value: float) -> str:
-    """With the fifteen digits that spreadsheets keep."""
-    whole = isinstance(value, int) or (value.is_integer() and abs(value) < 1e15)
-    return str(int(value)) if whole else f"{value:.15g}"
+    return value.isoformat()

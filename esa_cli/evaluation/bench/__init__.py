@@ -1,22 +1,26 @@
 """Public long-context benchmarks: prompts, files and scores.
 
-One module a benchmark; `evaluation/metrics.py` has the scores, `bench_runner.py` the loop that can
-be resumed, `report/bench_table.py` the tables.
+One module a benchmark; `records.py` reads their files, `evaluation/metrics.py` has the scores,
+`bench_run.py` asks the records by methods, `report/bench_table.py` makes the tables.
 """
 
 from __future__ import annotations
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.bench import counting_stars, infinitebench, longbench, needlebench, ruler
-from esa_cli.evaluation.bench.bench_runner import Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.counting_stars import COUNTING_STARS
+from esa_cli.evaluation.bench.infinitebench import INFINITEBENCH
+from esa_cli.evaluation.bench.longbench import LONGBENCH
+from esa_cli.evaluation.bench.needlebench import NEEDLEBENCH
+from esa_cli.evaluation.bench.records import Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.ruler import RULER
 from esa_cli.system.registry import nearest
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "longbench": longbench,
-    "infinitebench": infinitebench,
-    "ruler": ruler,
-    "counting-stars": counting_stars,
-    "needlebench": needlebench,
+    "longbench": LONGBENCH,
+    "infinitebench": INFINITEBENCH,
+    "ruler": RULER,
+    "counting-stars": COUNTING_STARS,
+    "needlebench": NEEDLEBENCH,
 }
 
 __all__ = ["BENCHMARKS", "BenchRecord", "BenchTask", "Benchmark", "find"]

@@ -9,81 +9,84 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
 
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask
+from esa_cli.evaluation.bench.records import Benchmark, BenchRecord, BenchTask, read_rows
 
-SOURCE = "the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars"
-NOTES: dict[str, str] = {}
-LENGTH = 200_000
 KINDS = ("searching", "reasoning")
 VERSIONS = ((128, 32, 32), (256, 8, 32), (256, 16, 32), (256, 32, 32))
 """Thousands of tokens in the longest record, counts in each record, records."""
-TASKS: tuple[BenchTask, ...] = tuple(
-    BenchTask(f"{kind}-{k}k-{m}-{n}", f"({k}k, {m}, {n})", f"Counting-Stars, {kind}", n)
-    for kind in KINDS
-    for k, m, n in VERSIONS
-)
 PRIME = '```json\n{"little_penguin": ['
 LONGEST = 256
 _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a mistake")
 
 
-def _names(task: str) -> tuple[str, ...]:
+class StarsRow(BaseModel):
+    """A line of an official file."""
+
+    question: str
+    retrieval_question: str
+    reference_counting_results: Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+def files(task: str) -> Sequence[str]:
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
-    first = f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}"
     other = "acquisition" if kind == "searching" else kind  # as the project's page calls them
-    return first, f"Counting_Stars_EN_{other}_{end}"
-
-
-def _paths(task: str) -> list[str]:
-    return [f"{folder}{name}" for folder in ("", "test_data/") for name in _names(task)]
-
-
-def there(folder: Path) -> list[str]:
-    """The tasks whose files are in the folder."""
-    return [task.name for task in TASKS if files.find(folder, *_paths(task.name))]
-
-
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
-    """The first `limit` records of each task. Raises DocumentError."""
-    for task in tasks:
-        path = files.need(folder, SOURCE, *_paths(task))
-        for row in islice(files.rows(path), limit):
-            yield _record(row, task)
-
-
-def _record(row: files.DataRow, task: str) -> BenchRecord:
-    question = row.text("retrieval_question")
-    document = row.text("question").removesuffix(question)
-    if not question or document == row.data["question"]:
-        raise row.wrong("'question' does not end with 'retrieval_question'")
-    right = row.numbers("reference_counting_results")
-    mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
-    if task.startswith("reasoning") and len(mistaken) != len(right):
-        raise row.wrong(f"{len(mistaken)} mistaken counts for {len(right)} right ones")
-    return BenchRecord(
-        "counting-stars",
-        task,
-        str(row.line),
-        before="",
-        document=document,
-        question=question,
-        answers=tuple(str(count) for count in right),
-        longest=LONGEST,
-        prime=PRIME,
-        data={"mistaken": mistaken},
+    names = (
+        f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}",
+        f"Counting_Stars_EN_{other}_{end}",
     )
+    return [f"{folder}{name}" for folder in ("", "test_data/") for name in names]
+
+
+def read(folder: Path, task: str) -> Iterator[BenchRecord]:
+    def make(row: StarsRow, line: int) -> BenchRecord:
+        document = row.question.removesuffix(row.retrieval_question)
+        if not row.retrieval_question or document == row.question:
+            raise ValueError("'question' does not end with 'retrieval_question'")
+        right = row.reference_counting_results
+        mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
+        if task.startswith("reasoning") and len(mistaken) != len(right):
+            raise ValueError(f"{len(mistaken)} mistaken counts for {len(right)} right ones")
+        return BenchRecord(
+            "counting-stars",
+            task,
+            str(line),
+            before="",
+            document=document,
+            question=row.retrieval_question,
+            answers=tuple(str(count) for count in right),
+            longest=LONGEST,
+            prime=PRIME,
+            data={"mistaken": mistaken},
+        )
+
+    return read_rows(folder, files(task), StarsRow, make)
 
 
 def score(record: BenchRecord, output: str) -> float:
     """The mean over the counts."""
     right = [int(count) for count in record.answers]
-    said = metrics.listed_stars(record.prime + output, len(right))
+    listed = metrics.listed_stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
-        return metrics.reasoning_score(said, right, record.data["mistaken"])
-    return metrics.searching_score(said, right)
+        return metrics.reasoning_score(listed, right, record.data["mistaken"])
+    return metrics.searching_score(listed, right)
+
+
+COUNTING_STARS = Benchmark(
+    tasks=tuple(
+        BenchTask(f"{kind}-{k}k-{m}-{n}", f"({k}k, {m}, {n})", f"Counting-Stars, {kind}", n)
+        for kind in KINDS
+        for k, m, n in VERSIONS
+    ),
+    source="the English .jsonl files in test_data/ of github.com/nick7nlp/Counting-Stars",
+    files=files,
+    read=read,
+    score=score,
+    length=200_000,
+)

@@ -3,39 +3,27 @@
 Prompts and answer lengths are InfLLM's (`benchmark/config/`), which differ from the benchmark's own
 in Retrieve.KV and Code.Debug: the paper compares itself with InfLLM and gives no others. Scores are
 the benchmark's own, but for Code.Debug (see `metrics.code_debug`).
-
-The compact form of PassKey and Number gives the numbers of noise lines in place of the context.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
+from pydantic import AliasChoices, BaseModel, Field
+
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.bench import data_files as files
-from esa_cli.evaluation.bench.bench_runner import BenchRecord, BenchTask, split
-from esa_cli.evaluation.tasks.passkey_task import NOISE, NUMBER, PASSKEY
-
-SOURCE = "TASK.jsonl of the dataset xinrongzhang2022/InfiniteBench on the Hugging Face hub"
-NOTES: dict[str, str] = {
-    "code_debug": "Code.Debug: where no option is named, InfLLM's rule guesses one, so an empty "
-    "answer is right once in four."
-}
-LENGTH = 200_000
-
-_ALL = "InfiniteBench"
-TASKS: tuple[BenchTask, ...] = (
-    BenchTask("kv_retrieval", "Retrieve.KV", _ALL, 500),
-    BenchTask("math_find", "Math.Find", _ALL, 350),
-    BenchTask("number_string", "Retrieve.Number", _ALL, 590),
-    BenchTask("longbook_choice_eng", "En.MC", _ALL, 229),
-    BenchTask("code_debug", "Code.Debug", _ALL, 394),
-    BenchTask("passkey", "Retrieve.PassKey", _ALL, 590),
+from esa_cli.evaluation.bench.records import (
+    Benchmark,
+    BenchRecord,
+    BenchTask,
+    Texts,
+    read_rows,
+    split_prompt,
 )
-COMPACT = {"passkey": "infinitebench_passkey.jsonl", "number_string": "infinitebench_number.jsonl"}
+from esa_cli.evaluation.tasks.key_tasks import NUMBER, PASSKEY
+
 _OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
 PROMPTS = {
     "passkey": PASSKEY.before + "{context}\n\n{input}",
@@ -64,77 +52,62 @@ PROMPTS = {
 }
 CHOICES = ("longbook_choice_eng", "code_debug")
 
-HIDDEN = {"passkey": PASSKEY, "number_string": NUMBER}
+
+class InfiniteBenchRow(BaseModel):
+    """A line of an official file."""
+
+    context: str = Field(validation_alias=AliasChoices("content", "context"))
+    input: str
+    answer: Texts
+    options: Texts | None = None
 
 
-def there(folder: Path) -> list[str]:
-    """The tasks whose files are in the folder."""
-    return [task.name for task in TASKS if files.find(folder, *_names(task.name))]
+def files(task: str) -> Sequence[str]:
+    return [f"{task}.jsonl"]
 
 
-def _names(task: str) -> list[str]:
-    return [f"{task}.jsonl", *([COMPACT[task]] if task in COMPACT else [])]
+def read(folder: Path, task: str) -> Iterator[BenchRecord]:
+    def make(row: InfiniteBenchRow, line: int) -> BenchRecord:
+        return BenchRecord(
+            "infinitebench",
+            task,
+            str(line),
+            *split_prompt(PROMPTS[task], row.context, **_fields(row, task)),
+            answers=_choice(row) if task in CHOICES else row.answer,
+            longest=100 if task == "kv_retrieval" else 32,
+        )
+
+    return read_rows(folder, files(task), InfiniteBenchRow, make)
 
 
-def load(folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
-    """The first `limit` records of each task. Raises DocumentError."""
-    for task in tasks:
-        path = files.need(folder, SOURCE, *_names(task))
-        for row in islice(files.rows(path), limit):
-            yield _record(row, task)
-
-
-def _record(row: files.DataRow, task: str) -> BenchRecord:
-    answers = row.texts("answer")
-    if task in CHOICES:
-        answers = _choice(row, answers)
-    if task == "math_find" and not metrics.is_number(answers[0]):
-        raise row.wrong("'answer' is not a number")
-    parts = split(PROMPTS[task], _context(row, task), **_fields(row, task))
-    longest = 100 if task == "kv_retrieval" else 32
-    return BenchRecord(
-        "infinitebench", task, str(row.line), *parts, answers=answers, longest=longest
-    )
-
-
-def _context(row: files.DataRow, task: str) -> str:
-    if task in HIDDEN and "context" not in row.data:
-        hidden = HIDDEN[task].fact.format(key=row.texts("answer")[0], gate="") + "\n"
-        return NOISE * row.number("n_noise_before") + hidden + NOISE * row.number("n_noise_after")
-    return row.text("content" if "content" in row.data else "context")
-
-
-def _choice(row: files.DataRow, answers: tuple[str, ...]) -> tuple[str, ...]:
+def _choice(row: InfiniteBenchRow) -> tuple[str, ...]:
     """The right option and its letter."""
-    options = row.texts("options")
-    if len(options) != 4:
-        raise row.wrong("'options' are not four")
+    options, answers = row.options or (), row.answer
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
     if answers[0] not in options:
-        raise row.wrong("the answer is not among the options")
+        raise ValueError("the answer is not among the options")
     return answers[0], "ABCD"[options.index(answers[0])]
 
 
-def _fields(row: files.DataRow, task: str) -> dict[str, str]:
-    """Values of the prompt's fields."""
-    if task == "code_debug":
-        return dict(zip("ABCD", row.texts("options"), strict=True))
-    question = row.text("input")
-    if task == "longbook_choice_eng":
-        return {"input": question, **dict(zip("ABCD", row.texts("options"), strict=True))}
+def _fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
+    """Values of the prompt's fields. Raises ValueError."""
+    fields = {"input": row.input}
+    if task in CHOICES:
+        if len(row.options or ()) != 4:
+            raise ValueError("'options' are not four")
+        return fields | dict(zip("ABCD", row.options or (), strict=True))
     if task == "kv_retrieval":
-        key = re.search('"[^"]*"', question)
+        key = re.search('"[^"]*"', row.input)
         if key is None:
-            raise row.wrong("'input' names no key")
-        return {"input": question, "key": key[0]}
+            raise ValueError("'input' names no key")
+        return fields | {"key": key[0]}
     if task == "math_find":
-        wanted = question.partition("The ")[2].rpartition(" of")[0]
-        if not wanted:
-            raise row.wrong("'input' does not say which number is wanted")
-        prefix = f"What is the {wanted.lower()} in the following list?"
-        return {"input": question, "prefix": prefix}
-    return {"input": question}
+        wanted = row.input.partition("The ")[2].rpartition(" of")[0]
+        if not wanted or not metrics.is_number(row.answer[0]):
+            raise ValueError("'input' names no number that is wanted, or 'answer' is no number")
+        return fields | {"prefix": f"What is the {wanted.lower()} in the following list?"}
+    return fields
 
 
 _SCORES = {
@@ -152,3 +125,27 @@ def score(record: BenchRecord, output: str) -> float:
     if record.task == "longbook_choice_eng":
         return metrics.multiple_choice(output, record.answers)
     return _SCORES[record.task](output, record.answers[0])
+
+
+INFINITEBENCH = Benchmark(
+    tasks=tuple(
+        BenchTask(name, title, "InfiniteBench", size)
+        for name, title, size in (
+            ("kv_retrieval", "Retrieve.KV", 500),
+            ("math_find", "Math.Find", 350),
+            ("number_string", "Retrieve.Number", 590),
+            ("longbook_choice_eng", "En.MC", 229),
+            ("code_debug", "Code.Debug", 394),
+            ("passkey", "Retrieve.PassKey", 590),
+        )
+    ),
+    source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
+    files=files,
+    read=read,
+    score=score,
+    length=200_000,
+    notes={
+        "code_debug": "Code.Debug: where no option is named, InfLLM's rule guesses one, so an "
+        "empty answer is right once in four."
+    },
+)

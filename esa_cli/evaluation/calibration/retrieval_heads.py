@@ -35,7 +35,7 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import feed
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import build_method
-from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system.progress import Progress
 
 LayerHead = tuple[int, int]

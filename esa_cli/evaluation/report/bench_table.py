@@ -6,10 +6,10 @@ Beside each score is its number of records, so that a part of a benchmark cannot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from esa_cli.evaluation.bench.bench_runner import Benchmark, BenchTask
+from esa_cli.evaluation.bench.records import Benchmark, BenchTask
 
 
 class MeanScore(NamedTuple):
@@ -23,15 +23,21 @@ MeanScores = Mapping[str, Mapping[str, MeanScore]]
 """Method -> task -> score."""
 
 
-def scores(rows: Iterable[Mapping[str, Any]]) -> MeanScores:
+def mean_scores(rows: Iterable[Mapping[str, Any]]) -> MeanScores:
     """The means over the rows of each method and task, methods in the order they first appear."""
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        found.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
+        scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return {
-        method: {task: MeanScore(sum(s) / len(s), len(s)) for task, s in tasks.items()}
-        for method, tasks in found.items()
+        method: {task: MeanScore(sum(some) / len(some), len(some)) for task, some in tasks.items()}
+        for method, tasks in scores.items()
     }
+
+
+def groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
+    """Tasks by group; a group has one average."""
+    for group in dict.fromkeys(task.group for task in benchmark.tasks):
+        yield group, [task for task in benchmark.tasks if task.group == group]
 
 
 def average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanScore | None:
@@ -40,35 +46,19 @@ def average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanSc
     return MeanScore(sum(means) / len(means), len(means)) if means else None
 
 
-def groups(benchmark: Benchmark) -> dict[str, list[BenchTask]]:
-    """Tasks by group; a group has one average."""
-    found: dict[str, list[BenchTask]] = {}
-    for task in benchmark.TASKS:
-        found.setdefault(task.group, []).append(task)
-    return found
-
-
-def table(
-    benchmark: Benchmark, found: MeanScores, titles: Mapping[str, str] | None = None
-) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows, without groups and tasks that have no scores.
-
-    Args:
-        titles: headings of methods that differ from their names.
-    """
-    methods = list(found)
+def table(benchmark: Benchmark, scores: MeanScores) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows, without groups and tasks that have no scores."""
     lines = []
-    for group, tasks in groups(benchmark).items():
-        asked = [task for task in tasks if any(task.name in found[m] for m in methods)]
-        if not asked:
-            continue
+    for group, tasks in groups(benchmark):
+        asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
-            cells = [found[m].get(task.name) for m in methods]
+            cells = [done.get(task.name) for done in scores.values()]
             lines.append([task.title, _counts(cells, task.size), *map(_cell, cells)])
-        means = [average(tasks, found[m]) for m in methods]
-        counted = _counts(means, len(tasks)) + " tasks"
-        lines.append([f"{group} average", counted, *map(_cell, means)])
-    return ["task", "records", *((titles or {}).get(m, m) for m in methods)], lines
+        if asked:
+            means = [average(tasks, done) for done in scores.values()]
+            counted = _counts(means, len(tasks)) + " tasks"
+            lines.append([f"{group} average", counted, *map(_cell, means)])
+    return ["task", "records", *scores], lines
 
 
 def _cell(score: MeanScore | None) -> str:
@@ -78,8 +68,8 @@ def _cell(score: MeanScore | None) -> str:
 def _counts(cells: Sequence[MeanScore | None], whole: int | None) -> str:
     """`5 of 200`; `5 / 3 of 200` where columns differ."""
     counts = [0 if cell is None else cell.of for cell in cells]
-    said = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    return said if whole is None else f"{said} of {whole}"
+    text = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    return text if whole is None else f"{text} of {whole}"
 
 
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -89,19 +79,19 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
 
 
-def as_dict(benchmark: Benchmark, found: MeanScores) -> dict[str, Any]:
+def as_dict(benchmark: Benchmark, scores: MeanScores) -> dict[str, Any]:
     """The same for JSON: method -> tasks and averages, in per cent, with their counts."""
-    sizes = {task.name: task.size for task in benchmark.TASKS}
+    sizes = {task.name: task.size for task in benchmark.tasks}
     out: dict[str, Any] = {}
-    for method, done in found.items():
+    for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * s.mean, "records": s.of, "of": sizes[name]}
-            for name, s in done.items()
+            name: {"score": 100 * score.mean, "records": score.of, "of": sizes[name]}
+            for name, score in done.items()
         }
-        means = {}
-        for group, members in groups(benchmark).items():
+        averages = {}
+        for group, members in groups(benchmark):
             mean = average(members, done)
             if mean is not None:
-                means[group] = {"score": 100 * mean.mean, "tasks": mean.of, "of": len(members)}
-        out[method] = {"tasks": tasks, "averages": means}
+                averages[group] = {"score": 100 * mean.mean, "tasks": mean.of, "of": len(members)}
+        out[method] = {"tasks": tasks, "averages": averages}
     return out

@@ -75,59 +75,48 @@ def recall_chart(
 
 def heat_map(summary: Summary, test: str) -> Chart:
     """Depth (down) x length (across), one map a method, with the scores in the cells. Raises
-    EsaError: the test's facts have no depth, or matplotlib is not installed."""
-    if not summary.has_depths(test):
-        raise EsaError(f"{test} has no depths to map", "a line chart shows its scores")
+    EsaError: matplotlib is not installed."""
     methods, lengths = summary.methods(test), summary.lengths(test)
     across = min(len(methods), 4, max(1, 16 // max(len(lengths), 4)))
     down = -(-len(methods) // across)
-    wide = max(2.2, 0.55 * len(lengths))
-    figure = new_figure(across * wide + 1.2, down * 3.5 + 0.8)
+    figure = new_figure(across * max(2.2, 0.55 * len(lengths)) + 1.2, down * 3.5 + 0.8)
     figure.suptitle(plain_name(f"{test}: score in %"), fontsize=12)
-    grid = figure.subplots(down, across, squeeze=False)
-    for i, axes in enumerate(grid.flat):
-        if i < len(methods):
-            _map(axes, summary, test, methods[i], first=i % across == 0)
-        else:
-            axes.set_axis_off()
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(methods) :]:
+        axes.set_axis_off()
+    for axes, method in zip(grid.flat, methods, strict=False):
+        columns = [summary.depths(test, method, length) for length in lengths]
+        colours = [
+            [look.channels(look.colour(c.mean) if c else look.LIGHT["none"]) for c in tenth]
+            for tenth in zip(*columns, strict=True)
+        ]
+        axes.imshow(colours, aspect="auto", interpolation="nearest")
+        for x, column in enumerate(columns):
+            for y, cell in enumerate(column):
+                back = look.colour(cell.mean) if cell else look.LIGHT["none"]
+                number = look.percent(cell.mean if cell else None)
+                where = {"ha": "center", "va": "center", "fontsize": 8}
+                axes.text(x, y, number, color=look.ink(back), **where)
+        axes.set_title(plain_name(method), fontsize=10)
+        axes.set_xticks(range(len(lengths)), look.length_labels(lengths))
+        axes.set_yticks(range(BINS), [look.depth_label(tenth, BINS) for tenth in range(BINS)])
+        axes.tick_params(length=0, labelsize=8)
+        axes.label_outer()
+    figure.supxlabel("length", fontsize=9)
+    figure.supylabel("depth of the fact, %", fontsize=9)
     return Chart(figure, f"{test}: score by depth and length")
-
-
-def _map(axes: Any, summary: Summary, test: str, method: str, first: bool) -> None:
-    from matplotlib.patches import Rectangle
-
-    lengths = summary.lengths(test)
-    for x, length in enumerate(lengths):
-        for y, each in enumerate(summary.depths(test, method, length)):
-            back = look.colour(each.mean) if each else look.LIGHT["none"]
-            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=back, edgecolor="white", linewidth=1))
-            number = look.percent(each.mean if each else None)
-            where = {"ha": "center", "va": "center", "fontsize": 8}
-            axes.text(x + 0.5, y + 0.5, number, color=look.ink(back), **where)
-    axes.set_xlim(0, len(lengths))
-    axes.set_ylim(BINS, 0)
-    axes.set_title(plain_name(method), fontsize=10)
-    axes.set_xticks([x + 0.5 for x in range(len(lengths))], look.length_labels(lengths))
-    depths = [look.depth_label(y, BINS) for y in range(BINS)]
-    axes.set_yticks([y + 0.5 for y in range(BINS)], depths if first else [""] * BINS)
-    axes.tick_params(length=0, labelsize=8)
-    axes.set_xlabel("length", fontsize=9)
-    if first:
-        axes.set_ylabel("depth of the fact, %", fontsize=9)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 def _ranges(series: Mapping[str, Sequence[float | None]]) -> str:
     """Every line's least and greatest value."""
-    said = []
+    texts = []
     for name, shares in series.items():
         known = [share for share in shares if share is not None]
         ends = [look.percent(end) for end in (min(known), max(known))] if known else []
-        said.append(
+        texts.append(
             f"{name}: " + (f"{' to '.join(dict.fromkeys(ends))} %" if ends else "no values")
         )
-    return "; ".join(said)
+    return "; ".join(texts)
 
 
 MARKERS = "osD^xP"

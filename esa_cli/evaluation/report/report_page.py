@@ -81,18 +81,18 @@ def _render(
 def _charts(summary: Summary, test: str) -> dict[str, Markup]:
     """One test's charts by caption; those that cannot be drawn are left out."""
     scores = score_chart(summary, test) if summary.lengths(test) else None
-    every = {
+    charts = {
         "Score by length; the dashed line is the dense ceiling": scores,
         "Recall by layer: the share of the fact in view, all lengths": _recall(summary, test),
     }
-    return {caption: chart.svg() for caption, chart in every.items() if chart}
+    return {caption: chart.svg() for caption, chart in charts.items() if chart}
 
 
 def _recall(summary: Summary, test: str) -> Chart | None:
-    cells = [cell for cell in summary.pooled if cell.test == test and cell.layers]
-    if not any(share is not None for cell in cells for share in cell.layers):
+    cells = {method: summary.cell(test, method) for method in summary.methods(test)}
+    series = {method: cell.layers for method, cell in cells.items() if cell and cell.layers}
+    if not any(share is not None for shares in series.values() for share in shares):
         return None
-    series = {cell.method: cell.layers for cell in cells}
     slots = [summary.every_method.index(method) for method in series]
     return recall_chart(series, f"{test}: recall by layer, all lengths", slots)
 

@@ -20,7 +20,6 @@ import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,21 +29,19 @@ Z95 = 1.959963984540054
 REASONS = ("answered", "not selected", "selected, not used")
 UNKNOWN = "not known"
 """In place of a `why` of null."""
+Row = Mapping[str, Any]
+"""One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The figures of one test and method at one length, or of all lengths (`length` None).
+    """The figures of some rows.
 
     `low` and `high` bound the 95 % interval of `mean`. `layers` has a mean recall for every layer.
     `why` counts the reasons that came up.
     """
 
-    test: str
-    method: str
-    length: int | None
     n: int
-    sum: float
     mean: float
     low: float
     high: float
@@ -60,69 +57,68 @@ class Cell:
 class Summary:
     """All figures of a run, sorted by test, method, length and depth.
 
-    `cells` and `bins` hold no dense rows. `pooled` is `cells` over all lengths, `dense` the dense
-    rows by length, and `ceilings` the dense rows of a test over all lengths. A bin is a cell of the
-    questions whose fact lies in one tenth of the document; its key ends with the tenth, from 0.
+    Args:
+        cells: of (test, method) over all lengths, of (test, method, length), and of those with the
+            tenth of the document, from 0, in which a question's fact lies.
+        dense: the ceiling's, of (test,) over all lengths and of (test, length).
     """
 
     tests: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    pooled: tuple[Cell, ...]
-    dense: tuple[Cell, ...]
-    ceilings: tuple[Cell, ...]
-    bins: dict[tuple[Any, ...], Cell]
+    cells: dict[tuple[Any, ...], Cell]
+    dense: dict[tuple[Any, ...], Cell]
 
     @property
     def every_method(self) -> list[str]:
         """The methods of all tests; a method's place chooses its colour."""
-        return sorted({cell.method for cell in self.pooled})
+        return sorted({key[1] for key in self.cells})
 
     def methods(self, test: str) -> list[str]:
-        return [cell.method for cell in self.pooled if cell.test == test]
+        return [key[1] for key in self.cells if key[0] == test and len(key) == 2]
 
     def lengths(self, test: str) -> list[int]:
         """The lengths at which anything but the dense model was asked."""
-        return sorted({cell.length or 0 for cell in self.cells if cell.test == test})
+        return sorted({key[2] for key in self.cells if key[0] == test and len(key) > 2})
+
+    def dense_lengths(self, test: str) -> list[int]:
+        return [key[1] for key in self.dense if key[0] == test and len(key) == 2]
 
     def cell(self, test: str, method: str, length: int | None = None) -> Cell | None:
         """The figures there; over all lengths when `length` is None; None when none were asked."""
-        return self._cells.get((test, method, length))
+        return self.cells.get((test, method) if length is None else (test, method, length))
 
     def ceiling(self, test: str) -> Cell | None:
-        return next((cell for cell in self.ceilings if cell.test == test), None)
+        return self.dense.get((test,))
 
     def has_depths(self, test: str) -> bool:
-        return any(key[0] == test for key in self.bins)
+        return any(key[0] == test and len(key) == 4 for key in self.cells)
 
     def depths(self, test: str, method: str, length: int) -> list[Cell | None]:
         """One entry a tenth of the document; None where nothing was asked."""
-        return [self.bins.get((test, method, length, tenth)) for tenth in range(BINS)]
-
-    @cached_property
-    def _cells(self) -> dict[tuple[Any, ...], Cell]:
-        return {(c.test, c.method, c.length): c for c in (*self.cells, *self.pooled)}
+        return [self.cells.get((test, method, length, tenth)) for tenth in range(BINS)]
 
 
 def summarise(rows: Iterable[Row]) -> Summary:
     """The figures of `rows`, which may be in any order."""
-    every = list(rows)
-    plain = [row for row in every if not row.get("dense")]
-    dense = [row for row in every if row.get("dense")]
-    ceilings = [_cell((*key, "dense"), group, None) for key, group in _groups(dense, "test")]
-    best = {cell.test: cell.mean for cell in ceilings}
-    keys = ("test", "method", "length")
-    deep = [row for row in plain if row.get("depth") is not None]
-    placed = [{**row, "bin": depth_bin(row["depth"])} for row in deep]
-    return Summary(
-        tests=tuple(sorted({row["test"] for row in every})),
-        cells=tuple(_cell(key, group, best.get(key[0])) for key, group in _groups(plain, *keys)),
-        pooled=tuple(
-            _cell(key, group, best.get(key[0])) for key, group in _groups(plain, *keys[:2])
-        ),
-        dense=tuple(_cell(key, group, None) for key, group in _groups(dense, *keys)),
-        ceilings=tuple(ceilings),
-        bins={key: _cell(key, group, None) for key, group in _groups(placed, *keys, "bin")},
-    )
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    dense_groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    tests = set()
+    for row in rows:
+        test, method, length, depth = (row.get(k) for k in ("test", "method", "length", "depth"))
+        tests.add(str(test))
+        if row.get("dense"):
+            dense_groups[(test,)].append(row)
+            dense_groups[(test, length)].append(row)
+            continue
+        groups[(test, method)].append(row)
+        groups[(test, method, length)].append(row)
+        if depth is not None:
+            groups[(test, method, length, depth_bin(depth))].append(row)
+    dense = {key: _cell(some) for key, some in sorted(dense_groups.items())}
+    cells = {
+        key: _cell(some, dense.get(key[:1]) if len(key) < 4 else None)
+        for key, some in sorted(groups.items())
+    }
+    return Summary(tuple(sorted(tests)), cells, dense)
 
 
 def wilson(mean: float, n: int) -> tuple[float, float]:
@@ -138,50 +134,32 @@ def depth_bin(depth: float) -> int:
     return min(int(depth * BINS + 1e-9), BINS - 1)
 
 
-def _groups(rows: Iterable[Row], *keys: str) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    """The rows with equal values at `keys`, sorted by these values."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[tuple(row[key] for key in keys)].append(row)
-    return sorted(groups.items())
-
-
-def _cell(key: tuple[Any, ...], rows: Sequence[Row], ceiling: float | None) -> Cell:
-    n, total = len(rows), math.fsum(row["score"] for row in rows)
-    mean = total / n
+def _cell(rows: Sequence[Row], ceiling: Cell | None = None) -> Cell:
+    n = len(rows)
+    mean = math.fsum(row["score"] for row in rows) / n
     low, high = wilson(mean, n)
     recalls = [row["recall"] for row in rows if row.get("recall")]
     times = [row.get("time") or {} for row in rows]
+    layers = [recall.get("layers") or [] for recall in recalls]
+    deepest = max(map(len, layers), default=0)
     return Cell(
-        test=key[0],
-        method=key[1],
-        length=key[2] if len(key) > 2 else None,
         n=n,
-        sum=total,
         mean=mean,
         low=low,
         high=high,
-        retained=mean / ceiling if ceiling else None,
+        retained=mean / ceiling.mean if ceiling and ceiling.mean else None,
         recall=_mean(recall.get("mean") for recall in recalls),
-        layers=_by_layer([recall.get("layers") or [] for recall in recalls]),
+        layers=tuple(_mean(row[i] for row in layers if i < len(row)) for i in range(deepest)),
         why=dict(sorted(Counter(row.get("why") or UNKNOWN for row in rows).items())),
         read_s=_mean(time.get("read_s") for time in times),
         ask_s=_mean(time.get("ask_s") for time in times),
     )
 
 
-def _by_layer(recalls: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    deepest = max(map(len, recalls), default=0)
-    return tuple(_mean(layers[i] for layers in recalls if i < len(layers)) for i in range(deepest))
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return math.fsum(there) / len(there) if there else None
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
-
-Row = Mapping[str, Any]
-"""One question: `test`, `method`, `length`, `question`, `score` and what else the run wrote."""
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -208,19 +186,15 @@ class _CheckedRow(BaseModel):
 
 def wrong(row: Row) -> str:
     """Says what is wrong with a row of `esa selftest`; empty for a valid one."""
+    return reason(_CheckedRow, row)
+
+
+def reason(kind: type[BaseModel], row: Row) -> str:
+    """Says why a row is not of this kind; empty if it is."""
     try:
-        _CheckedRow.model_validate(row)
+        kind.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"]
         return f"{place!r}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(first['input'])}"
     return ""
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_share(value: Any) -> bool:
-    """True if a row's value is a number from 0 to 1, as scores are; NaN and True are none."""
-    return _number(value) and 0 <= value <= 1

@@ -14,6 +14,7 @@ from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.selftest_run import read_for
 from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.qa.answering.reply import Passage, Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.books import Book
 from esa_cli.qa.evidence.evidence import heaviest
@@ -45,47 +46,19 @@ class SelectionCounts:
             self.counts[chosen[chosen < self.counts.shape[0]]] += times / len(seen.far_rows)
 
 
-@dataclass(frozen=True)
-class SelectedPassage:
-    """Characters [start, end) of the text, and their share of all selections."""
-
-    start: int
-    end: int
-    weight: float
-
-    def text(self, document: str) -> str:
-        return document[self.start : self.end]
-
-
-@dataclass(frozen=True)
-class MethodAnswer:
-    """One method's answer; times in seconds.
-
-    Args:
-        cache_bytes: of the prefill's cache, which methods may share. peak_bytes: the process's
-            highest so far.
-    """
-
-    method: str
-    answer: str
-    read_s: float
-    shared: bool
-    first_token_s: float
-    answer_s: float
-    cache_bytes: int
-    peak_bytes: int
-    passages: list[SelectedPassage] = field(default_factory=list)
-
-
-def selected_passages(counts: Tensor, book: Book, count: int) -> list[SelectedPassage]:
-    """The `count` passages that were selected most, whole sentences, none overlapping.
+def selected_passages(counts: Tensor, book: Book, count: int) -> list[Passage]:
+    """The `count` passages that were selected most, whole sentences, none overlapping; a passage's
+    weight is its share of all selections.
 
     Args:
         counts: (N,) of `SelectionCounts`, for the N cached tokens that `book.rows` point into.
     """
     total = float(counts[book.rows.start : book.rows.stop].sum())
     best = heaviest(counts, [book], count)
-    return [SelectedPassage(one.start, one.end, one.weight / total) for one in best]
+    return [
+        Passage.of(book.document, passage.start, passage.end, weight=passage.weight / total)
+        for passage in best
+    ]
 
 
 def compare(
@@ -95,71 +68,60 @@ def compare(
     text: str,
     question: str,
     *,
-    count: int = 3,
+    count: int,
     reading: Callable[[Sequence[str]], Progress],
-    most: int | None = None,
-) -> list[MethodAnswer]:
-    """Asks the question by every method.
+    most: int | None,
+) -> list[dict[str, Any]]:
+    """A row for each method; times in seconds, `cache_bytes` of the prefill's cache, which methods
+    may share, `peak_bytes` the process's highest.
 
     Args:
         groups: of `run_plan.groups`. count: passages for each method. reading: called with the
             names of the methods before their prefill; returns progress(done, total). most: new
             tokens.
     """
-    out = []
+    rows = []
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
         spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
         document = Document("", text, source="", encoding="", bytes=0)
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
-            if group.text:
-                out.append(_from_text(session, group, text, question, count, reading, most))
+            if group.reading == "text":
+                asker = TextAsker(session, group.presets[0])
+                read_s = asker.read(text, reading(group.names))
+                reply = asker.ask(question, most)
+                best = reply.evidence[:count]
+                rows.append(_row(group.names[0], group, read_s, reply, asker.nbytes, best))
                 continue
             session.clear()
             session.use(group.presets[0])
-            read = read_for(session, preset, group, text, reading(group.names))
-            for name, one in zip(group.names, group.presets, strict=True):
-                session.use(one)
+            read_s = read_for(session, preset, group, text, reading(group.names))
+            for name, laid_over in zip(group.names, group.presets, strict=True):
+                session.use(laid_over)
                 view = SelectionCounts(torch.zeros(session.document_tokens))
                 answer = session.ask(question, max_new_tokens=most, trace=view)
-                out.append(
-                    MethodAnswer(
-                        name,
-                        answer.text,
-                        read,
-                        group.shared,
-                        answer.first_token_s,
-                        answer.total_s,
-                        session.cache.nbytes,
-                        peak_memory(str(loaded.device)),
-                        selected_passages(view.counts, book, count),
-                    )
-                )
-    return out
+                passages = selected_passages(view.counts, book, count)
+                rows.append(_row(name, group, read_s, answer, session.cache.nbytes, passages))
+    return [{**row, "peak_bytes": peak_memory(str(loaded.device))} for row in rows]
 
 
-def _from_text(
-    session: Session,
+def _row(
+    name: str,
     group: MethodGroup,
-    text: str,
-    question: str,
-    count: int,
-    reading: Callable[[Sequence[str]], Progress],
-    most: int | None,
-) -> MethodAnswer:
-    """The answer from text, its passages with their share of all that were read again."""
-    asker = TextAsker(session, group.presets[0])
-    read = asker.read(text, reading(group.names))
-    reply = asker.ask(question, most)
-    return MethodAnswer(
-        group.names[0],
-        reply.text,
-        read,
-        group.shared,
-        reply.first_token_s,
-        reply.total_s,
-        asker.nbytes,
-        peak_memory(str(session.model.device)),
-        [SelectedPassage(one.start, one.end, one.weight) for one in reply.evidence[:count]],
-    )
+    read_s: float,
+    answer: Reply,
+    nbytes: int,
+    passages: Sequence[Passage],
+) -> dict[str, Any]:
+    keys = ("start", "end", "weight", "text")
+    return {
+        "method": name,
+        "answer": answer.text,
+        "read_s": read_s,
+        "shared": group.reading == "shared",
+        "first_token_s": answer.first_token_s,
+        "answer_s": answer.total_s,
+        "cache_bytes": nbytes,
+        "passages": [{key: getattr(passage, key) for key in keys} for passage in passages],
+    }

@@ -1,4 +1,5 @@
-"""The share of a fact's tokens in view of each layer, in the question's last chunk.
+"""The share of a fact in view of each layer at the question's last chunk, or among the passages
+of an answer from text.
 
 Where each head selects for itself there are two figures: the mean over heads, and the best head's,
 since one head with the fact in view is enough. If all heads share a selection they are the same.
@@ -21,6 +22,15 @@ IN_VIEW = 0.5
 LAYERS = 0.25
 """Least share of layers with a fact in view to call it selected. Ours: about a quarter of the
 default model's layers pass a found passage on (benchmarks/NOTES.md)."""
+SHOWN = 3
+"""First passages that count as evidence: as many as `esa ask` shows."""
+
+
+class NeedleShare(NamedTuple):
+    """A layer's share of a fact in view: the mean over its heads, and its best head's."""
+
+    mean: float
+    best: float
 
 
 @dataclass
@@ -41,39 +51,30 @@ class NeedleRecall:
         """
         out = []
         for layer in sorted(self.last):
-            found = [_share(self.last[layer], fact) for fact in facts]
-            mean, best = (sum(column) / len(facts) for column in zip(*found, strict=True))
+            pairs = [_share(self.last[layer], fact) for fact in facts]
+            mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append(NeedleShare(mean, best))
         return out
 
     def in_view(self) -> int:
         """Cached tokens that a head attended to beside the question's last chunk; the most of all
         layers and heads."""
-        return max(
-            (
-                seen.local + max(row.shape[0] for row in seen.far_rows)
-                for seen in self.last.values()
-            ),
-            default=0,
-        )
-
-
-class NeedleShare(NamedTuple):
-    """A layer's share of a fact in view: the mean over its heads, and its best head's."""
-
-    mean: float
-    best: float
+        counts = [
+            seen.local + max(row.shape[0] for row in seen.far_rows) for seen in self.last.values()
+        ]
+        return max(counts, default=0)
 
 
 def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
     """Share of the fact's tokens among I, the selected and L."""
     near = seen.start - seen.local
     inside = sum(1 for at in fact if at >= near)
-    found = [
+    selected = [
         int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
     ]
     size = max(1, len(fact))
-    return NeedleShare((inside + sum(found) / len(found)) / size, (inside + max(found)) / size)
+    mean = sum(selected) / len(selected)
+    return NeedleShare((inside + mean) / size, (inside + max(selected)) / size)
 
 
 def selects_facts(shares: Sequence[float]) -> bool:
@@ -81,22 +82,22 @@ def selects_facts(shares: Sequence[float]) -> bool:
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
-def why(score: float, shares: Sequence[float]) -> str:
+def why(score: float, is_selected: bool) -> str:
     """The reason why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
-    return "selected, not used" if selects_facts(shares) else "not selected"
+    return "selected, not used" if is_selected else "not selected"
 
 
 def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
-    """The fields `recall` and `why` of a question's row."""
+    """The fields `recall` and `why` of a question's row, from each layer's share."""
     if not shares:
         return {"recall": None, "why": None}
     layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": why(score, best)}
+    return {"recall": recall, "why": why(score, selects_facts(best))}
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
@@ -111,14 +112,12 @@ def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int)
     return range(int(inside[0]) + head, int(inside[-1]) + 1 + head) if inside.numel() else range(0)
 
 
-SHOWN = 3
-"""First passages that count as evidence: as many as `esa ask` shows."""
-
-
 def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
     """The share of the fact's characters in the passages, which may overlap."""
     inside = {
-        at for one in passages for at in range(max(fact.start, one.start), min(fact.end, one.end))
+        at
+        for passage in passages
+        for at in range(max(fact.start, passage.start), min(fact.end, passage.end))
     }
     return len(inside) / max(1, fact.end - fact.start)
 
@@ -126,7 +125,7 @@ def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
 def evidence_recall_fields(
     score: float, facts: Sequence[Fact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
-    """The fields `recall` and `why` of a question's row.
+    """The fields `recall` and `why` of a question's row, from the passages of its answer.
 
     `mean` is over facts, among the first passages; `read` among all that were read again. A missed
     question whose facts are less than half among the latter is not selected.
@@ -137,5 +136,4 @@ def evidence_recall_fields(
         round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    missed = "selected, not used" if read >= IN_VIEW else "not selected"
-    return {"recall": {"mean": shown, "read": read}, "why": "answered" if score >= 1 else missed}
+    return {"recall": {"mean": shown, "read": read}, "why": why(score, read >= IN_VIEW)}

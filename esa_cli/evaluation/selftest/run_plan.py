@@ -5,22 +5,16 @@ A method that is alone in its group prefills by its own rule, as in `esa ask`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from esa_cli.errors import LengthError, UsageError
-from esa_cli.evaluation.tasks.task_sample import TaskQuestion, TaskSample
-from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.errors import UsageError
 from esa_cli.methods import registry
-from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
-from esa_cli.qa.presets.cache_key import method_hash
-from esa_cli.qa.presets.preset import Preset, Prompt, merge, validated
+from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.system.jsonl import Journal
-from esa_cli.system.text import text_digest
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""
@@ -31,6 +25,8 @@ DENSE_ROOM = 256
 MOST_TOKENS = 100_000_000
 """Of a document."""
 MOST_DEPTHS = 1000
+KEY = ("test", "method", "length", "sample", "question")
+"""Fields that identify a row."""
 
 
 @dataclass(frozen=True)
@@ -63,27 +59,15 @@ class MethodGroup:
     """Methods over one prefill.
 
     Args:
-        shared: it attends to I and L only, not by a method's own rule. dense: the ceiling.
-        text: answers from text; there is no prefill, and a text is read for the finder alone.
+        reading: "shared": the prefill attends to I and L only; "own": it is by the method's own
+            rule; "text": there is none, and a text is read for the finder alone.
+        dense: the ceiling.
     """
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
-    shared: bool
+    reading: Literal["shared", "own", "text"] = "own"
     dense: bool = False
-    text: bool = False
-
-    @property
-    def reading(self) -> str:
-        """What a row says of it."""
-        return "text" if self.text else "shared" if self.shared else "own"
-
-
-def _full(name: str, made: Preset) -> bool:
-    """True if the method attends to all tokens, whatever the budget."""
-    return made.selector["name"] == "full" or (
-        name != resolved_preset.AS_IS and registry.find_recipe(name).full
-    )
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
@@ -92,26 +76,33 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
     for name in dict.fromkeys(settings.methods):
-        made = resolved_preset.compared(name, preset, length)
+        chosen = resolved_preset.compared(name, preset, length)
         if name == resolved_preset.FROM_TEXT:
-            alone.append(MethodGroup((name,), (made,), shared=False, text=True))
+            alone.append(MethodGroup((name,), (chosen,), "text"))
             continue
-        method = resolve(made).method
+        method = resolve(chosen).method
         # Only scores with reduced keys need the compressor that is fitted during prefill, and a
         # shared prefill has the preset's positions.
         fitting = method.fitting if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
-        if elsewhere or _full(name, made) or settings.reading == "own":
-            alone.append(MethodGroup((name,), (made,), shared=False))
+        if elsewhere or _is_full(name, chosen) or settings.reading == "own":
+            alone.append(MethodGroup((name,), (chosen,)))
         else:
-            shared.setdefault(repr(fitting), []).append((name, made))
+            shared.setdefault(repr(fitting), []).append((name, chosen))
     if len(shared) > 1 and (anywhere := shared.pop(repr(None), None)):
         next(iter(shared.values())).extend(anywhere)
-    together = [
-        MethodGroup(tuple(n for n, _ in those), tuple(p for _, p in those), shared=len(those) > 1)
-        for those in shared.values()
-    ]
+    together = []
+    for pairs in shared.values():
+        names, presets = zip(*pairs, strict=True)
+        together.append(MethodGroup(names, presets, "shared" if len(pairs) > 1 else "own"))
     return [*together, *alone]
+
+
+def _is_full(name: str, preset: Preset) -> bool:
+    """True if the method attends to all tokens, whatever the budget."""
+    return preset.selector["name"] == "full" or (
+        name != resolved_preset.AS_IS and registry.find_recipe(name).full
+    )
 
 
 def dense_length(preset: Preset) -> int:
@@ -127,15 +118,7 @@ def dense_group(preset: Preset) -> MethodGroup:
         "position": {"name": "true"},
     }
     data = merge(preset.model_dump(exclude={"name"}), over)
-    return MethodGroup((DENSE,), (validated(preset.name, data),), shared=False, dense=True)
-
-
-def prompted_preset(preset: Preset, sample: TaskSample) -> Preset:
-    """The preset with the benchmark's prompt, where the sample has one."""
-    if sample.after is None:
-        return preset
-    prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
-    return preset.model_copy(update={"prompt": prompt})
+    return MethodGroup((DENSE,), (validated(preset.name, data),), dense=True)
 
 
 def tokens(text: str) -> int:
@@ -160,13 +143,11 @@ def depths(text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        values: Sequence[float] = [
-            float(part.strip().removesuffix("%")) for part in text.split(",")
-        ]
+        values = [float(part.strip().removesuffix("%")) for part in text.split(",")]
     except ValueError:
         values = [-1.0]
-    counted = len(values) == 1 and "%" not in text
-    if counted and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
+    is_count = len(values) == 1 and "%" not in text
+    if is_count and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
         count = int(values[0])
         return tuple((i + 0.5) / count for i in range(count))
     if not all(0 <= value <= 100 for value in values):
@@ -177,38 +158,10 @@ def depths(text: str | None) -> tuple[float, ...] | None:
     return tuple(value / 100 for value in values)
 
 
-def askable(session: Session, sample: TaskSample, presets: Sequence[Preset]) -> None:
-    """Checks a document's questions, with each method over rows, against the model's window. Raises
-    LengthError: one does not fit beside the selected tokens."""
-    for preset in presets:
-        session.use(prompted_preset(preset, sample))
-        for question in sample.questions:
-            with _named(sample, "leave the test out, or lower window.selected with --set"):
-                session.check(question.text, prime=question.prime, max_new_tokens=question.longest)
-
-
-def askable_from_text(asker: TextAsker, sample: TaskSample) -> None:
-    """Checks a document's questions against the model's window. Raises LengthError: one does not
-    fit beside a passage."""
-    for question in sample.questions:
-        with _named(sample, "leave the test out"):
-            asker.check(question.text, question.longest)
-
-
-@contextmanager
-def _named(sample: TaskSample, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except LengthError as error:
-        raise LengthError(f"{sample.test} cannot be asked: {error.message}", hint) from error
-
-
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
     """A note if the text is so short that every method over rows uses full attention: such a test
     says nothing about selection."""
-    if not presets:
-        return None
-    plain = min(resolve(preset).method.window.dense_below for preset in presets)
+    plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
         return None
     return (
@@ -217,23 +170,14 @@ def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
     )
 
 
-KEY = ("test", "method", "length", "sample", "question")
-
-
 def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -> None:
-    """Checks that each method has the same prefill, shared or own, as in the journal's rows.
-
-    Which methods share a prefill depends on the methods of the run, and a method must not have rows
-    of both kinds.
-
-    Raises:
-        UsageError: a method's prefill differs, or it is unknown. PresetError: its settings are
-            wrong.
-    """
+    """Checks that each method has the same prefill, shared or own, as in the journal's rows; which
+    methods share one depends on the methods of the run. Raises UsageError: it differs, or a method
+    is unknown. PresetError: its settings are wrong."""
     if not journal.rows:
         return
-    made = groups(settings, preset, max(settings.lengths))
-    now = {name: group.reading for group in made for name in group.names}
+    grouped = groups(settings, preset, max(settings.lengths))
+    now = {name: group.reading for group in grouped for name in group.names}
     for row in journal.rows:
         name, before = row["method"], row.get("reading")
         if not row.get("dense") and now.get(name, before) != before:
@@ -243,39 +187,3 @@ def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -
                 "give the same --methods as before, or another --out; a file that begins with "
                 "--reading own takes further methods",
             )
-
-
-@dataclass(frozen=True)
-class ResumedRows:
-    """A journal's rows about one document. Raises UsageError: the journal has answers about another
-    document of the same test, length and sample."""
-
-    journal: Journal
-    sample: TaskSample
-
-    def __post_init__(self) -> None:
-        now, sample = text_digest(self.sample.text)[:16], self.sample
-        here = (sample.test, sample.length, sample.index)
-        for row in self.journal.rows:
-            if (row["test"], row["length"], row["sample"]) == here and row.get("document") != now:
-                raise self._other(f"about another document of {sample.length:,} tokens")
-
-    def key_fields(self, method: str, question: TaskQuestion) -> dict[str, Any]:
-        """The fields of `KEY`."""
-        sample = self.sample
-        values = (sample.test, method, sample.length, sample.index, question.key)
-        return dict(zip(KEY, values, strict=True))
-
-    def done(self, method: str, preset: Preset, question: TaskQuestion) -> bool:
-        """True if the journal has this row. Raises UsageError: it has one by other settings."""
-        fields = self.key_fields(method, question)
-        row = self.journal.find(fields)
-        if row is not None and row.get("settings") != method_hash(method, preset):
-            raise self._other(f"by other settings of {method}")
-        return row is not None
-
-    def _other(self, what: str) -> UsageError:
-        return UsageError(
-            f"{self.journal.path} has results of {self.sample.test} {what}",
-            "they are of another version, and would be mixed: choose another --out",
-        )

@@ -1,21 +1,18 @@
-"""Runs a self-test: prefills each document, asks each question by each method, writes each row.
-
-Rows are written as they come (`jsonl.Journal`), so a stopped run can be resumed.
-"""
+"""Runs a self-test: makes the documents, prefills them, asks each question by each method."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import Selection, Step
-from esa_cli.errors import UsageError
+from esa_cli.errors import LengthError, UsageError
+from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
 from esa_cli.evaluation.selftest.needle_recall import (
     NeedleRecall,
     evidence_recall_fields,
@@ -23,30 +20,21 @@ from esa_cli.evaluation.selftest.needle_recall import (
     recall_fields,
 )
 from esa_cli.evaluation.selftest.run_plan import (
+    KEY,
     MethodGroup,
-    ResumedRows,
     SelftestSettings,
     all_in_view,
-    askable,
-    askable_from_text,
     dense_group,
     dense_length,
     groups,
-    prompted_preset,
 )
 from esa_cli.evaluation.tasks import find_task
-from esa_cli.evaluation.tasks.task_sample import (
-    Fact,
-    Haystack,
-    TaskQuestion,
-    TaskRequest,
-    TaskSample,
-)
+from esa_cli.evaluation.tasks.task_sample import Haystack, TaskQuestion, TaskRequest, TaskSample
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets.cache_key import method_hash
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
@@ -58,60 +46,8 @@ OWN = "own"
 """The test whose document is the user's text, whole."""
 
 
-@dataclass
-class SelftestDocuments:
-    """Makes the documents of each test.
-
-    Args:
-        size: counts the tokens of a text.
-    """
-
-    settings: SelftestSettings
-    haystack: Haystack
-    size: Callable[[str], int]
-
-    def lengths(self, test: str) -> tuple[int, ...]:
-        """Tokens of the test's documents. Raises UsageError: as `samples`."""
-        return (self._own,) if test == OWN else self.settings.lengths
-
-    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:
-        """The documents, one at a time.
-
-        Args:
-            dense: for the ceiling, whose documents must fit in the model's window: the text of
-                `own` is cut to `length`.
-
-        Raises:
-            UsageError: a document cannot hold so many facts, or the haystack is too short.
-        """
-        settings = self.settings
-        request = TaskRequest(
-            length=length,
-            size=self.size,
-            haystack=self._cut(length) if dense and test == OWN else self.haystack,
-            depths=settings.depths,
-            samples=settings.samples,
-            seed=settings.seed,
-            exact=settings.exact,
-        )
-        return find_task(test).samples(request)
-
-    @cached_property
-    def _own(self) -> int:
-        return next(self.samples(OWN, 0)).length
-
-    def _cut(self, length: int) -> Haystack:
-        """The beginning of the text, so long that it has `length` tokens with the needles in it."""
-        if self._own <= length:
-            return self.haystack
-        left = length - (self._own - self.size(self.haystack.text))
-        if left < 1:
-            raise UsageError(
-                f"length must have room for the needles, got {length:,} tokens",
-                "ask for a greater one",
-            )
-        parts = self.haystack.cut(self.size, left)
-        return Haystack.of(self.haystack.name, "\n\n".join(parts))
+def count_tokens(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 class SelftestEvents(Protocol):
@@ -148,152 +84,272 @@ class SelftestRun:
     listener: SelftestEvents
     until: float | None = None
     shard: WorkShard = ALL_WORK
-    stopped: bool = field(default=False, init=False)
-    documents: SelftestDocuments = field(init=False)
     _text: TextAsker | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self.documents = SelftestDocuments(self.settings, self.haystack, self._size)
-
-    def _size(self, text: str) -> int:
-        """Tokens of a text."""
-        out = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-        return len(out["input_ids"])
-
-    def run(self) -> None:
-        """Asks every question that has no row in the journal yet. Raises EsaError: a method, its
-        settings or the haystack is wrong."""
-        with self.session() as session:
-            for sample, group in self.prefills():
-                self.ask(session, sample, group)
-                if self.stopped:
-                    return
-
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        """The run's session. Raises EsaError: a method, its settings or the haystack is wrong."""
+    def run(self) -> bool:
+        """Asks every question that has no row yet; False when the time limit came first. Raises
+        EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check(session)
-            yield session
+            work = self.shard.take(self._work())
+            documents = (self._questions(session, *pair).cases() for pair in work)
+            return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
 
-    def prefills(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
-        """The documents of the run's shard, each with the methods that share its prefill."""
-        return self.shard.take(self._prefills())
+    def size(self, text: str) -> int:
+        """Tokens of a text."""
+        return count_tokens(self.loaded.tokenizer, text)
 
-    def _prefills(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
+    def lengths(self, test: str) -> tuple[int, ...]:
+        """Tokens of the test's documents. Raises UsageError: as `samples`."""
+        return (self._own,) if test == OWN else self.settings.lengths
+
+    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:
+        """The documents, one at a time.
+
+        Args:
+            dense: for the ceiling, whose documents must fit in the model's window: the text of
+                `own` is cut to `length`.
+
+        Raises:
+            UsageError: a document cannot hold so many facts, or the haystack is too short.
+        """
+        settings = self.settings
+        haystack = self._cut(length) if dense and test == OWN else self.haystack
+        request = TaskRequest(
+            length, self.size, haystack, settings.depths, settings.samples, settings.seed,
+            settings.exact,
+        )  # fmt: skip
+        return find_task(test).samples(request)
+
+    @cached_property
+    def _own(self) -> int:
+        return next(self.samples(OWN, 0)).length
+
+    def _cut(self, length: int) -> Haystack:
+        """The beginning of the text, so long that it has `length` tokens with the needles in it."""
+        if self._own <= length:
+            return self.haystack
+        left = length - (self._own - self.size(self.haystack.text))
+        if left < 1:
+            raise UsageError(
+                f"length must have room for the needles, got {length:,} tokens",
+                "ask for a greater one",
+            )
+        parts = self.haystack.cut(self.size, left)
+        return Haystack.of(self.haystack.name, "\n\n".join(parts))
+
+    def _work(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
+        """Each document with each group of methods that share its prefill."""
         for test in self.settings.tests:
-            for length, group in self._work(test):
-                for sample in self._samples(test, length, group):
-                    yield sample, group
+            if self.settings.dense:
+                group = dense_group(self.preset)
+                try:
+                    for sample in self.samples(test, dense_length(self.preset), dense=True):
+                        yield sample, group
+                except UsageError as error:
+                    self.listener.note(f"{test}: no dense ceiling: {error.message}")
+            for length in self.lengths(test):
+                for group in groups(self.settings, self.preset, length):
+                    yield from ((sample, group) for sample in self.samples(test, length))
 
     def _check(self, session: Session) -> None:
-        """Builds each method and each test's first document once, so that mistakes come before the
-        first long prefill."""
-        methods: dict[int, list[Preset]] = {}
-        text = False
+        """Builds each method, and checks the questions of each test's first document, so that
+        mistakes come before the first long prefill."""
         for test in self.settings.tests:
-            for length in self.documents.lengths(test):
-                if length not in methods:
-                    made = groups(self.settings, self.preset, length)
-                    methods[length] = [p for group in made if not group.text for p in group.presets]
-                    text = any(group.text for group in made)
-        for length, presets in methods.items():
-            for preset in presets:
-                session.use(preset)
-                # Not every host has a base that can be changed.
-                host = session.attachment.rope.frequencies
-                session.method.position.frequencies(*host, length)
-        for test in self.settings.tests:
-            for length in self.documents.lengths(test):
-                sample = next(self.documents.samples(test, length), None)
-                if sample is not None:
-                    askable(session, sample, methods[length])
-                    if text:
-                        askable_from_text(self._asker(session), sample)
+            for length in self.lengths(test):
+                grouped = groups(self.settings, self.preset, length)
+                for preset in [
+                    p for group in grouped if group.reading != "text" for p in group.presets
+                ]:
+                    session.use(preset)
+                    # Not every host has a base that can be changed.
+                    host = session.attachment.rope.frequencies
+                    session.method.position.frequencies(*host, length)
+                sample = next(self.samples(test, length))
+                for group in grouped:
+                    self._questions(session, sample, group).check()
 
-    def _asker(self, session: Session) -> TextAsker:
-        if self._text is None:
+    def _questions(
+        self, session: Session, sample: TaskSample, group: MethodGroup
+    ) -> DocumentQuestions:
+        if group.reading == "text" and self._text is None:
             self._text = TextAsker(session, self.preset)
-        return self._text
+        text = self._text if group.reading == "text" else None
+        return DocumentQuestions(session, sample, group, self.preset, self.listener, text)
 
-    def _work(self, test: str) -> Iterator[tuple[int, MethodGroup]]:
-        if self.settings.dense:
-            yield dense_length(self.preset), dense_group(self.preset)
-        for length in self.documents.lengths(test):
-            for group in groups(self.settings, self.preset, length):
-                yield length, group
 
-    def _samples(self, test: str, length: int, group: MethodGroup) -> Iterator[TaskSample]:
-        """The test's documents; none for a ceiling that does not fit in the model's window."""
+@dataclass
+class DocumentQuestions:
+    """One document's questions by a group of methods.
+
+    From text, the words around document and question, and the answer's first ones, are those of the
+    preset, not the benchmark's.
+
+    Args:
+        base: the preset that methods are laid over. text: what answers from text; None: answers
+            come from the KV cache.
+    """
+
+    session: Session
+    sample: TaskSample
+    group: MethodGroup
+    base: Preset
+    listener: SelftestEvents
+    text: TextAsker | None = None
+    _preset: Preset | None = field(default=None, init=False)
+    _read_s: float = field(default=0.0, init=False)
+
+    def cases(self) -> DocumentCases:
+        """Each question by each method."""
+        sample, group, cases = self.sample, self.group, list[Case]()
+        document = text_digest(sample.text)[:16]
+        for name, preset in zip(group.names, group.presets, strict=True):
+            settings = method_hash(name, preset)
+            for question in sample.questions:
+                key = (sample.test, name, sample.length, sample.index, question.key)
+                fields = {
+                    **dict(zip(KEY, key, strict=True)),
+                    "dense": group.dense,
+                    "settings": settings,
+                    "reading": group.reading,
+                    "document": document,
+                }
+                cases.append(Case(fields, partial(self.row, preset, question)))
+        return DocumentCases(cases, self.read)
+
+    def check(self) -> None:
+        """Raises LengthError: a question does not fit the model's window."""
         try:
-            yield from self.documents.samples(test, length, dense=group.dense)
-        except UsageError as error:
-            if not group.dense:
-                raise
-            self.listener.note(f"{test}: no dense ceiling: {error.message}")
+            for preset in self.group.presets:
+                if self.text is None:
+                    self._use(preset)
+                for question in self.sample.questions:
+                    if self.text is not None:
+                        self.text.check(question.text, question.longest)
+                    else:
+                        self.session.check(
+                            question.text, prime=question.prime, max_new_tokens=question.longest
+                        )
+        except LengthError as error:
+            raise LengthError(
+                f"{self.sample.test} cannot be asked: {error.message}",
+                "leave the test out, or lower window.selected with --set",
+            ) from error
 
-    def ask(self, session: Session, sample: TaskSample, group: MethodGroup) -> None:
-        """Asks a document's questions by the group's methods, those without a row in the journal;
-        `stopped` is set when the time limit comes first."""
-        kept = ResumedRows(self.journal, sample)
-        todo = [
-            (name, preset, question)
-            for name, preset in zip(group.names, group.presets, strict=True)
-            for question in sample.questions
-            if not kept.done(name, preset, question)
-        ]
-        if not todo:
-            return
-        if self._late():
-            return
-        if group.dense and not self._fits(session, sample, group):
-            window = f"{self.preset.context:,} tokens"
+    def read(self) -> bool:
+        """Reads the document; False for a ceiling that does not fit into the model's window."""
+        session, sample, group = self.session, self.sample, self.group
+        total = count_tokens(session.tokenizer, sample.text)
+        if self.text is None:
+            session.clear()
+            self._use(group.presets[0])
+            self._spans, self._head = (
+                session.prompt.offsets(sample.text),
+                len(session.prompt.head()),
+            )
+        if group.dense and not self._fits():
             self.listener.note(
                 f"{sample.test}: no dense ceiling: document, question and answer do not fit into "
-                f"the model's window of {window}"
+                f"the model's window of {self.base.context:,} tokens"
             )
-            return
-        seconds = self._read(session, sample, group)
-        selective = not group.dense and not group.text
-        if selective and (note := all_in_view(session.document_tokens, group.presets)):
-            self.listener.note(f"{sample.test}: {note}")
-        ask: Ask = (
-            RowQuestions(session, sample)
-            if not group.text
-            else (TextQuestions(self._asker(session), sample))
-        )
-        for name, preset, question in todo:
-            if self._late():
-                return
-            row = ask(preset, question)
-            row |= {**kept.key_fields(name, question), "dense": group.dense}
-            row["settings"] = method_hash(name, preset)
-            row["reading"] = group.reading
-            row["time"]["read_s"] = round(seconds, 2)
-            self.journal.add(row)
-            self.listener.row(row)
-
-    def _late(self) -> bool:
-        self.stopped = self.until is not None and time.monotonic() > self.until
-        return self.stopped
-
-    def _fits(self, session: Session, sample: TaskSample, group: MethodGroup) -> bool:
-        """True if every question can be asked and answered inside the model's own window."""
-        session.clear()
-        session.use(prompted_preset(group.presets[0], sample))
-        prompt = session.prompt
-        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
-        return len(prompt.document(sample.text)) + longest <= self.preset.context
-
-    def _read(self, session: Session, sample: TaskSample, group: MethodGroup) -> float:
-        total = self._size(sample.text)
+            return False
         progress = self.listener.reading(sample.test, sample.length, group.names, total)
-        if group.text:
-            return self._asker(session).read(sample.text, progress)
-        session.clear()
-        session.use(prompted_preset(group.presets[0], sample))
-        return read_for(session, self.preset, group, sample.text, progress)
+        if self.text is not None:
+            self._read_s = self.text.read(sample.text, progress)
+            return True
+        self._read_s = read_for(session, self.base, group, sample.text, progress)
+        note = None if group.dense else all_in_view(session.document_tokens, group.presets)
+        if note is not None:
+            self.listener.note(f"{sample.test}: {note}")
+        return True
+
+    def _use(self, preset: Preset) -> None:
+        """Sets the preset, with the benchmark's prompt where the sample has one."""
+        if self._preset is preset:
+            return
+        self._preset, sample = preset, self.sample
+        if sample.after is not None:
+            prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
+            preset = preset.model_copy(update={"prompt": prompt})
+        self.session.use(preset)
+
+    def _fits(self) -> bool:
+        """True if every question can be asked and answered inside the model's own window."""
+        prompt, asked = self.session.prompt, self.sample.questions
+        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in asked)
+        return len(prompt.document(self.sample.text)) + longest <= self.base.context
+
+    def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
+        """The fields of a question's row that its answer gives."""
+        if self.text is not None:
+            return self._row_from_text(self.text, preset, question)
+        self._use(preset)
+        session, recall = self.session, NeedleRecall()
+        answer = session.ask(
+            question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
+        )
+        facts = [self.sample.facts[fact] for fact in question.facts]
+        places = [positions(self._spans, fact.start, fact.end, self._head) for fact in facts]
+        fields = self._fields(question, question.prime + answer.text, answer, session.cache.nbytes)
+        return fields | {
+            "before": session.tokenizer.decode(session.prompt.head()),
+            "prompt": session.prompt.text(question.text, question.prime),
+            "answer": answer.text,
+            **recall_fields(fields["score"], recall.shares(places) if places else []),
+            "tokens": {
+                "document": session.document_tokens,
+                "question": answer.question_tokens,
+                "answer": answer.answer_tokens,
+                "in_view": recall.in_view(),
+            },
+        }
+
+    def _row_from_text(
+        self, asker: TextAsker, preset: Preset, question: TaskQuestion
+    ) -> dict[str, Any]:
+        reply = asker.ask(question.text, question.longest)
+        facts = [self.sample.facts[fact] for fact in question.facts]
+        fields = self._fields(question, reply.text, reply, asker.nbytes)
+        return fields | {
+            "before": "",
+            "prompt": preset.answer.prompt.replace("{question}", question.text),
+            "answer": reply.text,
+            "found": reply.found,
+            "quoted": reply.quotation is not None,
+            **evidence_recall_fields(fields["score"], facts, reply.evidence),
+            "tokens": {
+                "document": len(asker.book.spans),
+                "question": reply.question_tokens,
+                "answer": reply.answer_tokens,
+                "in_view": asker.tokens_of(reply.evidence),
+            },
+        }
+
+    def _fields(
+        self, question: TaskQuestion, output: str, answer: Reply, stored: int
+    ) -> dict[str, Any]:
+        """The fields of both ways.
+
+        Args:
+            stored: bytes of what the document was read into.
+        """
+        # The mean depth of several facts would be a depth without a fact.
+        only = self.sample.facts[question.facts[0]] if len(question.facts) == 1 else None
+        return {
+            "depth": None if only is None else round(only.depth, 4),
+            "expected": list(question.answers),
+            "score": round(find_task(self.sample.test).score(question, output), 4),
+            "memory": {
+                "kept_bytes": stored,
+                "peak_bytes": peak_memory(str(self.session.model.device)),
+            },
+            "time": {
+                "ask_s": round(answer.total_s, 3),
+                "first_token_s": round(answer.first_token_s, 3),
+                "read_s": round(self._read_s, 2),
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -328,102 +384,8 @@ def read_for(
     """Prefills a text for the group's methods, in the session's preset; returns the seconds."""
     started = time.perf_counter()
     method = None
-    if group.shared:
-        made = [build_method(preset) for preset in group.presets]
-        method = shared_reading(build_method(base), made)
+    if group.reading == "shared":
+        methods = [build_method(preset) for preset in group.presets]
+        method = shared_reading(build_method(base), methods)
     session.read(text, progress, method)
     return time.perf_counter() - started
-
-
-Ask = Callable[[Preset, TaskQuestion], dict[str, Any]]
-"""Asks one question by one method; returns fields of its row."""
-
-
-class RowQuestions:
-    """Asks about the document that a session has cached."""
-
-    def __init__(self, session: Session, sample: TaskSample) -> None:
-        self.session, self.sample = session, sample
-        self._spans = session.prompt.offsets(sample.text)
-        self._head = len(session.prompt.head())
-        self._using: Preset | None = None
-
-    def __call__(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        session, recall = self.session, NeedleRecall()
-        if self._using is not preset:
-            session.use(prompted_preset(preset, self.sample))
-            self._using = preset
-        answer = session.ask(
-            question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
-        )
-        facts = _facts(self.sample, question)
-        places = [positions(self._spans, fact.start, fact.end, self._head) for fact in facts]
-        fields = _fields(self.sample, question, question.prime + answer.text)
-        return fields | {
-            "before": session.tokenizer.decode(session.prompt.head()),
-            "prompt": session.prompt.text(question.text, question.prime),
-            "answer": answer.text,
-            **recall_fields(fields["score"], recall.shares(places) if places else []),
-            "tokens": {
-                "document": session.document_tokens,
-                "question": answer.question_tokens,
-                "answer": answer.answer_tokens,
-                "in_view": recall.in_view(),
-            },
-            "memory": _memory(session, session.cache.nbytes),
-            "time": _times(answer),
-        }
-
-
-class TextQuestions:
-    """Asks about the document that a `TextAsker` has read. The words around document and question,
-    and the answer's first ones, are those of the preset, not the benchmark's."""
-
-    def __init__(self, asker: TextAsker, sample: TaskSample) -> None:
-        self.asker, self.sample = asker, sample
-
-    def __call__(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        asker = self.asker
-        reply = asker.ask(question.text, question.longest)
-        fields = _fields(self.sample, question, reply.text)
-        return fields | {
-            "before": "",
-            "prompt": preset.answer.prompt.replace("{question}", question.text),
-            "answer": reply.text,
-            "found": reply.found,
-            "quoted": reply.quotation is not None,
-            **evidence_recall_fields(
-                fields["score"], _facts(self.sample, question), reply.evidence
-            ),
-            "tokens": {
-                "document": len(asker.book.spans),
-                "question": reply.question_tokens,
-                "answer": reply.answer_tokens,
-                "in_view": asker.tokens_of(reply.evidence),
-            },
-            "memory": _memory(asker.session, asker.nbytes),
-            "time": _times(reply),
-        }
-
-
-def _facts(sample: TaskSample, question: TaskQuestion) -> list[Fact]:
-    return [sample.facts[i] for i in question.facts]
-
-
-def _fields(sample: TaskSample, question: TaskQuestion, output: str) -> dict[str, Any]:
-    facts = _facts(sample, question)
-    return {
-        # The mean depth of several facts would be a depth without a fact.
-        "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
-        "document": text_digest(sample.text)[:16],
-        "expected": list(question.answers),
-        "score": round(find_task(sample.test).score(question, output), 4),
-    }
-
-
-def _memory(session: Session, kept: int) -> dict[str, int]:
-    return {"kept_bytes": kept, "peak_bytes": peak_memory(str(session.model.device))}
-
-
-def _times(answer: Reply) -> dict[str, float]:
-    return {"ask_s": round(answer.total_s, 3), "first_token_s": round(answer.first_token_s, 3)}

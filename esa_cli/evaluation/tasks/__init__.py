@@ -1,8 +1,7 @@
 """The tasks of `esa selftest`: documents, questions and scores, as pure functions.
 
-    haystack_text  the text around the facts: the generated chronicle, or the user's files
-    planting       puts facts into it at given depths
-    *_task         one task each, with the prompt and the score of the benchmark it names
+    task_sample   haystacks, how facts are planted in them, and what a task makes
+    needle_tasks, key_tasks, stars_task    one function of samples and one score a task
 
 No model is used; the function in the request counts tokens. `length` is that of the document;
 prompt, question and answer come on top.
@@ -11,12 +10,23 @@ prompt, question and answer come on top.
 from __future__ import annotations
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.tasks.key_value_task import KeyValue
-from esa_cli.evaluation.tasks.multi_needle_task import ManyNeedles
-from esa_cli.evaluation.tasks.needle_task import OwnDocument, SingleNeedle
-from esa_cli.evaluation.tasks.passkey_task import NUMBER, PASSKEY
-from esa_cli.evaluation.tasks.ruler_niah_task import MagicNumbers
-from esa_cli.evaluation.tasks.stars_task import CountingStars
+from esa_cli.evaluation.tasks.key_tasks import (
+    NUMBER,
+    PASSKEY,
+    key_score,
+    key_values,
+    magic_numbers,
+    magic_score,
+    pair_score,
+)
+from esa_cli.evaluation.tasks.needle_tasks import (
+    many_needles,
+    many_score,
+    needle_score,
+    own_document,
+    single_needles,
+)
+from esa_cli.evaluation.tasks.stars_task import counting_stars, star_score
 from esa_cli.evaluation.tasks.task_sample import (
     Fact,
     Haystack,
@@ -31,11 +41,16 @@ __all__ = [
     "TASKS", "Fact", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task",
 ]  # fmt: skip
 
-_ALL: tuple[Task, ...] = (
-    SingleNeedle(), ManyNeedles(), CountingStars(), PASSKEY, NUMBER, KeyValue(), MagicNumbers(),
-    OwnDocument(),
-)  # fmt: skip
-TASKS: dict[str, Task] = {one.name: one for one in _ALL}
+TASKS: dict[str, Task] = {
+    "needle": Task(single_needles, needle_score),
+    "needles": Task(many_needles, many_score),
+    "stars": Task(counting_stars, star_score),
+    "passkey": Task(PASSKEY.samples, key_score),
+    "number": Task(NUMBER.samples, key_score),
+    "kv": Task(key_values, pair_score),
+    "niah": Task(magic_numbers, magic_score),
+    "own": Task(own_document, needle_score),
+}
 """Every self-test by name."""
 
 

@@ -1,16 +1,15 @@
-"""Counting-Stars: a penguin counts stars in many places of a long text; collect the numbers.
+"""`stars`: a penguin counts stars in many places of a long text; collect the numbers.
 
-Source: Counting-Stars (Song et al., 2024), searching and reasoning. In reasoning the penguin first
-miscounts. Sentences, question, parsing and score are the benchmark's; the start of the answer is
-the ESA paper's. Numbers and text are ours. Questions are searching and reasoning in turn.
+Source: Counting-Stars (Song et al., 2024), searching and reasoning in turn; in reasoning the
+penguin first miscounts. Sentences, question and score are the benchmark's; the start of the answer
+is the ESA paper's. Numbers and text are ours.
 
 The exact form builds the document as there: line breaks become spaces, the first j = 0.8 * length
 words are taken, and star i goes to word (i + 1) * (j // m) + i * W of the text as it has become, in
 place of the space there; W is the number of words in a star, and m = 32. So the length is the
-benchmark's nominal one, and no number of tokens. The shared form counts tokens, has 8 stars for a
-question at every length, so that scores at two lengths compare, and puts them behind sentences, the
-text's line breaks left as they are. Up to eight questions share a document, so that a long text is
-read once: each is about another animal, and the other animals' stars distract.
+benchmark's nominal one, and no number of tokens. The shared form counts tokens and has 8 stars for
+a question at every length, so that scores at two lengths compare. Up to eight questions share a
+document, each about another animal, and the other animals' stars distract.
 """
 
 from __future__ import annotations
@@ -58,6 +57,72 @@ def words(text: str) -> int:
     return len(text.split())
 
 
+def counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
+    """Documents with questions of both kinds in turn."""
+    longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
+    each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
+    for index, first in enumerate(range(0, request.samples, each)):
+        numbers = range(first, min(first + each, request.samples))
+        yield _sample(request, index, [tuple(STARS)[number % len(STARS)] for number in numbers])
+
+
+def _sample(request: TaskRequest, index: int, variants: Sequence[str]) -> TaskSample:
+    """A document with a question for each of the variants."""
+    m = EXACT_STARS if request.exact else SHARED_STARS
+    dice = StableRandom("stars", request.length, request.seed, index)
+    count = m * len(variants)
+    numbers = dice.some(range(1, LARGEST + 1), 2 * count)
+    right, wrong = numbers[:count], numbers[count:]
+    owners = dealt(dice, [m] * len(variants))
+    stars = [
+        STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
+        for owner, a, r in zip(owners, right, wrong, strict=True)
+    ]
+    text, facts = _document(request, stars)
+    questions = []
+    for which, variant in enumerate(variants):
+        own = [place for place, owner in enumerate(owners) if owner == which]
+        who, reasoning = ANIMALS[which], variant == "reasoning"
+        asked = QUESTION.format(
+            who=who,
+            correct="correct " if reasoning else "",
+            correctly="correctly " if reasoning else "",
+        )
+        questions.append(
+            TaskQuestion(
+                key=variant if len(variants) == 1 else f"{variant}-{who}",
+                text=asked,
+                answers=tuple(str(right[place]) for place in own),
+                facts=tuple(own),
+                longest=16 + 8 * len(own),
+                prime=PRIME.format(who=who),
+                data={"mistaken": tuple(wrong[place] for place in own)} if reasoning else {},
+            )
+        )
+    return TaskSample("stars", request.length, index, text, facts, tuple(questions), after=AFTER)
+
+
+def _document(request: TaskRequest, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
+    if not request.exact:
+        depths = tuple((i + 1) / len(stars) for i in range(len(stars)))
+        depths = depths_of(request, len(stars)) if request.depths else depths
+        return document(request, [star.strip() for star in stars], depths, joints=("\n", "\n"))
+    if request.depths:
+        raise UsageError(
+            "--depths must be absent with --exact: its stars have places of their own",
+            "leave out --depths, or --exact",
+        )
+    count = int(WORDS_PER_TOKEN * request.length)
+    if count < len(stars):
+        raise UsageError(
+            f"words must be at least {len(stars)}, as many as stars, got {count}",
+            "ask for a greater length",
+        )
+    # The cut may miss a few words for the sake of a whole sentence.
+    parts = request.haystack.cut(words, count + 2 * SLACK, "words")
+    return sprinkle("\n\n".join(parts), count, stars)
+
+
 def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
     """The first `count` space-separated words of the text, with the stars put in."""
     parts = text.replace("\n", " ").split(" ")[:count]
@@ -69,90 +134,9 @@ def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fa
     return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
 
 
-def ask(
-    key: str,
-    variant: str,
-    who: str,
-    facts: Sequence[int],
-    right: Sequence[int],
-    wrong: Sequence[int],
-) -> TaskQuestion:
-    """The question about the stars that one animal counted; `wrong`: its mistaken counts."""
-    words = {"correct": "correct ", "correctly": "correctly "}
-    return TaskQuestion(
-        key=key,
-        text=QUESTION.format(
-            who=who, **(words if variant == "reasoning" else dict.fromkeys(words, ""))
-        ),
-        answers=tuple(str(number) for number in right),
-        facts=tuple(facts),
-        longest=16 + 8 * len(facts),
-        prime=PRIME.format(who=who),
-        data={"mistaken": tuple(wrong)} if variant == "reasoning" else {},
-    )
-
-
-class CountingStars:
-    name = "stars"
-
-    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
-        longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
-        each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
-        for index, first in enumerate(range(0, request.samples, each)):
-            last = min(first + each, request.samples)
-            variants = [tuple(STARS)[i % len(STARS)] for i in range(first, last)]
-            yield self._sample(request, index, variants)
-
-    def _sample(self, request: TaskRequest, index: int, variants: Sequence[str]) -> TaskSample:
-        """A document with a question for each of the variants."""
-        m = EXACT_STARS if request.exact else SHARED_STARS
-        dice = StableRandom(self.name, request.length, request.seed, index)
-        count = m * len(variants)
-        numbers = dice.some(range(1, LARGEST + 1), 2 * count)
-        right, wrong = numbers[:count], numbers[count:]
-        owners = dealt(dice, [m] * len(variants))
-        stars = [
-            STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
-            for owner, a, r in zip(owners, right, wrong, strict=True)
-        ]
-        text, facts = self._document(request, stars)
-        questions = []
-        for which, variant in enumerate(variants):
-            mine = [i for i, owner in enumerate(owners) if owner == which]
-            key = variant if len(variants) == 1 else f"{variant}-{ANIMALS[which]}"
-            extra = [right[i] for i in mine], [wrong[i] for i in mine]
-            questions.append(ask(key, variant, ANIMALS[which], mine, *extra))
-        return TaskSample(
-            self.name, request.length, index, text, facts, tuple(questions), after=AFTER
-        )
-
-    def _document(self, request: TaskRequest, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
-        if not request.exact:
-            depths = [(i + 1) / len(stars) for i in range(len(stars))]
-            return document(
-                request,
-                [star.strip() for star in stars],
-                depths_of(request, len(stars)) if request.depths else depths,
-                joints=("\n", "\n"),
-            )
-        if request.depths:
-            raise UsageError(
-                "--depths must be absent with --exact: its stars have places of their own",
-                "leave out --depths, or --exact",
-            )
-        count = int(WORDS_PER_TOKEN * request.length)
-        if count < len(stars):
-            raise UsageError(
-                f"words must be at least {len(stars)}, as many as stars, got {count}",
-                "ask for a greater length",
-            )
-        # The cut may miss a few words for the sake of a whole sentence.
-        parts = request.haystack.cut(words, count + 2 * SLACK, "words")
-        return sprinkle("\n\n".join(parts), count, stars)
-
-    def score(self, question: TaskQuestion, output: str) -> float:
-        right = [int(answer) for answer in question.answers]
-        found = metrics.listed_stars(output, len(right))
-        if "mistaken" in question.data:
-            return metrics.reasoning_score(found, right, question.data["mistaken"])
-        return metrics.searching_score(found, right)
+def star_score(question: TaskQuestion, output: str) -> float:
+    right = [int(answer) for answer in question.answers]
+    listed = metrics.listed_stars(output, len(right))
+    if "mistaken" in question.data:
+        return metrics.reasoning_score(listed, right, question.data["mistaken"])
+    return metrics.searching_score(listed, right)

@@ -1,4 +1,4 @@
-"""The interface of a self-test's task: documents with facts, questions about them, and scores.
+"""What a self-test's task makes: documents with facts, questions about them, and scores.
 
 A task works on texts only. Its samples are determined by its name, the request (length, seed,
 haystack, counting function, depths, number of samples) and the sample's index.
@@ -12,13 +12,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from esa_cli.documents.document import read_documents
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import chronicle_task as chronicle
 
 T = TypeVar("T")
+Size = Callable[[str], int]
 
 
 class StableRandom:
@@ -70,7 +71,7 @@ class TaskQuestion:
 
     Args:
         key: unique within the sample and the same in every run.
-        text: the question. answers: those accepted, or texts that are searched one by one.
+        answers: those accepted, or texts that are searched one by one.
         facts: indices into `TaskSample.facts`. longest: new tokens allowed.
         prime: the answer's first words, given to the model.
         data: further values for the score.
@@ -89,8 +90,9 @@ class TaskQuestion:
 class TaskSample:
     """One document and its questions.
 
-    `before` and `after` are the benchmark's own words around the document; `after` contains
-    `{question}`. When `after` is None the preset's prompt is used.
+    Args:
+        before, after: the benchmark's own words around the document; `after` contains
+            `{question}`; None: the preset's prompt is used.
     """
 
     test: str
@@ -118,7 +120,7 @@ class TaskRequest:
     """
 
     length: int
-    size: Callable[[str], int]
+    size: Size
     haystack: Haystack
     depths: tuple[float, ...] | None
     samples: int
@@ -126,18 +128,16 @@ class TaskRequest:
     exact: bool
 
 
-class Task(Protocol):
-    """One test, known by its name."""
+class Task(NamedTuple):
+    """A test.
 
-    name: str
+    Args:
+        samples: makes the documents one at a time, with increasing `index`.
+        score: 0 to 1, of a question and an output that includes the prime.
+    """
 
-    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
-        """Yields the documents one at a time, with increasing `index`."""
-        ...
-
-    def score(self, question: TaskQuestion, output: str) -> float:
-        """0..1; `output` includes the prime."""
-        ...
+    samples: Callable[[TaskRequest], Iterator[TaskSample]]
+    score: Callable[[TaskQuestion, str], float]
 
 
 SUFFIXES = (".txt", ".md")
@@ -146,8 +146,6 @@ WORD = re.compile(r"\S(?=\s)")
 CHARACTER = re.compile(r"\S")
 SLACK = 30
 """Allowed difference in tokens, so that the text ends with a whole sentence."""
-
-Size = Callable[[str], int]
 
 
 class Haystack:
@@ -161,7 +159,7 @@ class Haystack:
     def __init__(self, name: str, parts: Iterable[str], text: str = "") -> None:
         self.name, self.text = name, text
         self._rest = iter(parts)
-        self._kept: list[str] = []
+        self._parts: list[str] = []
         self._ends: dict[Size, list[int]] = {}
 
     @classmethod
@@ -179,52 +177,45 @@ class Haystack:
     def read(cls, source: str) -> Haystack:
         """A text file, or all .txt and .md files of a folder in the order of their names. Raises
         UsageError: a folder without such files. DocumentError: a file that cannot be read."""
-        names = [source]
-        if Path(source).is_dir():
-            found = (path for path in Path(source).iterdir() if path.is_file())
-            names = sorted(str(path) for path in found if path.suffix.lower() in SUFFIXES)
+        path, names = Path(source), [source]
+        if path.is_dir():
+            names = sorted(str(file) for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
             if not names:
                 raise UsageError(
                     f"the haystack's folder must have text files, got {source}",
                     "put .txt or .md files into it",
                 )
         texts = [document.text.strip("\n") for document in read_documents(names)]
-        return cls.of(Path(source).name or source, "\n\n".join(texts))
+        return cls.of(path.name or source, "\n\n".join(texts))
 
     def cut(self, size: Size, n: int, unit: str = "tokens") -> list[str]:
-        """The first paragraphs, n tokens together; the last one may be cut after a sentence.
-
-        Blank lines join them. Headings are never cut, nor left at the end.
-
-        Raises:
-            UsageError: the text is shorter.
-        """
+        """The first paragraphs, n tokens together with blank lines between; the last one may be cut
+        after a sentence. Headings are never cut, nor left at the end. Raises UsageError: the text
+        is shorter."""
         ends = self._count(size, n)
         if not ends or ends[-1] < n:
-            have = ends[-1] if ends else 0
             raise UsageError(
-                f"{self.name} must have at least {n:,} {unit}, got {have:,}",
+                f"{self.name} must have at least {n:,} {unit}, got {ends[-1] if ends else 0:,}",
                 "ask for a shorter length, or give more text",
             )
         whole = bisect_left(ends, n)
         before = ends[whole - 1] if whole else 0
-        last = start_of(self._kept[whole], size, n - before, ends[whole] - before)
-        out = [*self._kept[:whole], *([last] if last else [])]
+        last = start_of(self._parts[whole], size, n - before, ends[whole] - before)
+        out = [*self._parts[:whole], *([last] if last else [])]
         while out and is_heading(out[-1]):
             out.pop()
         return out
 
-    def _grow(self) -> bool:
-        part = next(self._rest, None)
-        if part is not None:
-            self._kept.append(part)
-        return part is not None
-
     def _count(self, size: Size, n: int) -> list[int]:
         """Numbers of tokens up to the end of each paragraph, as far as the n-th token."""
         ends = self._ends.setdefault(size, [])
-        while (not ends or ends[-1] < n) and (len(ends) < len(self._kept) or self._grow()):
-            more = added_tokens(size, self._kept[len(ends)], "\n\n")
+        while not ends or ends[-1] < n:
+            if len(ends) == len(self._parts):
+                part = next(self._rest, None)
+                if part is None:
+                    break
+                self._parts.append(part)
+            more = added_tokens(size, self._parts[len(ends)], "\n\n")
             ends.append((ends[-1] if ends else 0) + more)
         return ends
 
@@ -323,21 +314,27 @@ def plant(
     places: Sequence[Places] = PLACES,
     joints: tuple[str, str] = JOINTS,
 ) -> tuple[str, tuple[Fact, ...]]:
-    """Puts sentence i at depth i, as near as the places allow; none is inside another.
+    """The text with sentence i at depth i, as near as the places allow; none is inside another. The
+    facts are in the order of `sentences`.
 
     Args:
         places: allowed places; the first kind with twice as many places as sentences is used.
         joints: texts before and after each sentence.
-
-    Returns:
-        The text, and the facts in the order of `sentences`.
 
     Raises:
         UsageError: a depth outside 0..1, or a text too short for all sentences.
     """
     if wrong := [depth for depth in depths if not 0 <= depth <= 1]:
         raise UsageError(f"depth must be from 0 to 1, got {wrong[0]:g}", "0 is the beginning")
-    gaps = _gaps(text, places, len(sentences))
+    gaps = next(
+        (gaps for gaps in (place(text) for place in places) if len(gaps) >= 2 * len(sentences)),
+        None,
+    )
+    if gaps is None:
+        raise UsageError(
+            f"the text must have room for {len(sentences)} planted sentences, got less",
+            "ask for fewer samples or a greater length",
+        )
     whole = len(text) + sum(len(sentence) + len("".join(joints)) for sentence in sentences)
     pieces: list[str] = []
     starts: dict[int, int] = {}
@@ -347,12 +344,12 @@ def plant(
         wanted = depths[which] * whole - len(joints[0]) - (length - done)
         at = _nearest(gaps, wanted, first, len(gaps) - (len(sentences) - turn))
         first, gap, sentence = at + 1, gaps[at], sentences[which]
-        behind = joints[1] or ("" if text[gap : gap + 1].isspace() or gap == len(text) else " ")
-        pieces += [text[done:gap], joints[0], sentence, behind]
+        after = joints[1] or ("" if text[gap : gap + 1].isspace() or gap == len(text) else " ")
+        pieces += [text[done:gap], joints[0], sentence, after]
         starts[which] = length + gap - done + len(joints[0])
-        length, done = starts[which] + len(sentence) + len(behind), gap
+        length, done = starts[which] + len(sentence) + len(after), gap
     out = "".join([*pieces, text[done:]])
-    return out, tuple(fact_at(out, starts[i], one) for i, one in enumerate(sentences))
+    return out, tuple(fact_at(out, starts[i], sentence) for i, sentence in enumerate(sentences))
 
 
 def fact_at(text: str, start: int, sentence: str) -> Fact:
@@ -360,20 +357,36 @@ def fact_at(text: str, start: int, sentence: str) -> Fact:
     return Fact(sentence, start, start + len(sentence), start / len(text))
 
 
-def _gaps(text: str, places: Sequence[Places], n: int) -> list[int]:
-    for place in places:
-        if len(gaps := place(text)) >= 2 * n:
-            return gaps
-    raise UsageError(
-        f"the text must have room for {n} planted sentences, got less",
-        "ask for fewer samples or a greater length",
-    )
-
-
 def _nearest(gaps: Sequence[int], wanted: float, first: int, last: int) -> int:
     """Index, from first to last, of the gap nearest to an offset; the earlier of two."""
     at = bisect_left(gaps, wanted, first, last)
     return at - 1 if at > first and wanted - gaps[at - 1] <= gaps[at] - wanted else at
+
+
+def document(
+    request: TaskRequest,
+    sentences: Sequence[str],
+    depths: Sequence[float],
+    places: Sequence[Places] = PLACES,
+    joints: tuple[str, str] = JOINTS,
+) -> tuple[str, tuple[Fact, ...]]:
+    """The haystack with the sentences planted in it, cut to the requested length. Raises
+    UsageError: as `plant`, `room` and `Haystack.cut`."""
+    parts = request.haystack.cut(request.size, room(request, sentences, joints[0]))
+    return plant("\n\n".join(parts), sentences, depths, places, joints)
+
+
+def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
+    """Tokens of the document that are left for the haystack. Raises UsageError: the sentences would
+    fill more than half of the document."""
+    taken = sum(added_tokens(request.size, sentence, joint) for sentence in sentences)
+    if 2 * taken > request.length:
+        raise UsageError(
+            f"length must have room for {len(sentences)} planted sentences, "
+            f"got {request.length} tokens",
+            "ask for fewer samples or a greater length",
+        )
+    return request.length - taken
 
 
 def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
@@ -398,29 +411,3 @@ def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:
         ]
         out += dice.some(takes, len(takes))
     return out
-
-
-def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
-    """Tokens of the document that are left for the haystack. Raises UsageError: the sentences would
-    fill more than half of the document."""
-    taken = sum(added_tokens(request.size, sentence, joint) for sentence in sentences)
-    if 2 * taken > request.length:
-        raise UsageError(
-            f"length must have room for {len(sentences)} planted sentences, "
-            f"got {request.length} tokens",
-            "ask for fewer samples or a greater length",
-        )
-    return request.length - taken
-
-
-def document(
-    request: TaskRequest,
-    sentences: Sequence[str],
-    depths: Sequence[float],
-    places: Sequence[Places] = PLACES,
-    joints: tuple[str, str] = JOINTS,
-) -> tuple[str, tuple[Fact, ...]]:
-    """The haystack with the sentences planted in it, cut to the requested length. Raises
-    UsageError: as `plant`, `room` and `Haystack.cut`."""
-    parts = request.haystack.cut(request.size, room(request, sentences, joints[0]))
-    return plant("\n\n".join(parts), sentences, depths, places, joints)

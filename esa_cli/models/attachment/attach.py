@@ -1,11 +1,12 @@
 """Attaches a method to a transformers model, and restores the model on `detach`.
 
-Three public interfaces of transformers are used, and nothing is patched:
+Public interfaces of transformers and torch are used, and nothing is patched:
 - `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
   that padding is refused instead of silently ignored);
 - the rotary module, if there is one, is replaced by one that does not rotate, and the configuration
   by a copy, since other models may share it; both are restored;
-- a `Cache` whose layers are `EsaLayer`s.
+- a `Cache` whose layers are `EsaLayer`s;
+- hooks before and after the forward call of the model's body.
 
 The attention function finds its method by the attention module it is called with, so several
 models can be attached at once. `_ATTACHED` has weak references: dropping a model frees it.
@@ -30,9 +31,8 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.families import family_of, keeps_state, source_layers
-from esa_cli.models.attachment.forward_pass import ForwardPass
-from esa_cli.models.attachment.kv_cache import EsaCache, check_alone, in_memory
+from esa_cli.models.attachment.families import family_of, source_layers
+from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
 from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.attachment.layer_traits import (
     LayerTraits,
@@ -44,31 +44,33 @@ from esa_cli.models.attachment.layer_traits import check_supported as check_supp
 from esa_cli.models.inspection import attention_modules, check_readers, row_layers
 from esa_cli.storage.memory_store import MakeStore
 
+NAME = "esa"
 
-def copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
+
+def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
     """Replaces modules' configurations by copies; returns the modules with the originals.
 
     Modules may share a configuration, also with other models; only one about attention is copied.
     """
     modules: Sequence[Any] = list(model.modules())
-    found = [
+    originals = [
         (module, module.config)
         for module in modules
         if hasattr(getattr(module, "config", None), "_attn_implementation")
     ]
-    copies = {id(config): copy.deepcopy(config) for _, config in found}
-    for module, config in found:
+    copies = {id(config): copy.deepcopy(config) for _, config in originals}
+    for module, config in originals:
         module.config = copies[id(config)]
-    return found
+    return originals
 
 
-def restore(
+def _restore(
     body: Any,
     rotary: nn.Module | None,
     configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:
-    """Restores the rotary module and the configurations of `copy_configs`, and removes hooks."""
+    """Restores the rotary module and the configurations, and removes hooks."""
     if rotary is not None:
         body.rotary_emb = rotary
     for module, config in configs:
@@ -77,48 +79,22 @@ def restore(
         hook.remove()
 
 
-class StartOfForward(RawRotary):
-    """Opens the attached model's `ForwardPass`: the model calls its rotary module at the start of a
-    forward call, once or for each type of layers, with the positions of its tokens.
+class StillRotary(RawRotary):
+    """Replaces the model's rotary module: cosines of 1 and sines of 0.
 
     Args:
-        width: of `RawRotary`. one: the model expects one complex tensor, (1, n, width).
+        width: of `RawRotary`. as_complex: the model expects one complex tensor, (1, n, width).
         replaced: the model's own module, whose types of layers the model asks for.
     """
 
-    def __init__(
-        self, width: int, forward_pass: ForwardPass, one: bool, replaced: nn.Module
-    ) -> None:
+    def __init__(self, width: int, as_complex: bool, replaced: nn.Module) -> None:
         super().__init__(width)
         self.layer_types = getattr(replaced, "layer_types", None)
-        self._forward_pass, self._one = forward_pass, one
+        self._as_complex = as_complex
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        # A compiled model would be compiled anew for every span.
-        self._forward_pass.open(None if torch.compiler.is_compiling() else _ends(position_ids))
         cos, sin = super().forward(x, position_ids)
-        return torch.complex(cos.float(), sin.float()) if self._one else (cos, sin)
-
-
-def _ends(positions: Tensor) -> tuple[int, int]:
-    flat = positions.reshape(-1)
-    first, last = torch.stack((flat[0], flat[-1])).tolist()
-    return first, last
-
-
-def whole_calls(body: nn.Module) -> RemovableHandle:
-    """A hook for models whose last layers read the rows of others: it makes these compute all
-    tokens of a call, but of one that stores rows and nothing else. transformers computes the tokens
-    alone whose logits are wanted, so that a question's own words would not select."""
-
-    def before(module: nn.Module, inputs: Any, given: Mapping[str, Any]) -> Any:
-        cache = given.get("past_key_values")
-        unread = isinstance(cache, EsaCache) and cache.reads_rows_alone
-        if "logits_to_keep" not in given or unread:
-            return None
-        return inputs, {**given, "logits_to_keep": 0}
-
-    return body.register_forward_pre_hook(before, with_kwargs=True)
+        return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
 def last_alone(config: Any) -> dict[str, int]:
@@ -127,30 +103,41 @@ def last_alone(config: Any) -> dict[str, int]:
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
-def watch_calls(body: nn.Module, forward_pass: ForwardPass) -> list[RemovableHandle]:
-    """Hooks that open the `ForwardPass` of a model's body with each call that gets an `EsaCache`,
-    and tell the cache of beginning and end. Returns their handles."""
+def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[RemovableHandle]:
+    """Hooks that open and close the `ForwardPass` of a model's body with each call that gets an
+    `EsaCache`, and tell the cache of beginning and end.
 
-    def before(module: nn.Module, inputs: Any, given: Mapping[str, Any]) -> None:
-        cache = given.get("past_key_values")
-        if not isinstance(cache, EsaCache):
-            return
+    Args:
+        readers: some layers read the rows of others. They then compute all tokens of a call, unless
+            it stores rows and nothing else: transformers computes only the tokens whose logits are
+            wanted, so that a question's own words would not select.
+    """
+
+    def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
+        cache = options.get("past_key_values")
+        forward_pass.close()
+        if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
+            return None
         if cache.forward_pass is not forward_pass:
             raise UsageError(
                 "this cache was made for another model",
                 "use new_cache() of the model's own attachment",
             )
-        positions = given.get("position_ids")
+        positions = options.get("position_ids")
         forward_pass.open(None if positions is None else _ends(positions))
-        tokens = given.get("input_ids", inputs[0] if inputs else None)
-        tokens = given["inputs_embeds"] if tokens is None else tokens
+        tokens = options.get("input_ids", inputs[0] if inputs else None)
+        tokens = options["inputs_embeds"] if tokens is None else tokens
         check_alone(tokens.shape[0])
         cache.states.begin_call(tokens.shape[1])
+        if readers and "logits_to_keep" in options and not cache.reads_rows_alone:
+            return inputs, {**options, "logits_to_keep": 0}
+        return None
 
-    def after(module: nn.Module, inputs: Any, given: Mapping[str, Any], output: Any) -> None:
-        cache = given.get("past_key_values")
-        if isinstance(cache, EsaCache):
+    def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
+        cache = options.get("past_key_values")
+        if forward_pass.running and isinstance(cache, EsaCache):
             cache.states.end_call(cache.get_seq_length())
+        forward_pass.close()
 
     return [
         body.register_forward_pre_hook(before, with_kwargs=True),
@@ -158,7 +145,11 @@ def watch_calls(body: nn.Module, forward_pass: ForwardPass) -> list[RemovableHan
     ]
 
 
-NAME = "esa"
+def _ends(positions: Tensor) -> tuple[int, int]:
+    flat = positions.reshape(-1)
+    first, last = torch.stack((flat[0], flat[-1])).tolist()
+    return first, last
+
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
 
@@ -180,43 +171,33 @@ class Attachment:
             raise ModelError(
                 "this model's weights are offloaded", "load it whole on a GPU or the CPU"
             )
-        self.model = model
+        self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
-        self._modules = attention_modules(model)
+        modules, family = attention_modules(model), family_of(model.config)
+        self._attending = [module for module in modules if module is not None]
         check_readers(model)
         rotary = getattr(self.body, "rotary_emb", None)
         _check_free(self._attending, rotary)
-        self.traits = layer_traits(model.config, rotary, self._modules)
-        self.sources = source_layers(model.config)
-        self.forward_pass: ForwardPass = ForwardPass(readers=self.sources)
-        self.method = method
-        family = family_of(model.config)
+        self.traits = layer_traits(model.config, rotary, modules)
+        self.sources, self.forward_pass = source_layers(model.config), ForwardPass()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
-        traits = [(i, one) for i, one in enumerate(self.traits) if one is not None]
-        self.method_layers = [i for i, one in traits if one.window is None]
-        self._attention: dict[LayerTraits, Attention] = {}
-        self._sliding = {
-            one: SlidingAttention(one.window, one.rope, one.scale, one.cap)
-            for _, one in traits
-            if one.window is not None
-        }
+        self.method_layers = [
+            i for i, one in enumerate(self.traits) if one is not None and one.window is None
+        ]
+        self._attention: dict[LayerTraits, Attention | SlidingAttention] = {}
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
-        self._bare = rotary, (configs := copy_configs(model))
-        watched = rotary is None or keeps_state(model.config)
-        calls = watch_calls(self.body, self.forward_pass) if watched else []
-        calls += [whole_calls(self.body)] if self.sources else []
-        self._restore = finalize(
-            self, restore, self.body, rotary, configs, calls
-        )  # if not detached
+        self._bare = rotary, (configs := _copy_configs(model))
+        calls = _watch_calls(self.body, self.forward_pass, bool(self.sources))
+        self._restore = finalize(self, _restore, self.body, rotary, configs, calls)
         self._restore.atexit = False
         keep_cache(model.config)
         model.set_attn_implementation(NAME)
         if rotary is not None:
-            one, angles = family.complex_table, self.rope.frequencies[0].shape[0]
-            width = angles if family.half_table or one else 2 * angles
+            angles = self.rope.frequencies[0].shape[0]
+            width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
-            self.body.rotary_emb = StartOfForward(width, self.forward_pass, one, rotary)
+            self.body.rotary_emb = StillRotary(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._attending):
@@ -227,19 +208,9 @@ class Attachment:
             )
 
     @property
-    def _attending(self) -> list[Any]:
-        """The attention modules of the layers that have one."""
-        return [module for module in self._modules if module is not None]
-
-    @property
     def row_layers(self) -> list[int]:
         """Indices of the layers that keep keys and values."""
         return row_layers(self.model)
-
-    @property
-    def last_layer(self) -> int:
-        """Index of the last layer that has attention."""
-        return max(i for i, module in enumerate(self._modules) if module is not None)
 
     @property
     def attached(self) -> bool:
@@ -254,17 +225,19 @@ class Attachment:
 
     def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
         """The attention of a method on a layer; those of the last method are kept. Layers that
-        attend to a window keep their own."""
+        attend to a window have their own."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
+        kept = self._attention.get(traits)
+        if isinstance(kept, SlidingAttention) or (kept is not None and kept.method is method):
+            return kept
+        rope, scale, cap = traits.rope, traits.scale, traits.cap
         if traits.window is not None:
-            return self._sliding[traits]
-        found = self._attention.get(traits)
-        if found is None or found.method is not method:
-            layers, temperature = self.method_layers, traits.temperature
-            found = Attention(method, traits.rope, traits.scale, traits.cap, layers, temperature)
-            self._attention[traits] = found
-        return found
+            new: Any = SlidingAttention(traits.window, rope, scale, cap)
+        else:
+            new = Attention(method, rope, scale, cap, self.method_layers, traits.temperature)
+        self._attention[traits] = new
+        return cast(Attention | SlidingAttention, new)
 
     def use(self, method: Method) -> None:
         """Runs another method in the caches made from now on; those there are keep theirs."""
@@ -272,10 +245,10 @@ class Attachment:
 
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
-        layers, chosen = what_layers_keep(self.model.config), self.method_layers
         return EsaCache(
-            self.forward_pass, self.method, layers, store, chosen, bool(self.latents), self.sources
-        )
+            self.forward_pass, self.method, what_layers_keep(self.model.config), store,
+            self.method_layers, bool(self.latents), self.sources,
+        )  # fmt: skip
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -284,10 +257,10 @@ class Attachment:
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
         try:
-            restore(self.body, rotary, configs)
+            _restore(self.body, rotary, configs)
             yield
         finally:
-            restore(self.body, replaced, own)
+            _restore(self.body, replaced, own)
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
@@ -307,8 +280,8 @@ class Attachment:
 
 def _check_free(modules: list[Any], rotary: Any) -> None:
     """Raises ModelError when the model, one that contains it or one inside it, is attached."""
-    kept = [found() for module in modules if (found := _ATTACHED.get(module))]
-    if any(kept) or isinstance(rotary, RawRotary):
+    attached = [there() for module in modules if (there := _ATTACHED.get(module))]
+    if any(attached) or isinstance(rotary, RawRotary):
         raise ModelError("this model is attached already", "call detach() on the first attachment")
 
 
@@ -329,24 +302,23 @@ def _attention_function(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by transformers: query (1, H, C, D), unrotated -> (1, C, H, D), without gradients."""
-    found = _ATTACHED.get(module)
-    attachment = found() if found else None
+    there = _ATTACHED.get(module)
+    attachment = there() if there else None
     if attachment is None:
         raise ModelError(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
-    index: int = module.layer_idx  # type: ignore[assignment]
-    cache = attachment.forward_pass.take(index, attachment.last_layer)
+    used = attachment.forward_pass.cache
+    cache = used() if used else None
     if cache is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")
-    attention = attachment.attention(cache.method, index)
-    latent = attachment.latents[index] if attachment.latents else None
-    traits = attachment.traits[index]
-    assert traits is not None, "a layer without attention calls none"
-    q = latent.queries(query[0]) if latent else traits.rope.as_key(query[0])
-    out = cache.attend(attention, index, q, kwargs.get("s_aux"))
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    latent, traits = attachment.latents[layer] if attachment.latents else None, attachment.traits
+    q = latent.queries(query[0]) if latent else traits[layer].rope.as_key(query[0])  # type: ignore[union-attr]
+    attention = attachment.attention(cache.method, layer)
+    out = attention(cache.memory(layer), q, cache.query, kwargs.get("s_aux"))
     return (latent.outputs(out) if latent else out).transpose(0, 1)[None], None
 
 

@@ -4,7 +4,7 @@ the types, windows and sizes of its layers. Importing this costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,7 +78,13 @@ class Family:
     cap: str = ""
 
 
-LATENT = ("q_proj", "q_b_proj", "kv_a_proj_with_mqa")
+INSTEAD = (
+    "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
+    "--method or --keep asks for more; methods run in the types of docs/models.md"
+)
+"""The hint where methods cannot run in a model."""
+
+LATENT = Family("", latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
 GEMMA4 = Family(
     "Gemma 4",
     sharing="num_kv_shared_layers",
@@ -159,20 +165,16 @@ FAMILIES: dict[str, Family] = {
     "cwm": Family("Code World Model"),
     "ministral": Family("Ministral 8B"),
     "ministral3": Family("Ministral 3", slides=True),
-    "deepseek_v3": Family("DeepSeek-V3, DeepSeek-R1", latent=True, projections=LATENT),
-    "deepseek_v2": Family(
-        "DeepSeek-V2, DeepSeek-V2-Lite",
-        pairs="interleaved",
-        complex_table=True,
-        latent=True,
-        projections=LATENT,
+    "deepseek_v3": replace(LATENT, models="DeepSeek-V3, DeepSeek-R1"),
+    "deepseek_v2": replace(
+        LATENT, models="DeepSeek-V2, DeepSeek-V2-Lite", pairs="interleaved", complex_table=True
     ),
-    "glm4_moe_lite": Family("GLM-4.7-Flash", latent=True, projections=LATENT),
-    "minicpm3": Family("MiniCPM3", divide="logits_scaling", latent=True, projections=LATENT),
-    "youtu": Family("Youtu-LLM", latent=True, projections=LATENT),
-    "mistral4": Family("Mistral Small 4", latent=True, projections=LATENT),
-    "longcat_flash": Family("LongCat-Flash", latent=True, projections=LATENT),
-    "axk1": Family("A.X K1", latent=True, projections=LATENT),
+    "glm4_moe_lite": replace(LATENT, models="GLM-4.7-Flash"),
+    "minicpm3": replace(LATENT, models="MiniCPM3", divide="logits_scaling"),
+    "youtu": replace(LATENT, models="Youtu-LLM"),
+    "mistral4": replace(LATENT, models="Mistral Small 4"),
+    "longcat_flash": replace(LATENT, models="LongCat-Flash"),
+    "axk1": replace(LATENT, models="A.X K1"),
     "lfm2": Family("LFM2"),
     "lfm2_moe": Family("LFM2-8B-A1B"),
     "lfm3": Family("LFM3"),
@@ -201,13 +203,6 @@ FAMILIES: dict[str, Family] = {
 """By `model_type`. Their logits are tested against stock attention."""
 
 
-INSTEAD = (
-    "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
-    "--method or --keep asks for more; methods run in the types of docs/models.md"
-)
-"""The hint where methods cannot run in a model."""
-
-
 def check_type(kind: str | None) -> None:
     """Raises ModelError when models of this `model_type` cannot be attached."""
     if kind not in FAMILIES:
@@ -217,8 +212,8 @@ def check_type(kind: str | None) -> None:
 def family_of(config: object) -> Family:
     """The entry of a model's configuration. For a `model_type` that has none, Llama's, with the
     soft cap of logits that some have: `text_forward.plain_forward` tries whether that is all."""
-    if (found := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
-        return found
+    if (entry := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
+        return entry
     cap = "final_logit_softcapping"
     return replace(FAMILIES["llama"], cap=cap if hasattr(config, cap) else "")
 
@@ -251,37 +246,28 @@ def layer_windows(config: Any) -> list[int | None]:
         ModelError: a layer is of another type, or none attends to all tokens.
     """
     types, window = layer_types(config), getattr(config, "sliding_window", None)
-    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
-        raise ModelError(
-            f"this {config.model_type} model has layers of type {', '.join(other)}; ESA needs "
-            "full or sliding attention",
-            INSTEAD,
-        )
-    if not set(types) & {*ATTENTION_TYPES}:
-        raise ModelError(
-            f"no layer of this {config.model_type} model has attention, so that nothing can be "
-            "selected",
-            INSTEAD,
-        )
     longest = getattr(config, "max_position_embeddings", None)
-    if window is None or (longest is not None and window >= longest):
-        return [None] * len(types)
-    windows = [window if one == "sliding_attention" else None for one in types]
-    if {*FULL_TYPES}.isdisjoint(types):
-        raise ModelError(
-            f"all layers of this {config.model_type} model attend to a window of {window} tokens "
-            "only, so that nothing can be selected",
-            INSTEAD,
+    if window is not None and longest is not None and window >= longest:
+        window = None
+    reason = ""
+    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+        reason = f"has layers of type {', '.join(other)}; ESA needs full or sliding attention"
+    elif {*ATTENTION_TYPES}.isdisjoint(types):
+        reason = "has no layer with attention, so that nothing can be selected"
+    elif window is not None and {*FULL_TYPES}.isdisjoint(types):
+        reason = (
+            f"attends in all layers to a window of {window} tokens only, so that nothing can be "
+            "selected"
         )
-    return windows
+    if reason:
+        raise ModelError(f"this {config.model_type} model {reason}", INSTEAD)
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def method_layers(config: Any) -> list[int]:
     """Indices of the layers that run a method. Raises ModelError: as `layer_windows`."""
-    each = zip(layer_types(config), layer_windows(config), strict=True)
-    return [
-        i for i, (kind, window) in enumerate(each) if kind in ATTENTION_TYPES and window is None
-    ]
+    each = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
+    return [i for i, (kind, window) in each if kind in ATTENTION_TYPES and window is None]
 
 
 FULL_DIM = 512
@@ -313,16 +299,15 @@ def layer_shapes(config: Any) -> list[tuple[int, int]]:
     types = layer_types(config)
     if not family_of(config).wide:
         return [key_shape(config)] * len(types)
-    each = enumerate(types)
-    return [_wide_shape(config, layer, one == "full_attention") for layer, one in each]
+    return [_wide_shape(config, i, one == "full_attention") for i, one in enumerate(types)]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
     """G and D of each layer that keeps rows, where they are not alike; else []. Raises
     AttributeError: as `key_shape`."""
     readers = source_layers(config)
-    found = [one for i, one in enumerate(layer_shapes(config)) if i not in readers]
-    return found if len({*found}) > 1 else []
+    shapes = [one for i, one in enumerate(layer_shapes(config)) if i not in readers]
+    return shapes if len({*shapes}) > 1 else []
 
 
 def source_layers(config: Any) -> dict[int, int]:
@@ -356,53 +341,44 @@ def _wide_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
     if not full:
         return groups, dim
     wanted = getattr(config, "attention_k_eq_v", False)
-    found = getattr(config, "num_global_key_value_heads", None) if wanted else None
-    return int(found or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
+    shared = getattr(config, "num_global_key_value_heads", None) if wanted else None
+    return int(shared or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
 
 
 Kind = Literal["attention", "reader", "state", "both", "idle"]
 
-_STATE = ("conv", "linear_attention", "mamba", "recurrent")
-_PATTERN: dict[str, Kind] = {"*": "attention", "M": "state", "-": "idle", "E": "idle"}
-"""Letters of Nemotron's `hybrid_override_pattern`."""
-_IDLE = ("mlp", "moe")
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("conv", "linear_attention", "mamba", "recurrent", "M"), "state"),
+    **dict.fromkeys(("mlp", "moe", "-", "E"), "idle"),
+    "hybrid": "both",
+}  # fmt: skip
+"""By the names of types, and by the letters of Nemotron's `hybrid_override_pattern`; the others
+have attention."""
 INTERVAL = 4
 """Every how many layers one of Qwen3-Next and Qwen3.5 has attention, where nothing is said."""
 
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     """Whether each layer has attention, reads the keys of another one, keeps a state in place of
-    keys, has attention and a state, or neither."""
-    kinds, readers = _own_kinds(settings), 0
-    family = FAMILIES.get(str(settings.get("model_type")))
+    keys, has attention and a state, or neither: from config.json, which may list no types."""
+    kinds = [_KINDS.get(name, "attention") for name in _listed_types(settings)]
+    family, readers = FAMILIES.get(str(settings.get("model_type"))), 0
     if family is not None and family.sharing:
         readers = int(settings.get(family.sharing) or 0)
     last: list[Kind] = ["reader"] * readers
     return kinds[: len(kinds) - readers] + last
 
 
-def _own_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    if pattern := settings.get("hybrid_override_pattern"):
-        return [_PATTERN[letter] for letter in pattern]
-    if types := settings.get("layer_types") or settings.get("layers_block_type"):
-        return [_kind(one) for one in types]
+def _listed_types(settings: Mapping[str, Any]) -> Sequence[str]:
+    for name in ("hybrid_override_pattern", "layer_types", "layers_block_type"):
+        if types := settings.get(name):
+            return list(types)
     # LongCat-Flash counts as one layer what attends twice.
     count = int(settings.get("num_hidden_layers") or 2 * settings["num_layers"])
-    if settings.get("model_type") == "falcon_h1":
-        return ["both"] * count
-    return ["attention" if has else "state" for has in _attending(settings, count)]
-
-
-def _attending(settings: Mapping[str, Any], count: int) -> list[bool]:
-    """Whether each layer has attention, by what families say that do not list the types."""
-    if settings.get("model_type") in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+    kind, attending = settings.get("model_type"), settings.get("full_attn_idxs")
+    if kind == "falcon_h1":
+        return ["hybrid"] * count
+    if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         every = int(settings.get("full_attention_interval") or INTERVAL)
-        return [(i + 1) % every == 0 for i in range(count)]
-    named = settings.get("full_attn_idxs")
-    return [named is None or i in named for i in range(count)]
-
-
-def _kind(name: str) -> Kind:
-    if name in _STATE:
-        return "state"
-    return "idle" if name in _IDLE else "attention"
+        attending = range(every - 1, count, every)
+    return ["attention" if attending is None or i in attending else "conv" for i in range(count)]

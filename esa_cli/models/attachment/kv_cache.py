@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -15,9 +17,40 @@ from esa_cli.attention.model_traits import SharedMemory
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.forward_pass import ForwardPass
 from esa_cli.models.attachment.layer_state import INTERRUPTED, State, StateHistory, StateLayer
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
+
+
+@dataclass
+class ForwardPass:
+    """The forward call in progress of one attached model.
+
+    Args:
+        running: between the beginning and the end of the model's body.
+        span: absolute positions of the first and the last token; None: they follow the cached ones.
+        cache: to which the call has appended. An interrupted call does not keep it alive.
+    """
+
+    running: bool = False
+    span: tuple[int, int] | None = None
+    cache: ref[EsaCache] | None = None
+
+    def open(self, span: tuple[int, int] | None) -> None:
+        """Begins a forward call."""
+        self.running, self.span, self.cache = True, span, None
+
+    def close(self) -> None:
+        """Ends it."""
+        self.running, self.cache = False, None
+
+    def check_span(self, length: int, count: int) -> None:
+        """Raises UsageError when these tokens do not follow the `length` cached ones."""
+        if self.span is not None and self.span != (length, length + count - 1):
+            raise UsageError(
+                f"positions of {count} tokens must follow the {length} cached ones, got "
+                f"{self.span[0]} to {self.span[1]}",
+                "leave position_ids out, and use_cache on",
+            )
 
 
 def in_memory(
@@ -35,6 +68,11 @@ def check_alone(count: int) -> None:
             f"ESA attends to one sequence at a time, not a batch of {count}",
             "ask the questions one after another; the document is read only once",
         )
+
+
+def _check_crop(tokens_to_remove: int) -> None:
+    if tokens_to_remove > 0:
+        raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -86,8 +124,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def hold(self, memory: LayerMemory) -> None:
         """Uses a memory whose store has tokens already."""
-        self.memory = memory
-        self.is_initialized = True
+        self.memory, self.is_initialized = memory, True
 
     def get_seq_length(self) -> int:
         return len(self.memory.store) if self.memory else 0
@@ -100,18 +137,12 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
+        _check_crop(tokens_to_remove)
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
 
     def reset(self) -> None:
-        self.memory = None
-        self.is_initialized = False
-
-
-Keeps = Literal["rows", "state", "both", "nothing"]
-"""What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
+        self.memory, self.is_initialized = None, False
 
 
 class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
@@ -130,13 +161,25 @@ class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
         self.clear()
 
 
+Keeps = Literal["rows", "state", "both", "nothing"]
+"""What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
+
+
+def _cache_layer(keeps: Keeps, layer: int, make: MakeStore, latent: bool) -> Any:
+    if keeps == "rows":
+        return EsaLayer(layer, make, latent)
+    if keeps == "both":
+        return MixedLayer(layer, make)
+    return StateLayer() if keeps == "state" else DummyLayer()  # type: ignore[no-untyped-call]
+
+
 class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
     Args:
         forward: of the attached model. method: runs unless `begin` gives another. layers: what each
             of the model's layers keeps. make: makes each store. method_layers: those that run the
-            method; None: all that keep rows. latent: rows are latents. sources: of `source_layers`.
+            method. latent: rows are latents. sources: of `source_layers`.
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
@@ -148,24 +191,16 @@ class EsaCache(Cache):
         forward: ForwardPass,
         method: Method,
         layers: Sequence[Keeps],
-        make: MakeStore = in_memory,
-        method_layers: Sequence[int] | None = None,
-        latent: bool = False,
-        sources: Mapping[int, int] | None = None,
+        make: MakeStore,
+        method_layers: Sequence[int],
+        latent: bool,
+        sources: Mapping[int, int],
     ) -> None:
-        kinds: dict[Keeps, Callable[[int], Any]] = {
-            "rows": lambda i: EsaLayer(i, make, latent),
-            "state": lambda i: StateLayer(),
-            "both": lambda i: MixedLayer(i, make),
-            "nothing": lambda i: DummyLayer(),  # type: ignore[no-untyped-call]
-        }
-        every = [kinds[keeps](i) for i, keeps in enumerate(layers)]
-        super().__init__(layers=every)
-        self.own = [one for one in every if isinstance(one, EsaLayer)]
-        self.states = StateHistory([one for one in every if isinstance(one, StateLayer)])
-        rows = [layer.layer for layer in self.own]
-        self._method_layers = rows if method_layers is None else method_layers
-        self._sources: Mapping[int, int] = sources or {}
+        kinds = [_cache_layer(keeps, i, make, latent) for i, keeps in enumerate(layers)]
+        super().__init__(layers=kinds)
+        self.own = [layer for layer in kinds if isinstance(layer, EsaLayer)]
+        self.states = StateHistory([layer for layer in kinds if isinstance(layer, StateLayer)])
+        self._method_layers, self._sources = method_layers, sources
         self._shared: dict[int, SharedMemory] = {}
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
@@ -207,31 +242,21 @@ class EsaCache(Cache):
             if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
                 # Tokens were cropped: this is another turn.
                 self.query = QueryState(trace=self.query.trace)
-        chunk = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        self.forward_pass.enter(layer_idx, self)
-        return chunk
-
-    def attend(
-        self, attention: Callable[..., Tensor], layer: int, q: Tensor, sink: Tensor | None
-    ) -> Tensor:
-        """See `AttendingCache`."""
-        return attention(self.memory(layer), q, self.query, sink)
+        self.forward_pass.cache = ref(self)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def memory(self, layer_idx: int) -> LayerMemory:
         """Of the model's layer with this index, which keeps rows or reads another's."""
         if layer_idx in self._sources:
-            return self._reading(layer_idx, self.memory(self._sources[layer_idx]))
+            source = self.memory(self._sources[layer_idx])
+            shared = self._shared.get(layer_idx)
+            if shared is None or shared.source is not source:
+                shared = self._shared[layer_idx] = SharedMemory.of(layer_idx, source)
+            return shared
         layer = self.layers[layer_idx]
         assert isinstance(layer, EsaLayer), "the layer keeps no rows"
         assert layer.memory, "the layer has no tokens"
         return layer.memory
-
-    def _reading(self, layer: int, source: LayerMemory) -> LayerMemory:
-        """The memory of a layer that reads the rows of another one."""
-        found = self._shared.get(layer)
-        if found is None or found.source is not source:
-            found = self._shared[layer] = SharedMemory.of(layer, source)
-        return found
 
     @property
     def memories(self) -> list[LayerMemory]:
@@ -278,17 +303,13 @@ class EsaCache(Cache):
 
     def release(self) -> None:
         """Frees the stores' copies of rows."""
-        every = [layer.memory for layer in self.own]
-        for memory in (*self._shared.values(), *every):
+        for memory in (*self._shared.values(), *(layer.memory for layer in self.own)):
             if memory:
                 memory.release()
 
     def truncate(self, length: int) -> None:
-        """Crops to `length` tokens, also after an interrupted forward left layers uneven.
-
-        Raises:
-            UsageError: some layers keep a state, and none was kept there; see `snapshot`.
-        """
+        """Crops to `length` tokens, also after an interrupted forward left layers uneven. Raises
+        UsageError: some layers keep a state, and none was kept there; see `snapshot`."""
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
         for memory in self._shared.values():
@@ -300,8 +321,7 @@ class EsaCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens. Raises: as `truncate`."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
+        _check_crop(tokens_to_remove)
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
 
     def reset(self) -> None:
@@ -313,10 +333,9 @@ class EsaCache(Cache):
     @torch.no_grad()
     def project(self) -> None:
         """Fits compressors and computes reduced keys, as the first question would."""
-        for index in self._method_layers:
-            memory = next((one.memory for one in self.own if one.layer == index), None)
-            if memory:
-                memory.project(self.method, len(memory.store))
+        for layer in self.own:
+            if layer.memory and layer.layer in self._method_layers:
+                layer.memory.project(self.method, len(layer.memory.store))
 
     def _one_sequence(self, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(

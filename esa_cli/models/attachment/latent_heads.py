@@ -56,18 +56,11 @@ class LatentHeads:
         """A above B of each head, (H, N + V, L)."""
         projection = self._projection
         weight = plain_weight(projection) if type(projection) is nn.Linear else None
-        if weight is None or weight.is_meta or projection._forward_hooks:
-            weight = self._unit_outputs(like)
+        adapted = bool(projection._forward_hooks)  # an adapter's is not there for good
+        if weight is None or weight.is_meta or adapted:
+            weight = None if adapted else self._dequantised
+            if weight is None:  # what the projection makes of unit vectors
+                unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+                weight = projection(unit).T.contiguous()
+                self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)
-
-    def _unit_outputs(self, like: Tensor) -> Tensor:
-        """The weight of a projection that is quantised, offloaded or has an adapter: what it makes
-        of unit vectors."""
-        adapted = bool(self._projection._forward_hooks)  # an adapter's is not there for good
-        if self._dequantised is not None and not adapted:
-            return self._dequantised
-        unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
-        weight: Tensor = self._projection(unit).T.contiguous()
-        if not adapted:
-            self._dequantised = weight
-        return weight

@@ -48,47 +48,41 @@ class StateLayer(LinearAttentionLayer):
         self.clear()
 
     def detach(self) -> None:
-        """Drops what computed the state, which a model with gradients keeps."""
-        for one in self._tensors().values():
-            if one.requires_grad:
-                one.detach_()
+        """Drops the graph of a model with gradients."""
+        for tensor in self._tensors().values():
+            if tensor.requires_grad:
+                tensor.detach_()
 
     def copied(self) -> State:
         """A copy of the state."""
         with torch.inference_mode(False):
-            return {name: one.detach().clone() for name, one in self._tensors().items()}
+            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
 
     def restore(self, state: State) -> None:
         """Goes back to a copied state."""
         self.clear()
-        for name, one in state.items():
+        for name, tensor in state.items():
             kind, number = name.split(".")
             index = int(number)
+            self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": index})
             if kind == "conv":
-                self.lazy_initialization(conv_states=one, state_idx=index)
                 self.has_previous_state[index] = True
-            else:
-                self.lazy_initialization(recurrent_states=one, state_idx=index)
-        self.write(state)
-
-    def write(self, state: State) -> None:
-        """Puts a copied state in place of the present one, into the same memory."""
-        for name, own in self._tensors().items():
-            own.copy_(state[name])
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
 
     def _tensors(self) -> State:
         kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
         return {
-            f"{kind}.{index}": one
+            f"{kind}.{index}": tensor
             for kind, states in kinds.items()
-            for index, one in states.items()
-            if one is not None
+            for index, tensor in states.items()
+            if tensor is not None
         }
 
     @property
     def nbytes(self) -> int:
         """Bytes of the state."""
-        return sum(one.nbytes for one in self._tensors().values())
+        return sum(tensor.nbytes for tensor in self._tensors().values())
 
 
 class StateHistory:
@@ -111,23 +105,20 @@ class StateHistory:
         """Keeps a copy of the states, in place of the oldest of `KEPT`."""
         if not self.layers or not self.tokens or self.tokens in self._kept:
             return
-        self._kept[self.tokens] = self._copied()
+        self._kept[self.tokens] = self.taken()
         while len(self._kept) > KEPT:
             del self._kept[min(self._kept)]
 
     def begin_call(self, tokens: int) -> None:
         """Begins a forward call of so many tokens. Before one of several a copy is made, which
-        takes the place of that before the last such call.
-
-        Raises:
-            UsageError: the last call was interrupted, and the cache not cropped since.
-        """
+        replaces that before the last such call. Raises UsageError: the last call was interrupted,
+        and the cache not cropped since."""
         if not self.layers:
             return
         if self.tokens is None:
             raise UsageError(*INTERRUPTED)
         if tokens > 1 and self.tokens not in self._kept:
-            self._before = (self.tokens, self._copied() if self.tokens else [])
+            self._before = (self.tokens, self.taken() if self.tokens else [])
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
@@ -136,40 +127,33 @@ class StateHistory:
         for layer in self.layers:
             layer.detach()
 
-    def check(self, tokens: int) -> None:
-        """Raises UsageError where the states cannot go back to so many tokens."""
-        if self.layers and tokens not in (0, self.tokens, self._before[0], *self._kept):
-            raise UsageError(
-                f"this model's layers keep a state, which was not kept at {tokens} tokens",
-                "call snapshot() on the cache where it will be cropped to",
-            )
-
     def restore(self, tokens: int) -> None:
-        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: as
-        `check`."""
-        self.check(tokens)
+        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: no
+        states were kept there."""
+        before, states = self._before
         if self.layers and tokens != self.tokens:
-            at, before = self._before
-            states = self._kept.get(tokens) or (before if at == tokens else [])
-            for number, layer in enumerate(self.layers):
-                layer.restore(states[number] if states else {})
+            if tokens not in (0, before, *self._kept):
+                raise UsageError(
+                    f"this model's layers keep a state, which was not kept at {tokens} tokens",
+                    "call snapshot() on the cache where it will be cropped to",
+                )
+            kept = self._kept.get(tokens) or (states if before == tokens else [])
+            for layer, state in zip(self.layers, kept or [{}] * len(self.layers), strict=True):
+                layer.restore(state)
         self.tokens = tokens
-        self._kept = {at: states for at, states in self._kept.items() if at <= tokens}
-        if self._before[0] > tokens:
+        self._kept = {at: kept for at, kept in self._kept.items() if at <= tokens}
+        if before > tokens:
             self._before = (0, [])
 
     def taken(self) -> list[State]:
         """A copy of the states, one for each layer that keeps one."""
-        return self._copied()
+        return [layer.copied() for layer in self.layers]
 
     def give(self, states: Sequence[State], tokens: int) -> None:
-        """Uses copied states, which come from so many tokens, in place of those there are."""
+        """Uses copied states, which come from so many tokens, in place of the present ones."""
         self._kept, self._before = {tokens: list(states)}, (0, [])
         self.tokens = None
         self.restore(tokens)
-
-    def _copied(self) -> list[State]:
-        return [layer.copied() for layer in self.layers]
 
     @property
     def nbytes(self) -> int:

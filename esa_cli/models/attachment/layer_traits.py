@@ -1,7 +1,7 @@
 """What distinguishes each layer's attention, from the family's entry and a model's configuration.
 
 The one place that reads `families.py` for attention: `attach` asks here whether a model
-is supported, for each layer's rotary embedding and factor, and for what replaces the rotary module.
+is supported, for each layer's rotary embedding and factor, and for what each layer keeps.
 """
 
 from __future__ import annotations
@@ -18,22 +18,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from esa_cli.attention.model_traits import Temperature, WeightedRope
 from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import (
-    ATTENTION_TYPES,
-    HYBRID_SLIDING_ROTATE,
-    IDLE_TYPES,
-    INSTEAD,
-    MIXED_TYPES,
-    PREFIX_SLIDING_ROTATE,
-    SLIDING_ROTATE,
-    STATE_TYPES,
-    Family,
-    check_type,
-    family_of,
-    layer_types,
-    layer_windows,
-    source_layers,
-)
+from esa_cli.models.attachment import families
+from esa_cli.models.attachment.families import Family, family_of, layer_types
 from esa_cli.models.attachment.kv_cache import Keeps
 
 FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -63,16 +49,16 @@ class LayerTraits:
 def check_supported(config: Any) -> None:
     """Raises ModelError with the reason when a model of this configuration cannot be attached."""
     kind = getattr(config, "model_type", "unknown")
-    check_type(kind)
-    layer_windows(config)
+    families.check_type(kind)
+    families.layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model reads in both directions", INSTEAD)
+        raise ModelError(f"this {kind} model reads in both directions", families.INSTEAD)
     for rope in _rope_types(config):
         if rope not in STATIC_ROPE:
             raise ModelError(
                 f"rotary embedding of type {rope!r} changes with the input's length, "
                 "so keys cannot be cached once for all",
-                INSTEAD,
+                families.INSTEAD,
             )
 
 
@@ -98,85 +84,72 @@ def layer_traits(
         ModelError: fewer dimensions rotate than in models of this family.
     """
     family, types = family_of(config), layer_types(config)
-    still, cap = NoRope(), float(getattr(config, family.attention_cap or "", None) or 0.0)
-    ropes: dict[str, Rope] = dict.fromkeys(types, still)
+    cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
+    unrotated, temperature = NoRope(), _temperature(config)
+    ropes: dict[str, Rope] = {}
     if rotary is not None:
-        attending = {*types} & {*ATTENTION_TYPES}
-        ropes |= {name: _rope(config, family, rotary, name) for name in attending}
-    for name, rope in ropes.items():
-        if not rope.rotates:
+        attending = {*types} & {*families.ATTENTION_TYPES}
+        ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
+    for kind, rope in ropes.items():
+        _check_width(config, rope, modules[types.index(kind)])
+    traits: list[LayerTraits | None] = []
+    windows, rotating = families.layer_windows(config), _rotating(config, family)
+    each = zip(modules, types, windows, rotating, strict=True)
+    for module, kind, window, rotates in each:
+        if module is None:
+            traits.append(None)
             continue
-        dim = _head_dim(family, modules[types.index(name)])
-        if (width := 2 * rope.frequencies[0].shape[0]) != dim and not family.partial:
-            raise ModelError(
-                f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
-                f"got {width}",
-                "use a model of another family",
-            )
-    temperature = _temperature(config)
-    each = zip(modules, types, layer_windows(config), _rotating(config, family), strict=True)
-    return [
-        None
-        if module is None
-        else LayerTraits(
-            _of_layer(ropes[kind], family, module) if rotates else still,
-            float(module.scaling),
-            window,
-            cap,
-            temperature,
-        )
-        for module, kind, window, rotates in each
-    ]
+        rope = ropes.get(kind, unrotated) if rotates else unrotated
+        if rotates and family.norms_after is not None:
+            query, key = (getattr(module, name).weight for name in family.norms_after)
+            rope = WeightedRope(rope, query, key)
+        traits.append(LayerTraits(rope, float(module.scaling), window, cap, temperature))
+    return traits
 
 
-def _head_dim(family: Family, module: Any) -> int:
-    """Dimensions of a head that rotate, of all that could."""
+def _check_width(config: Any, rope: Rope, module: Any) -> None:
+    """Raises ModelError where a part of a head rotates in a family in which all of it should."""
+    family = family_of(config)
     size = "qk_rope_head_dim" if family.latent else "head_dim"
-    return int(getattr(module, size, None) or module.head_size)  # as GPT-NeoX names it
-
-
-def _of_layer(rope: Rope, family: Family, module: Any) -> Rope:
-    """With the layer's own weights after the rotation, where a family has some."""
-    if family.norms_after is None:
-        return rope
-    query, key = (getattr(module, name).weight for name in family.norms_after)
-    return WeightedRope(rope, query, key)
+    dim = int(getattr(module, size, None) or module.head_size)  # as GPT-NeoX names it
+    if rope.rotates and not family.partial and (width := 2 * rope.frequencies[0].shape[0]) != dim:
+        raise ModelError(
+            f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
+            f"got {width}",
+            "use a model of another family",
+        )
 
 
 def what_layers_keep(config: Any) -> list[Keeps]:
     """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
-    every: list[tuple[Keeps, Sequence[str]]] = [
-        ("rows", ATTENTION_TYPES),
-        ("both", MIXED_TYPES),
-        ("state", STATE_TYPES),
-        ("nothing", IDLE_TYPES),
-    ]
-    kinds = {one: keeps for keeps, types in every for one in types}
-    readers = source_layers(config)
-    types = enumerate(layer_types(config))
-    return ["nothing" if i in readers else kinds[one] for i, one in types]
+    kinds: dict[str, Keeps] = {
+        **dict.fromkeys(families.ATTENTION_TYPES, "rows"),
+        **dict.fromkeys(families.MIXED_TYPES, "both"),
+        **dict.fromkeys(families.STATE_TYPES, "state"),
+    }  # fmt: skip
+    types, readers = enumerate(layer_types(config)), families.source_layers(config)
+    return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 
 
 def _rotating(config: Any, family: Family) -> list[bool]:
     """Whether each layer rotates queries and keys."""
     types = layer_types(config)
-    if family.rotating == SLIDING_ROTATE:
-        return [kind == "sliding_attention" for kind in types]
-    if family.rotating == HYBRID_SLIDING_ROTATE:
-        all_rotate = getattr(config, "sliding_window", None) is None
-        return [all_rotate or kind == "sliding_attention" for kind in types]
-    if family.rotating == PREFIX_SLIDING_ROTATE:
+    sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
+    if rule == families.SLIDING_ROTATE:
+        return sliding
+    if rule == families.HYBRID_SLIDING_ROTATE:
+        return sliding if config.sliding_window is not None else [True] * len(types)
+    if rule == families.PREFIX_SLIDING_ROTATE:
         dense = config.prefix_dense_sliding_window_pattern == 1
-        each = zip(types, config.mlp_layer_types, strict=True)
-        return [kind == "sliding_attention" or (dense and mlp == "dense") for kind, mlp in each]
-    listed = getattr(config, family.rotating) if family.rotating else [True] * len(types)
-    return [bool(one) for one in listed]
+        each = zip(sliding, config.mlp_layer_types, strict=True)
+        return [slides or (dense and mlp == "dense") for slides, mlp in each]
+    return [bool(one) for one in getattr(config, rule)] if rule else [True] * len(types)
 
 
 def _temperature(config: Any) -> Temperature | None:
     """Of a model whose queries grow with the logarithm of their position (Ministral 3)."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    beta = parameters.get("llama_4_scaling_beta") if isinstance(parameters, dict) else None
+    beta = parameters.get("llama_4_scaling_beta")
     if beta is None:
         return None
     original = parameters["original_max_position_embeddings"]
@@ -196,20 +169,16 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
         )
         return Rope(Angles(inverse, factor), pairs=family.pairs)
     if "longrope" in _rope_types(config):
-        return Rope(Angles(*_long_frequencies(config, rotary)), pairs=family.pairs)
+        # Of the two sets between which transformers switches at the original length, the one for
+        # long texts: cached keys are rotated by one set alone.
+        original = config.rope_parameters["original_max_position_embeddings"]
+        device = rotary.inv_freq.device
+        inverse, factor = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=original + 1)
+        return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
     if family.pairs == "half" and not (family.half_table or family.complex_table):
         return Rope(rotary)
     # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
     return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)
-
-
-def _long_frequencies(config: Any, rotary: Any) -> tuple[Tensor, float]:
-    """The set for long texts, of the two between which transformers switches at
-    `original_max_position_embeddings`: cached keys are rotated by one set alone."""
-    original = config.rope_parameters["original_max_position_embeddings"]
-    device = rotary.inv_freq.device
-    inverse, factor = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=original + 1)
-    return inverse, float(factor)
 
 
 def keep_cache(config: Any) -> None:

@@ -19,14 +19,9 @@ from esa_cli.errors import EsaError, ModelError
 from esa_cli.system.machine import memory_ran_out
 
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json",
     "tiktoken.model",
-)
+)  # fmt: skip
 _AGAIN = "fetch the model again"
 MOST_LAYERS, MOST = 4096, 1 << 40
 """Of a model, and of any other count in its settings."""
@@ -39,24 +34,18 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @contextmanager
 def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
-    """A block that reads files of a model by other libraries, which raise whatever a damaged one
-    makes them raise.
-
-    Args:
-        what: the file or folder, for the message.
-
-    Raises:
-        ModelError: in place of any error but esa's own and a lack of memory.
-    """
+    """A block that reads `what`, a file of a model, by other libraries, which raise whatever a
+    damaged one makes them raise: ModelError in place of any error but esa's own and a lack of
+    memory."""
     try:
         yield
     except Exception as error:
         if isinstance(error, EsaError) or memory_ran_out(error):
             raise
-        raise ModelError(f"{what} cannot be read: {said(error)}", hint) from error
+        raise ModelError(f"{what} cannot be read: {one_line(error)}", hint) from error
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} ..."
@@ -79,54 +68,40 @@ def read_config(folder: Path) -> dict[str, Any]:
             check_settings(part, path)
     if generation.is_file():
         with reading(generation):
-            check_tokens(json.loads(generation.read_text("utf-8")), generation)
+            check_settings({**json.loads(generation.read_text("utf-8"))}, generation, _TOKENS)
     return config
 
 
-def check_settings(settings: Mapping[str, Any], what: object) -> None:
+def check_settings(settings: Mapping[str, Any], what: object, names: tuple[str, ...] = ()) -> None:
     """Raises ModelError where a model's settings have a count that no model has, or a number with
     which nothing can be computed.
 
     Args:
-        what: the file, for the message.
+        what: the file, for the message. names: of the settings that are checked; (): all.
     """
-    for name in _COUNTS:
-        most = MOST_LAYERS if name == "num_hidden_layers" else MOST
-        every = value if isinstance(value := settings.get(name), list) else [value]
-        if not all(one is None or (type(one) is int and 0 <= one <= most) for one in every) or (
-            value == 0 and name in _COUNTS[:3]
-        ):
-            raise _refused(what, name, f"be a whole number from 1 to {most:,}", value)
-    check_tokens(settings, what)
     rope = settings.get("rope_parameters")
-    for name, value in [*settings.items(), *(rope.items() if isinstance(rope, dict) else ())]:
-        if name in ("rope_theta", "partial_rotary_factor") and value is not None:
-            if not _is_number(value) or not 0 < value < math.inf:
-                raise _refused(what, name, "be above 0", value)
-        elif name.endswith(("eps", "epsilon")) and value is not None:
-            if not _is_number(value) or not 0 <= value < 1:
-                raise _refused(what, name, "be from 0 to 1", value)
-        elif isinstance(value, float) and math.isnan(value):
-            raise _refused(what, name, "be a number", value)
+    values = [*settings.items(), *(rope.items() if isinstance(rope, dict) else ())]
+    for name, value in values:
+        if value is not None and name in (names or dict(values)) and (rule := _rule(name, value)):
+            raise ModelError(f"{what}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
 
 
-def check_tokens(settings: Any, what: object) -> None:
-    """Raises ModelError where special tokens are no ids."""
-    if not isinstance(settings, Mapping):
-        raise ModelError(f"{what} must have settings by name", _AGAIN)
-    for name in _TOKENS:
-        value = settings.get(name)
-        every = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(one) is int and -1 <= one <= MOST for one in every):
-            raise _refused(what, name, "be ids of tokens", value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _refused(what: object, name: str, rule: str, value: object) -> ModelError:
-    return ModelError(f"{what}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
+def _rule(name: str, value: Any) -> str:
+    """What a setting must be and is not; "": it may be so."""
+    each = value if isinstance(value, list) else [value]
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if name in _COUNTS:
+        least, most = int(name in _COUNTS[:3]), MOST_LAYERS if name == _COUNTS[0] else MOST
+        good = all(type(one) is int and least <= one <= most for one in each if one is not None)
+        return "" if good else f"be a whole number from {least} to {most:,}"
+    if name in _TOKENS:
+        good = all(type(one) is int and -1 <= one <= MOST for one in each)
+        return "" if good else "be ids of tokens"
+    if name in ("rope_theta", "partial_rotary_factor"):
+        return "" if 0 < number < math.inf else "be above 0"
+    if name.endswith(("eps", "epsilon")):
+        return "" if 0 <= number < 1 else "be from 0 to 1"
+    return "be a number" if isinstance(value, float) and math.isnan(value) else ""
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -146,7 +121,16 @@ class StoredWeight(NamedTuple):
 def stored_weights(folder: Path) -> list[StoredWeight]:
     """The tensors of the folder's safetensors files, read from their headers. Raises ModelError:
     there is none, one that the index names is missing, or one is not whole."""
-    return [one for path in weight_files(folder) for one in _in_file(path)]
+    weights = []
+    for path in weight_files(folder):
+        with (
+            reading(f"{path}, which is damaged or cut off,", "remove the model and fetch it again"),
+            safe_open(path, framework="np") as file,  # only headers are read, without torch
+        ):
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                weights.append(StoredWeight(name, str(part.get_dtype()), tuple(part.get_shape())))
+    return weights
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -169,16 +153,3 @@ def weight_files(folder: Path) -> list[Path]:
             _AGAIN,
         )
     return [folder / name for name in names]
-
-
-def _in_file(path: Path) -> list[StoredWeight]:
-    """Of a safetensors file, whose size is compared with what its header says."""
-    with (
-        reading(f"{path}, which is damaged or cut off,", "remove the model and fetch it again"),
-        safe_open(path, framework="np") as file,  # only headers are read, without torch
-    ):
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return [
-            StoredWeight(name, str(one.get_dtype()), tuple(one.get_shape()))
-            for name, one in slices.items()
-        ]

@@ -37,14 +37,11 @@ def small_files(ref: ModelRef) -> Path:
 
 
 def fetch(ref: ModelRef, *, offline: bool = False, progress: StageProgress | None = None) -> Path:
-    """The local snapshot folder of a hub model, downloaded unless it is there.
-
-    Args:
-        offline: look only at this machine.
-        progress: called with the stage "download", in bytes.
+    """The local snapshot folder of a hub model, downloaded, with the stage "download" in bytes,
+    unless it is there.
 
     Raises:
-        ModelError: no such model, no access, no network, or absent when offline.
+        ModelError: no such model, no access, no network, or absent when `offline`.
         ResourceError: the disk is full.
     """
     if folder := local_snapshot(ref):
@@ -96,7 +93,16 @@ def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
-        raise _fetch_error(ref, error) from error
+        if lacks_room(error):
+            raise ResourceError(
+                f"the disk is full: no room for {ref.repo}",
+                "free some space, or point the environment variable HF_HOME to another disk",
+            ) from error
+        raise ModelError(
+            f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
+            "check the spelling, the network, proxy and HF_ENDPOINT; for a private or gated model "
+            "sign in with `hf auth login`; or copy the model here and give its folder",
+        ) from error
 
 
 def silent_bar(progress: StageProgress = silent) -> Any:
@@ -117,32 +123,6 @@ def silent_bar(progress: StageProgress = silent) -> Any:
     return SilentBar
 
 
-def _fetch_error(ref: ModelRef, error: Exception) -> ModelError | ResourceError:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.GatedRepoError):
-        return ModelError(
-            f"access to {ref.repo} must be granted on its page first",
-            "accept its terms there, then sign in with `hf auth login`",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return ModelError(f"{ref.repo} has no revision '{ref.revision}'")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelError(
-            f"there is no model {ref.repo} on the hub, or it is private",
-            "check the spelling; for a private model sign in with `hf auth login`",
-        )
-    if lacks_room(error):
-        return ResourceError(
-            f"the disk is full: no room for {ref.repo}",
-            "free some space, or point the environment variable HF_HOME to another disk",
-        )
-    return ModelError(
-        f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
-        "check the network, proxy and HF_ENDPOINT; or copy the model here and give its folder",
-    )
-
-
 def _cached_models() -> tuple[Any, dict[str, Any]]:
     """huggingface_hub's cache, and the models in it by their ids."""
     from huggingface_hub import scan_cache_dir
@@ -157,17 +137,17 @@ def _cached_models() -> tuple[Any, dict[str, Any]]:
 
 def cached_repos() -> list[tuple[str, Path, int]]:
     """The models in huggingface_hub's cache: id, folder and bytes on disk."""
-    found = _cached_models()[1].values()
-    return sorted((repo.repo_id, Path(repo.repo_path), repo.size_on_disk) for repo in found)
+    repos = _cached_models()[1].values()
+    return sorted((repo.repo_id, Path(repo.repo_path), repo.size_on_disk) for repo in repos)
 
 
 def delete_repo(ref: ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes every revision of a hub model from huggingface_hub's cache, after `confirm`; returns
     bytes freed. Raises ModelError: the model is not there."""
-    cache, found = _cached_models()
-    if ref.repo not in found:
+    cache, repos = _cached_models()
+    if ref.repo not in repos:
         raise ModelError(f"{ref.repo} is not in the hub's cache", "see `esa models list`")
     confirm()
-    strategy = cache.delete_revisions(*(r.commit_hash for r in found[ref.repo].revisions))
+    strategy = cache.delete_revisions(*(r.commit_hash for r in repos[ref.repo].revisions))
     strategy.execute()
     return int(strategy.expected_freed_size)

@@ -112,3 +112,27 @@ def _parse_wheel(text: str) -> ModelRef:
 def as_reference(ref: str | ModelRef) -> ModelRef:
     """The reference, parsed if it is a string. Raises ModelError."""
     return parse_reference(ref) if isinstance(ref, str) else ref
+
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+def other_parts(path: Path) -> list[Path]:
+    """The files of a split model after its first. Raises ModelError: it is not the first, or one
+    is lacking."""
+    if not (match := _PART.fullmatch(path.name)):
+        return []
+    number, count = int(match[2]), int(match[3])
+    if number != 1:
+        raise ModelError(
+            f"{path.name} is part {number} of a model of {count} parts",
+            f"give the first: {match[1]}-00001-of-{match[3]}.gguf",
+        )
+    end = path.suffix
+    parts = [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}{end}") for i in range(2, count + 1)]
+    if lacking := [part.name for part in parts if not part.is_file()]:
+        raise ModelError(
+            f"{path.name} lacks {len(lacking)} of its {count} parts, such as {lacking[0]}",
+            "put all parts into one folder",
+        )
+    return parts

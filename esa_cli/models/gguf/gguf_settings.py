@@ -113,23 +113,6 @@ _ELSEWHERE = {
     "attention.sliding_window_pattern", "tensor_data_layout",
 }  # fmt: skip
 """Settings that are read by name, or that change nothing."""
-_NO_SIZES = ("context_length", "original_context_length", "sliding_window", "token_id")
-"""Ends of the names of settings that are no sizes of weights."""
-
-
-def check_counts(file: GgufFile) -> None:
-    """Raises ModelError where a file says that it has more layers than tensors, or that something
-    is larger than the file."""
-    for name, value in file.metadata.items():
-        if not name.startswith(f"{file.architecture}.") or name.endswith(_NO_SIZES):
-            continue
-        layers = name.endswith(".block_count")
-        most = len(file.tensors) if layers else file.size
-        numbers = value if isinstance(value, list) else [value]
-        if any(type(number) is int and number > most for number in numbers):
-            unit = "tensors" if layers else "bytes"
-            message = f"{file.path.name} has {most:,} {unit}, too few for {name} = {value}"
-            raise ModelError(message[:300], "it may be damaged; fetch it again")
 
 
 def model_config(file: GgufFile, family: GgufFamily) -> Any:
@@ -211,7 +194,7 @@ def _from_tensors(file: GgufFile, default: Any) -> dict[str, Any]:
             "give the file with the language model, not a projector or an adapter",
         )
     values: dict[str, Any] = {
-        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "vocab_size": file.shape("token_embd.weight")[0],
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     if hasattr(default, "attention_bias"):
@@ -226,25 +209,25 @@ def _windows(
     file: GgufFile, family: GgufFamily, default: Any, values: dict[str, Any]
 ) -> dict[str, Any]:
     """Of families in which all layers attend to a window, but for the last of each few."""
-    count, listed = values["num_hidden_layers"], file.setting("attention.sliding_window_pattern")
-    every = listed if isinstance(listed, int) and listed > 0 else family.windows
-    slides = [layer % every for layer in range(1, count + 1)]
-    if isinstance(listed, list):
-        slides = listed[:count]
+    count, pattern = values["num_hidden_layers"], file.setting("attention.sliding_window_pattern")
+    interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
+    slides = pattern[:count] if isinstance(pattern, list) else [
+        layer % interval for layer in range(1, count + 1)
+    ]  # fmt: skip
     kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
     if "full_attention" not in default.rope_parameters:
         return {"layer_types": kinds}
     rope = values["rope_parameters"]
-    theta = family.local_theta or rope["rope_theta"]
-    local = {"rope_type": "default", "rope_theta": float(file.setting("rope.freq_base_swa", theta))}
-    return {
-        "layer_types": kinds,
-        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+    theta = file.setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
+    ropes = {
+        "full_attention": rope,
+        "sliding_attention": {"rope_type": "default", "rope_theta": float(theta)},
     }
+    return {"layer_types": kinds, "rope_parameters": ropes}
 
 
 _FREQUENCIES, _LONG, _SHORT = "rope_freqs", "rope_factors_long", "rope_factors_short"
-_LLAMA3 = {
+_LLAMA3: dict[str, float] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
@@ -261,77 +244,66 @@ _YARN = {
 def rope_parameters(
     file: GgufFile, head: int, values: dict[str, Any], default: Any
 ) -> dict[str, Any]:
-    """The rotary embedding, as config.json has it.
-
-    Args:
-        head: dimensions of a head. values: settings known so far. default: a configuration of
-            the same `model_type`.
-
-    Raises:
-        ModelError: a scaling that transformers does not have.
-    """
+    """The rotary embedding, as config.json has it, of heads of so many dimensions. `values` are the
+    settings known so far, `default` is a configuration of the same `model_type`. Raises ModelError:
+    a scaling that transformers does not have."""
     theta = float(file.setting("rope.freq_base", 10000.0))
     part = file.setting("rope.dimension_count", head) / head
     rope: dict[str, Any] = {"rope_theta": theta}
     usual = default.rope_parameters
     if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
         rope["partial_rotary_factor"] = part
-    tensors = {name.removesuffix(".weight"): name for name in file.tensors}
+    factors = {
+        name.removesuffix(".weight"): file.read(name).tolist()
+        for name in file.tensors
+        if name.startswith("rope_")
+    }
     kind = file.setting("rope.scaling.type", "none")
     factor = float(file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1)
     original = file.setting("rope.scaling.original_context_length")
     attention = file.setting("rope.scaling.attn_factor")
-    if _LONG in tensors:
-        if _SHORT not in tensors:
+    if _LONG in factors:
+        if _SHORT not in factors:
             raise refused(file, "a rotary embedding", "without factors for short texts")
         rope |= {
             "rope_type": "longrope",
-            "long_factor": file.read(tensors[_LONG]).tolist(),
-            "short_factor": file.read(tensors[_SHORT]).tolist(),
+            "long_factor": factors[_LONG],
+            "short_factor": factors[_SHORT],
             "original_max_position_embeddings": original or values["max_position_embeddings"],
         }
         return rope if attention is None else rope | {"attention_factor": attention}
-    if _FREQUENCIES in tensors:
-        return rope | _llama3(file, file.read(tensors[_FREQUENCIES]).tolist(), theta, part * head)
+    if _FREQUENCIES in factors:
+        return rope | _llama3(file, factors[_FREQUENCIES], theta, int(part * head))
     if factor == 1 or kind == "none":
         return rope | {"rope_type": "default"}
-    if attention not in (None, 1) or kind not in ("linear", "yarn") or (kind, original) == (
-        "yarn", None
-    ):  # fmt: skip
-        raise refused(file, "a rotary embedding", f"scaled by {kind}")
     rope |= {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        rope["original_max_position_embeddings"] = original
-        known = {name: file.setting(key) for key, name in _YARN.items()}
-        rope |= {name: value for name, value in known.items() if value is not None}
-        if "mscale_all_dim" in rope:
-            rope["mscale"] = rope["mscale_all_dim"]
-    return rope
+    if attention in (None, 1) and kind == "linear":
+        return rope
+    if attention not in (None, 1) or kind != "yarn" or original is None:
+        raise refused(file, "a rotary embedding", f"scaled by {kind}")
+    yarn = {name: file.setting(key) for key, name in _YARN.items()}
+    yarn["mscale"] = yarn["mscale_all_dim"]
+    yarn["original_max_position_embeddings"] = original
+    return rope | {name: value for name, value in yarn.items() if value is not None}
 
 
-def _llama3(file: GgufFile, stored: list[float], theta: float, dims: float) -> dict[str, Any]:
-    """The rule of Llama 3.1, if it gives the factors that are stored."""
-    factor, count = max(stored), int(dims) // 2
-    lengths = [2 * math.pi * theta ** (2 * i / int(dims)) for i in range(count)]
-    wanted = [_llama3_factor(length, factor) for length in lengths]
-    if len(stored) != count or any(
+def _llama3(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
+    """The rule of Llama 3.1, if it gives the factors that are stored. A wave of so many positions
+    is slowed by nothing if it is short, by the factor if it is long."""
+    factor, original = max(stored), _LLAMA3["original_max_position_embeddings"]
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    wanted = []
+    for i in range(0, dims, 2):
+        turns = original / (2 * math.pi * theta ** (i / dims))
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        wanted.append(1 / ((1 - smooth) / factor + smooth))
+    if len(stored) != len(wanted) or any(
         abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)
     ):
         raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
     if factor == 1:
         return {"rope_type": "default"}
     return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
-
-
-def _llama3_factor(length: float, factor: float) -> float:
-    """What a wave of `length` positions is slowed by, as Llama 3.1 does."""
-    original, low, high = 8192, _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    if length < original / high:
-        return 1.0
-    if length > original / low:
-        return factor
-    smooth = (original / length - low) / (high - low)
-    return 1 / ((1 - smooth) / factor + smooth)
 
 
 def refused(file: GgufFile, what: str, value: Any) -> ModelError:

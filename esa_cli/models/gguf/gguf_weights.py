@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,44 +94,37 @@ class GgufWeights:
         from transformers import AutoModelForCausalLM
 
         self._file, self._family, self._config = file, family, config
-        self._layouts = GPT_OSS if config.model_type == "gpt_oss" else LAYOUTS
-        architectures = {name: key for key, name in MODEL_ARCH_NAMES.items()}
-        if file.architecture not in architectures:
+        known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
+        if file.architecture not in known:
             raise ModelError(
                 f"the installed gguf does not know the architecture '{file.architecture}'",
                 "upgrade it: pip install -U gguf",
             )
-        architecture = architectures[file.architecture]
-        self._names = get_tensor_name_map(architecture, config.num_hidden_layers)
+        self._names = get_tensor_name_map(known[file.architecture], config.num_hidden_layers)
         automatic: Any = AutoModelForCausalLM
         with torch.device("meta"):
             model = automatic.from_config(config)
         model.tie_weights()
         self.architecture = type(model).__name__
-        self._shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-        if config.tie_word_embeddings:
-            self._shapes.pop("lm_head.weight", None)
+        self._weights = {
+            name: (self._layout(name), tuple(weight.shape))
+            for name, weight in model.state_dict().items()
+            if name != "lm_head.weight" or not config.tie_word_embeddings
+        }
         self._check()
 
     def write(self, folder: Path, report: StageProgress) -> None:
-        """Writes safetensors files; one at a time is in memory. Raises OSError.
-
-        Args:
-            report: called with the stage "convert" and the bytes of the weights converted so far,
-                and with "save" before a file is written.
-        """
+        """Writes safetensors files; one at a time is in memory. Reports the stage "convert" in
+        bytes, and "save" before a file is written. Raises OSError."""
         from safetensors.torch import save_file
 
         shards: list[list[str]] = [[]]
-        sizes = {name: 4 * torch.Size(shape).numel() for name, shape in self._shapes.items()}
-        held = done = 0
+        sizes = {name: 4 * math.prod(shape) for name, (_, shape) in self._weights.items()}
         for name, size in sizes.items():
-            if held and held + size > SHARD_BYTES:
+            if shards[-1] and sum(map(sizes.__getitem__, shards[-1])) + size > SHARD_BYTES:
                 shards.append([])
-                held = 0
             shards[-1].append(name)
-            held += size
-        places: dict[str, str] = {}
+        places, done = dict[str, str](), 0
         for number, names in enumerate(shards, 1):
             file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             if len(shards) == 1:
@@ -151,7 +145,7 @@ class GgufWeights:
     def _layout(self, name: str) -> WeightLayout:
         """The tensors of the file that a weight is made of, with whole names."""
         if match := _LAYER.fullmatch(name):
-            for layout in self._layouts:
+            for layout in GPT_OSS if self._config.model_type == "gpt_oss" else LAYOUTS:
                 if match[2].endswith(layout.end):
                     sources = tuple(f"blk.{match[1]}.{source}" for source in layout.sources)
                     return WeightLayout(name, sources, layout.make)
@@ -159,34 +153,33 @@ class GgufWeights:
         return WeightLayout(name, (f"{self._names.get_name(base) or base}.{suffix}",), _alone)
 
     def _check(self) -> None:
-        wanted: set[str] = set()
-        file, kind = self._file.path.name, self._config.model_type
-        for name, shape in self._shapes.items():
-            layout = self._layout(name)
-            if lacking := [one for one in layout.sources if one not in self._file.tensors]:
-                raise ModelError(
-                    f"{file} lacks the weights {lacking[0]} of a {kind} model",
-                    "it may be of another kind than it says, or be converted by an old llama.cpp",
-                )
-            wanted.update(layout.sources)
-            shapes = [self._file.tensors[source].shape for source in layout.sources]
+        file, kind, stored = self._file.path.name, self._config.model_type, self._file.tensors
+        for layout, shape in self._weights.values():
+            for source in layout.sources:
+                if source not in stored:
+                    raise ModelError(
+                        f"{file} lacks the weights {source} of a {kind} model",
+                        "it may be of another kind than it says, or be converted by an old "
+                        "llama.cpp",
+                    )
+            parts = [torch.empty(self._file.shape(one), device="meta") for one in layout.sources]
             try:
-                parts = [torch.empty(shape, device="meta") for shape in shapes]
-                stored = tuple(layout.make(parts).shape)
+                size = tuple(layout.make(parts).shape)
             except (RuntimeError, IndexError, ValueError):
-                stored = shapes[0]
-            if stored != shape:
+                size = tuple(parts[0].shape)
+            if size != shape:
                 source = layout.sources[0]
-                raise ModelError(f"{source} of {file} must be of size {shape}, got {stored}", _OLD)
-        for name in self._file.tensors:
-            if name not in wanted and not _READ_AS_SETTINGS.fullmatch(name):
+                raise ModelError(f"{source} of {file} must be of size {shape}, got {size}", _OLD)
+        used = {source for layout, _ in self._weights.values() for source in layout.sources}
+        for name in stored.keys() - used:
+            if not _READ_AS_SETTINGS.fullmatch(name):
                 raise ModelError(
                     f"{file} has the weights {name}, which a {kind} model of transformers has not",
                     SAFETENSORS,
                 )
 
     def _weight(self, name: str) -> Tensor:
-        layout = self._layout(name)
+        layout, _ = self._weights[name]
         parts = [torch.from_numpy(self._file.read(source).copy()) for source in layout.sources]
         weight = layout.make(parts)
         if self._family.pairs and re.search(r"\.self_attn\.[qk]_proj\.", name):
@@ -203,7 +196,7 @@ class GgufWeights:
         """In 16 bits where these hold the very numbers of the file."""
         from gguf import GGMLQuantizationType
 
-        kinds = {self._file.tensors[source].kind for source in layout.sources}
+        kinds = {self._file.tensors[source].tensor_type for source in layout.sources}
         for dtype, names in _SHORT.items():
             if kinds <= {GGMLQuantizationType[name] for name in names}:
                 short = weight.to(dtype)

@@ -15,23 +15,16 @@ from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
 from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.checkpoint_files import check_tokenizer, read_config, said, stored_weights
+from esa_cli.models.files.checkpoint_files import (
+    check_tokenizer,
+    one_line,
+    read_config,
+    stored_weights,
+)
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.resolve import resolve
 from esa_cli.models.files.settings_cache import cache_config, cached_config
-from esa_cli.models.loading.quantization import (
-    QUANTIZATIONS,
-    bytes_needed,
-    check_loadable_format,
-    check_plain,
-    check_quantization,
-    kept_format,
-    packing_of,
-    quantisation_error,
-    quantization_in,
-    settings_in,
-    settle,
-)
+from esa_cli.models.loading import quantization
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
 from esa_cli.models.loading.text_part import (
     has_text_part,
@@ -40,12 +33,12 @@ from esa_cli.models.loading.text_part import (
     reading_options,
 )
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
-from esa_cli.storage.cache_choice import check_cache
-from esa_cli.system.machine import available_memory, size_text
+from esa_cli.storage import check_cache
+from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
 SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
-DTYPES = ("auto", "float32", "bfloat16", "float16", *QUANTIZATIONS)
+DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +50,7 @@ class LoadedModel:
         ref: the model's reference. folder: its local files.
         dtype: a torch.dtype. device: the torch.device of the first weights (with the device
             "balanced", later layers may be on others).
-        cache: where keys and values will be; see `storage.cache_choice`.
+        cache: where keys and values will be; one of `storage.CACHES`.
     """
 
     model: Any
@@ -93,7 +86,7 @@ def load(
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
         offline: use only what is on this machine.
-        cache: where keys and values of documents will be kept; see `storage.cache_choice`.
+        cache: where keys and values of documents will be kept; one of `storage.CACHES`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
 
     Raises:
@@ -108,23 +101,23 @@ def load(
     config = language_settings(folder)
     check_tokenizer(folder)
     stored_weights(folder)  # says what is wrong with the files before the slow imports
-    _import(report)
+    report("import", 0, None)
+    with gc_paused(), quiet_imports():  # all together, so that later ones are quick
+        from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
-    chosen = choose_dtype(dtype, place)
-    packing = packing_of(dtype)
-    check_loadable_format(config, place, ref.name)
+    chosen, packing = choose_dtype(dtype, place), quantization.packing_of(dtype)
+    quantization.check_loadable_format(config, place, ref.name)
     if packing:
-        check_plain(packing, config, ref.name)
-    kept = not packing and kept_format(config, place) is not None
-    need = bytes_needed(folder, chosen.itemsize, packing, kept)
-    check_memory(need, place, ref)
+        quantization.check_plain(packing, config, ref.name)
+    kept = not packing and quantization.stays_quantised(config, place)
+    check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
-    model = into_memory(ref, config, place, read)
-    if not packing and not kept:
-        check_finite(model, ref)
+    model = _into_memory(ref, config, place, read)
     if not packing:
+        if not kept:
+            check_finite(model, ref)
         cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(
@@ -136,28 +129,26 @@ def load(
 def read_pretrained(
     folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False
 ) -> Any:
-    """The model in a folder, on a device of `choose_device`.
+    """The model in a folder, on a device of `choose_device`, in a torch type.
 
     Args:
-        dtype: of torch. packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
+        packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
         kept: whether the weights of quantised files stay as they are; else they are dequantised.
 
     Raises:
-        ModelError: the files lack some of the weights. Others: see `load_error`.
+        ModelError: the files lack some of the weights. Any other: of transformers.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     # It reports each cast, and kernels that it does without.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
-        options["quantization_config"] = QUANTIZATIONS[packing].config(dtype)
+        options["quantization_config"] = quantization.QUANTIZATIONS[packing].config(dtype)
     options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
-    dequantised = settings_in(read_config(folder)) and not kept
+    dequantised = quantization.settings_in(read_config(folder)) and not kept
     if dequantised:
-        config: Any = options.get("config") or AutoConfig.from_pretrained(
-            folder, local_files_only=True
-        )
+        config: Any = options.get("config") or language_config(folder)
         config.quantization_config = {**config.quantization_config, "dequantize": True}
         options["config"] = config
     automatic: Any = AutoModelForCausalLM
@@ -172,7 +163,7 @@ def read_pretrained(
         )
     if dequantised:
         _cast(model, dtype)
-    settle(model)
+    quantization.settle(model)
     return model
 
 
@@ -187,28 +178,6 @@ def _cast(model: Any, dtype: Any) -> None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not wide.intersection(name.split(".")):
             weight.data = weight.data.to(dtype)
-
-
-def load_error(ref: ModelRef, config: dict[str, Any], error: Exception) -> EsaError:
-    """What to say of an error of `read_pretrained`; config: of config.json."""
-    kind = config["model_type"]
-    text = str(error)
-    if "memory" in text.lower() and isinstance(error, RuntimeError):
-        return ResourceError(f"not enough memory to load {ref.name}", SMALLER)
-    if "trust_remote_code" in text or "auto_map" in text:
-        return ModelError(
-            f"{ref.name} brings its own Python code, and esa does not run code from a model",
-            "choose a model that transformers supports by itself",
-        )
-    if isinstance(error, (ValueError, KeyError)) and str(kind) in text:
-        return ModelError(
-            f"{ref.name} is of the kind '{kind}', which this transformers cannot load as a "
-            "language model",
-            "upgrade transformers, or choose another model (llama, qwen3, mistral, ...)",
-        )
-    if packed := quantisation_error(ref.name, config, error):
-        return packed
-    return ModelError(f"{ref.name} cannot be loaded: {said(error)}", "remove it and fetch it again")
 
 
 def check_finite(model: Any, ref: ModelRef) -> None:
@@ -235,12 +204,8 @@ def hindrance(config: Any) -> str:
 
 
 def runs_methods(folder: Path, whole: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder.
-
-    Args:
-        whole: transformers reads the whole configuration; else its type decides, as the import
-            takes seconds.
-    """
+    """Whether ESA's methods can run in the model of a folder: by its whole configuration, which
+    transformers reads, or by its type alone, as that import takes seconds."""
     try:
         check_type(language_settings(folder).get("model_type"))
         if whole:
@@ -251,13 +216,8 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
 
 
 def check_loadable(folder: Path) -> None:
-    """Refuses a model that ESA cannot be attached to, before minutes of loading its weights.
-
-    A folder that transformers cannot read passes: `load` says what is wrong with it.
-
-    Raises:
-        ModelError: the model's configuration is not supported.
-    """
+    """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
+    folder that transformers cannot read passes: `load` says what is wrong with it."""
     with quiet_imports():
         from esa_cli.models.attachment.attach import check_supported
 
@@ -268,17 +228,8 @@ def check_loadable(folder: Path) -> None:
     check_supported(config)
 
 
-def _import(report: StageProgress) -> None:
-    """The slow imports, all together and with the collector off, so that later ones are quick."""
-    report("import", 0, None)
-    with gc_paused(), quiet_imports():
-        from transformers import AutoModelForCausalLM  # noqa: F401
-
-
-def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+def _into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
     """The model that `read` loads, with the errors of transformers turned into esa's."""
-    import torch
-
     from esa_cli.models.inspection import offloaded
 
     try:
@@ -286,10 +237,14 @@ def into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callabl
             model: Any = read()
     except EsaError:
         raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
     except Exception as error:
-        raise load_error(ref, config, error) from error
+        if memory_ran_out(error) or "memory" in str(error).lower():
+            raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
+        raise quantization.quantisation_error(ref.name, config, error) or ModelError(
+            f"{ref.name} of type '{config['model_type']}' cannot be loaded: {one_line(error)}",
+            "fetch it again, upgrade transformers, or choose another model (llama, qwen3, mistral, "
+            "...); esa runs no code that a model brings along",
+        ) from error
     if offloaded(model):
         raise ResourceError(
             f"{ref.name} does not fit: some of its weights found no room on {place}", SMALLER
@@ -301,27 +256,21 @@ def choose_device(device: str) -> str:
     """The torch device string, or "balanced", for the option's value. Raises UsageError."""
     import torch
 
+    has_mps = torch.backends.mps.is_available()
     if device == "auto":
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
     try:
         parsed = torch.device("cuda" if device == "balanced" else device)
-    except RuntimeError as error:
-        raise _device_error(device) from error
-    kind = parsed.type
-    if kind not in ("cpu", "cuda", "mps"):
-        raise _device_error(device)
-    if device == "balanced" and not torch.cuda.device_count():
-        raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
-    absent = kind == "cuda" and (parsed.index or 0) >= torch.cuda.device_count()
-    if absent or (kind == "mps" and not torch.backends.mps.is_available()):
+    except RuntimeError:
+        parsed = torch.device("meta")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}
+    if parsed.type not in there:
+        raise UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
+    if (parsed.index or 0) >= there[parsed.type]:
+        if device == "balanced":
+            raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
         raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
     return device
-
-
-def _device_error(device: str) -> UsageError:
-    return UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
 
 
 def choose_dtype(dtype: str, device: str) -> Any:
@@ -334,8 +283,8 @@ def choose_dtype(dtype: str, device: str) -> Any:
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'")
-    if dtype in QUANTIZATIONS:
-        check_quantization(dtype, device)
+    if dtype in quantization.QUANTIZATIONS:
+        quantization.check_quantization(dtype, device)
     elif dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
@@ -349,10 +298,8 @@ def _cpu_has_bfloat16() -> bool:
     import torch
 
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-        return True
-    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(older and older())
+    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")) or bool(older())
 
 
 def check_memory(need: int, place: str, ref: ModelRef) -> None:
@@ -394,7 +341,7 @@ class DeferredModel:
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
             config = read_config(self.folder)
-            model = into_memory(as_reference(self.ref), config, "cpu", self._read)
+            model = _into_memory(as_reference(self.ref), config, "cpu", self._read)
         pass_calls_on(self.text_model, model)
         return model
 
@@ -415,11 +362,8 @@ class DeferredModel:
 
 
 def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
-    """Loads a model to find and read passages with: deferred, where that can be.
-
-    Args:
-        options: those of `load`, whose errors it raises.
-    """
+    """Loads a model to find and read passages with: deferred, where that can be. Options and
+    errors: of `load`."""
     return load_deferred(ref, **options) or load(ref, **options)
 
 
@@ -441,7 +385,8 @@ def load_deferred(
     config = read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)
-    if dtype in QUANTIZATIONS or has_text_part(config) or quantization_in(config):
+    quantised = dtype in quantization.QUANTIZATIONS or quantization.quantization_in(config)
+    if quantised or has_text_part(config):
         return None
     if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
         return None
@@ -450,7 +395,7 @@ def load_deferred(
     if not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, place)
-    check_memory(bytes_needed(folder, chosen.itemsize), place, ref)
+    check_memory(quantization.bytes_needed(folder, chosen.itemsize), place, ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None

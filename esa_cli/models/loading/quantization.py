@@ -7,6 +7,7 @@ by transformers, which keeps their weights so or dequantises them; see `FORMATS`
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import re
@@ -39,49 +40,37 @@ class Quantization:
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def _int8(dtype: Any) -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-    from transformers import TorchAoConfig
+def _torchao(name: str, **options: Any) -> Callable[[Any], Any]:
+    def config(dtype: Any) -> Any:
+        from transformers import TorchAoConfig
 
-    return TorchAoConfig(Int8WeightOnlyConfig())
+        return TorchAoConfig(
+            getattr(importlib.import_module("torchao.quantization"), name)(**options)
+        )
 
-
-def _fp8(dtype: Any) -> Any:
-    from torchao.quantization import Float8WeightOnlyConfig
-    from transformers import TorchAoConfig
-
-    return TorchAoConfig(Float8WeightOnlyConfig())
+    return config
 
 
-def _int4(dtype: Any) -> Any:
-    from torchao.quantization import Int4WeightOnlyConfig
-    from transformers import TorchAoConfig
+def _bitsandbytes(**options: Any) -> Callable[[Any], Any]:
+    def config(dtype: Any) -> Any:
+        from transformers import BitsAndBytesConfig
 
-    # The only form of it whose kernel comes with torch.
-    packing: Any = "tile_packed_to_4d"
-    return TorchAoConfig(Int4WeightOnlyConfig(group_size=128, int4_packing_format=packing))
+        untyped: Any = BitsAndBytesConfig
+        return untyped(bnb_4bit_compute_dtype=dtype, **options)
 
-
-def _nf4(dtype: Any) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    config: Any = BitsAndBytesConfig
-    return config(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    return config
 
 
-def _llm_int8(dtype: Any) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    config: Any = BitsAndBytesConfig
-    return config(load_in_8bit=True)
-
-
+# The only form of torchao's int4 whose kernel comes with torch.
+_INT4 = _torchao("Int4WeightOnlyConfig", group_size=128, int4_packing_format="tile_packed_to_4d")
 QUANTIZATIONS: dict[str, Quantization] = {
-    "int8": Quantization("torchao", 1.01, _int8),
-    "fp8": Quantization("torchao", 1.01, _fp8),
-    "int4": Quantization("torchao", 0.54, _int4, ("cuda",)),
-    "nf4": Quantization("bitsandbytes", 0.57, _nf4),
-    "llm-int8": Quantization("bitsandbytes", 1.01, _llm_int8),
+    "int8": Quantization("torchao", 1.01, _torchao("Int8WeightOnlyConfig")),
+    "fp8": Quantization("torchao", 1.01, _torchao("Float8WeightOnlyConfig")),
+    "int4": Quantization("torchao", 0.54, _INT4, ("cuda",)),
+    "nf4": Quantization(
+        "bitsandbytes", 0.57, _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    ),
+    "llm-int8": Quantization("bitsandbytes", 1.01, _bitsandbytes(load_in_8bit=True)),
 }
 """By the name that `dtype` has for it. int4 of torchao is stored in 8 bits on a CPU."""
 
@@ -97,12 +86,8 @@ def packed_bytes(way: str, size: int) -> float:
 
 
 def check_quantization(name: str, device: str) -> None:
-    """Raises UsageError when weights cannot be quantised so on this device, or the package is
-    missing.
-
-    Args:
-        name: of `QUANTIZATIONS`. device: of `choose_device`.
-    """
+    """Raises UsageError when weights cannot be quantised so on a device of `choose_device`, or the
+    package is missing."""
     way, kind = QUANTIZATIONS[name], _kind(device)
     if kind not in way.devices:
         other = [one for one, found in QUANTIZATIONS.items() if kind in found.devices]
@@ -110,56 +95,26 @@ def check_quantization(name: str, device: str) -> None:
             f"weights in {name} need a device of the kind {' or '.join(way.devices)}, got {kind}",
             f"take one of {', '.join(other)}" if other else "take bfloat16 or float16",
         )
-    if importlib.util.find_spec(way.package) is None:
+    if not _installed(way.package):
         raise UsageError(
             f"weights in {name} need {way.package}, which is not installed",
             f"pip install 'esa-cli[{way.package}]'",
         )
 
 
-@dataclass(frozen=True)
-class FileFormat:
-    """What loads files of one `quant_method`.
-
-    Args:
-        dequantised: whether transformers can compute the plain weights, on any device.
-        packages: needed to keep the weights quantised, as pip names them; of a format that is
-            always dequantised, needed for that.
-        modules: by which these are imported.
-        devices: types of torch devices that compute with such weights.
-        capability: the least of a CUDA device.
-        bits: of a weight; 0: `quantization_config` says.
-        experts_alone: whether only the experts of mixtures are quantised.
-    """
-
-    dequantised: bool = False
-    packages: str = ""
-    modules: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    capability: tuple[int, int] = (0, 0)
-    bits: int = 0
-    experts_alone: bool = False
-
-
-_ANY = ("cpu", "cuda", "mps")
-_KERNELS = ("kernels", ("kernels",), ("cuda",))
-_GPTQ = ("gptqmodel optimum", ("gptqmodel", "optimum"), ("cuda",))
-FORMATS: dict[str, FileFormat] = {
-    "fp8": FileFormat(True, *_KERNELS, capability=(8, 9), bits=8),
-    "mxfp8": FileFormat(True, *_KERNELS, capability=(8, 9), bits=8),
-    "mxfp4": FileFormat(True, *_KERNELS, capability=(7, 5), bits=4, experts_alone=True),
-    "compressed-tensors": FileFormat(True, "compressed-tensors", ("compressed_tensors",)),
-    "gptq": FileFormat(False, *_GPTQ),
-    "awq": FileFormat(False, *_GPTQ),
-    "auto-round": FileFormat(False, "auto-round", ("auto_round",), ("cuda",)),
-    "bitsandbytes": FileFormat(False, "'esa-cli[bitsandbytes]'", ("bitsandbytes",), _ANY),
-    "torchao": FileFormat(False, "'esa-cli[torchao]'", ("torchao",), _ANY),
-    "bitnet": FileFormat(devices=("cpu", "cuda"), bits=2),
-    "gemma": FileFormat(devices=_ANY, bits=4),
-    "hqq": FileFormat(False, "hqq", ("hqq",), ("cuda",)),
-    "quanto": FileFormat(False, "optimum-quanto", ("optimum.quanto",), _ANY),
+FORMATS: dict[str, tuple[str, str]] = {
+    "fp8": ("", ""),
+    "mxfp8": ("", ""),
+    "mxfp4": ("", ""),
+    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
+    "bitsandbytes": ("bitsandbytes", "'esa-cli[bitsandbytes]'"),
+    "torchao": ("torchao", "'esa-cli[torchao]'"),
 }
-"""By `quant_method`. Files of other methods are refused."""
+"""What is imported to load files of a `quant_method` on a CPU, and the package that it comes with.
+On a CUDA device transformers loads what it can, and says itself what is missing."""
+_KEPT = ("bitsandbytes", "torchao")
+"""Methods whose weights stay quantised on a CPU; those of the others are dequantised."""
+_BITS = {"fp8": 8, "mxfp8": 8, "mxfp4": 4, "bitnet": 2}
 
 
 def quantization_in(config: Mapping[str, Any]) -> str:
@@ -182,54 +137,37 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def kept_format(config: Mapping[str, Any], place: str) -> FileFormat | None:
-    """The format of a model whose weights stay in memory as the files have them; None: they are
-    plain, or are dequantised. Nothing is raised where they cannot be loaded.
-
-    Args:
-        place: of `choose_device`.
-    """
-    form = FORMATS.get(quantization_in(config))
-    if form is None or (form.dequantised and (_device_lacks(form, place) or _missing(form))):
-        return None
-    return form
+def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
+    """Whether a model's weights stay in memory as quantised files have them, on a device of
+    `choose_device`; else they are plain, or are dequantised."""
+    method = quantization_in(config)
+    return bool(method) and (_kind(place) == "cuda" or method in _KEPT)
 
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
-    """What becomes of the weights of quantised files, in words; "": they are plain.
-
-    Args:
-        config: of config.json. place: of `choose_device`.
-        way: of `QUANTIZATIONS`; "": none. dtype: its name, or of what is computed in.
-    """
+    """What becomes of the weights of quantised files on a device, in words; "": they are plain.
+    `way` is of `QUANTIZATIONS` or ""; `dtype` the name of what is computed in."""
     method = quantization_in(config)
     if not method:
         return ""
-    kept = not way and kept_format(config, place) is not None
+    kept = not way and stays_quantised(config, place)
     return f"quantised by {method}, {'kept so' if kept else f'dequantised to {dtype}'}"
 
 
 def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> None:
-    """Raises ModelError when a model's files are quantised in a way that cannot be loaded here.
-
-    Args:
-        config: of config.json. place: of `choose_device`.
-    """
+    """Raises ModelError when a model's files, by its config.json, are quantised in a way that
+    cannot be loaded on a device of `choose_device`."""
     method = quantization_in(config)
-    if not method:
+    if not method or _kind(place) == "cuda":
         return
-    form = FORMATS.get(method)
-    if form is None:
-        raise ModelError(f"{ref} is quantised by {method}, which esa does not load", PLAIN_INSTEAD)
-    if form.dequantised and form.devices:
-        return
-    lacks = "" if form.dequantised else _device_lacks(form, place)
-    if lacks:
-        raise ModelError(f"{ref} is quantised by {method}, which needs {lacks}", PLAIN_INSTEAD)
-    if missing := _missing(form):
+    if method not in FORMATS:
+        message = f"{ref} is quantised by {method}, which esa does not load on {place}"
+        raise ModelError(message, PLAIN_INSTEAD)
+    module, package = FORMATS[method]
+    if module and not _installed(module):
         raise ModelError(
-            f"{ref} is quantised by {method}, and what loads that is not installed: {missing}",
-            f"pip install {form.packages}; or {PLAIN_INSTEAD}",
+            f"{ref} is quantised by {method}, and {module}, which loads that, is not installed",
+            f"pip install {package}; or {PLAIN_INSTEAD}",
         )
 
 
@@ -246,35 +184,8 @@ def _kind(place: str) -> str:
     return "cuda" if place == "balanced" else place.partition(":")[0]
 
 
-def _device_lacks(form: FileFormat, place: str) -> str:
-    """What a device must be and is not; "": it is."""
-    kind = _kind(place)
-    if kind not in form.devices:
-        return f"a device of the kind {' or '.join(form.devices)}, not {kind}"
-    if kind == "cuda" and form.capability > (0, 0):
-        import torch
-
-        has = torch.cuda.get_device_capability(None if place == "balanced" else place)
-        if has < form.capability:
-            least, here = (".".join(map(str, one)) for one in (form.capability, has))
-            return f"a CUDA GPU of compute capability {least} or more, and this one has {here}"
-    return ""
-
-
-def _missing(form: FileFormat) -> str:
-    """The packages that are not installed, by the names of their modules."""
-    return ", ".join(module for module in form.modules if not _installed(module))
-
-
 def _installed(module: str) -> bool:
-    if module == "kernels":  # transformers takes some versions of it only
-        from transformers.utils.import_utils import is_kernels_available
-
-        return bool(is_kernels_available())
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
+    return importlib.util.find_spec(module) is not None
 
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -284,45 +195,30 @@ _WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 _NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
 _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 """Ends of the names of tensors that are stored beside the numbers of a quantised weight."""
+_SCALES_OF_FP8 = ("weight_scale_inv", "scale", "qscale_weight")
 
 
 def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
-    """Raises ModelError where a tensor has numbers of few bits and no scales that transformers
-    uses rightly: it would load wrong weights and say nothing.
-
-    Args:
-        settings: `quantization_config`.
-    """
+    """Raises ModelError where a tensor has numbers of few bits and no scales, or blocks that do not
+    divide it: transformers 5.23 would load wrong weights and say nothing."""
     shapes = {weight.name: weight.shape for weight in weights}
     scaled = any(_BESIDE.search(name) for name in shapes)
     for name, kind, shape in weights:
-        number = kind not in FLOATS and _NUMBERS.search(name)
-        lacks = bool(number) and not settings and (scaled or not kind.startswith("F8"))
+        wrong = name.endswith(".pre_quant_scale")
+        if not settings and kind not in FLOATS and _NUMBERS.search(name):
+            wrong |= scaled or not kind.startswith("F8")
         if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
             begin = name.removesuffix("weight")
-            ends = ("weight_scale_inv", "scale", "qscale_weight")
-            scales = [shapes[begin + end] for end in ends if begin + end in shapes]
-            lacks = name != begin and not scales
-            if scales:
-                _check_blocks(name, shape, scales[0], settings.get("weight_block_size"))
-        if lacks or name.endswith(".pre_quant_scale"):
+            scales = [shapes[begin + end] for end in _SCALES_OF_FP8 if begin + end in shapes]
+            wrong |= name != begin and not scales
+            block = settings.get("weight_block_size")
+            if scales and len(scales[0]) > 1 and isinstance(block, (list, tuple)):
+                each = zip(shape[-2:], scales[0][-2:], block, strict=True)
+                wrong |= any(count > 1 and size != count * width for size, count, width in each)
+        if wrong:
             raise ModelError(
-                f"the tensor {name} is stored as {kind}, and its files do not say what it means",
-                PLAIN_INSTEAD,
-            )
-
-
-def _check_blocks(
-    name: str, shape: tuple[int, ...], scales: tuple[int, ...], block: object
-) -> None:
-    """Raises ModelError where the last blocks are smaller than the others: transformers 5.23
-    makes all blocks alike."""
-    if not isinstance(block, (list, tuple)) or len(scales) < 2:
-        return
-    for size, count, width in zip(shape[-2:], scales[-2:], block, strict=True):
-        if count > 1 and size != count * width:
-            raise ModelError(
-                f"blocks of {block} must divide {name} {shape}: transformers reads others wrongly",
+                f"the tensor {name} {shape} is stored as {kind}, and its files do not say what it "
+                "means, or its blocks do not divide it",
                 PLAIN_INSTEAD,
             )
 
@@ -354,17 +250,18 @@ def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> 
 def _bits(settings: Mapping[str, Any]) -> int:
     """Bits of a weight, as a checkpoint's settings say; 0: they do not."""
     groups = (settings.get("config_groups") or {}).values()
-    said = [settings.get("bits"), settings.get("nbits")]
-    said += [(group.get("weights") or {}).get("num_bits") for group in groups]
+    values = [settings.get("bits"), settings.get("nbits")]
+    values += [(group.get("weights") or {}).get("num_bits") for group in groups]
     if settings.get("load_in_4bit") or "int4" in str(settings.get("quant_type")).lower():
-        said.append(4)
-    return min((bits for bits in said if isinstance(bits, int) and bits > 0), default=0)
+        values.append(4)
+    return min((bits for bits in values if isinstance(bits, int) and bits > 0), default=0)
 
 
-def kept_bytes(form: FileFormat, config: Mapping[str, Any]) -> float:
+def kept_bytes(config: Mapping[str, Any]) -> float:
     """Bytes of a weight that stays quantised, with its share of the scales; about, as this depends
     on the size of groups."""
-    return (form.bits or _bits(settings_in(config)) or 8) / 8 + 0.05
+    bits = _BITS.get(quantization_in(config)) or _bits(settings_in(config)) or 8
+    return bits / 8 + 0.05
 
 
 def settle(model: Any) -> None:
@@ -379,16 +276,7 @@ def settle(model: Any) -> None:
 
 def quantisation_error(ref: str, config: Mapping[str, Any], error: Exception) -> ModelError | None:
     """What to say when a model with quantised weights cannot be loaded; None: it has none."""
-    method = quantization_in(config)
-    if not method:
-        return None
-    if isinstance(error, ImportError):
-        return ModelError(
-            f"{ref} is quantised by {method}, and what loads that is not installed: "
-            f"{first_line(error)}",
-            f"install it, or {PLAIN_INSTEAD}",
-        )
-    return ModelError(
-        f"{ref} is quantised by {method} and cannot be loaded here: {first_line(error)}",
-        PLAIN_INSTEAD,
-    )
+    if method := quantization_in(config):
+        message = f"{ref} is quantised by {method} and cannot be loaded here: {first_line(error)}"
+        return ModelError(message, PLAIN_INSTEAD)
+    return None

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,6 +30,14 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
+_lock = threading.RLock()
+_open = 0
+"""Blocks of `quiet_transformers` that have not ended."""
+_silent = False
+_undo = ExitStack()
+"""Restores what the blocks have changed: filters of each block would be restored out of order."""
+
+
 @contextmanager
 def quiet_transformers(imported: bool = True) -> Iterator[None]:
     """Lets transformers log errors only and show no progress bar, and ignores warnings; the last of
@@ -39,48 +47,32 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
         imported: transformers is needed, and imported if it was not. Else it is made silent by the
             next block, within this one, that needs it.
     """
-    global _open, _restore
+    global _open, _silent
     with _lock:
         if not _open:
-            _no_warnings.enter_context(warnings.catch_warnings(action="ignore"))
+            _undo.enter_context(warnings.catch_warnings(action="ignore"))
         _open += 1
+        if not _silent and (imported or "transformers" in sys.modules):
+            _silence()
+            _silent = True
     try:
-        with _lock:
-            if _restore is None and (imported or "transformers" in sys.modules):
-                _restore = _silence()
         yield
     finally:
         with _lock:
             _open -= 1
             if not _open:
-                _no_warnings.close()
-                if _restore is not None:
-                    _restore()
-                    _restore = None
+                _undo.close()
+                _silent = False
 
 
-_lock = threading.RLock()
-_open = 0
-"""Blocks of `quiet_transformers` that have not ended."""
-_no_warnings = ExitStack()
-"""Restores the filters of warnings; filters of each block would be restored out of order."""
-_restore: Callable[[], None] | None = None
-"""Undoes what the first of them that found transformers imported has set."""
-
-
-def _silence() -> Callable[[], None]:
+def _silence() -> None:
     # Through Any: these functions of transformers carry no annotations.
     settings: Any = importlib.import_module("transformers.utils.logging")
-    verbosity, bars = settings.get_verbosity(), settings.is_progress_bar_enabled()
+    _undo.callback(settings.set_verbosity, settings.get_verbosity())
+    if settings.is_progress_bar_enabled():
+        _undo.callback(settings.enable_progress_bar)
     settings.set_verbosity_error()
     settings.disable_progress_bar()
-
-    def restore() -> None:
-        settings.set_verbosity(verbosity)
-        if bars:
-            settings.enable_progress_bar()
-
-    return restore
 
 
 @contextmanager
@@ -89,11 +81,11 @@ def quiet_imports() -> Iterator[None]:
     the GPU kernels that it could not load."""
     importlib.import_module("torch")  # which sets its own levels
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.ERROR)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for one, level in zip(loggers, before, strict=True):
-            one.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ BODIES = (
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """What stands in place of `lm_head.`."""
 _OTHER = "upgrade transformers, or choose another model"
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _EMBEDDING = "embed_tokens.weight"
 _OF_TEXT = {"qwen3_vl_text": "qwen3"}
 """Language models whose rotary embedding knows places in an image, and the `model_type` of those
@@ -65,44 +67,38 @@ def language_settings(folder: Path) -> dict[str, Any]:
         return config
     if not has_text_part(config):
         return _completed(folder) or config
-    found = cached_config(folder)
-    if found is None or found.get("model_type") != _own_type(config["text_config"]):
+    known = cached_config(folder)
+    if known is None or known.get("model_type") != _own_type(config["text_config"]):
         completed = language_config(folder)
         cache_config(folder, completed)
-        found = completed.to_dict()
-    return found
+        known = completed.to_dict()
+    return known
+
+
+_SIZES = {"num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": None}
+"""Sizes that a model may name otherwise, and what they then count as."""
 
 
 def _completed(folder: Path) -> dict[str, Any] | None:
-    """The settings of a model of no supported family, with sizes as other families name them; those
-    that it has not are what they are in most. None: transformers does not know it."""
-    try:
-        with reading(folder):
-            config = language_config(folder)
-            found: dict[str, Any] = config.to_dict()
-            for name, otherwise in (("num_hidden_layers", 1), ("num_attention_heads", 1)):
-                found[name] = getattr(config, name, otherwise)
-            found["max_position_embeddings"] = getattr(config, "max_position_embeddings", None)
-            found["hidden_size"] = config.hidden_size
-            found["intermediate_size"] = (
-                getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
-            )
-    except ModelError:
-        return None
-    return found
+    """The settings of a model of no supported family, with sizes as other families name them. None:
+    transformers does not know it."""
+    with suppress(ModelError), reading(folder):
+        config = language_config(folder)
+        settings: dict[str, Any] = config.to_dict()
+        settings |= {name: getattr(config, name, other) for name, other in _SIZES.items()}
+        hidden, inner = config.hidden_size, getattr(config, "intermediate_size", 0)
+        return settings | {"hidden_size": hidden, "intermediate_size": inner or 4 * hidden}
+    return None
 
 
 def language_config(folder: Path) -> Any:
-    """transformers' configuration of the language model in a folder.
-
-    Raises:
-        ModelError: transformers cannot read it, or as `read_config`.
-    """
+    """transformers' configuration of the language model in a folder. Raises ModelError:
+    transformers cannot read it, or as `read_config`."""
     from transformers import AutoConfig
 
     with quiet_transformers(), reading(folder / "config.json", _OTHER):
         if not has_text_part(read_config(folder)):
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoConfig.from_pretrained(folder, **_LOCAL)
         return _whole_config(folder).text_config
 
 
@@ -112,7 +108,7 @@ def _whole_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     with reading(folder / "config.json", _OTHER):
-        whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole: Any = AutoConfig.from_pretrained(folder, **_LOCAL)
         whole.text_config = text = _without_places(whole.text_config)
     for name in ("eos_token_id", "quantization_config"):
         if getattr(whole, name, None) is not None:
@@ -159,14 +155,8 @@ def unmade_weights(folder: Path) -> list[StoredWeight]:
 
 def name_mapping(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Patterns of names that a language model's weights have in a checkpoint of several parts ->
-    what they begin with in the model by itself.
-
-    Args:
-        names: of all tensors in the files of `folder`.
-
-    Raises:
-        ModelError: no names are as they are known.
-    """
+    what they begin with in the model by itself. `names` are those of all tensors. Raises
+    ModelError: no names are as they are known."""
     known = set(names)
     body = next((one for one in BODIES if one + _EMBEDDING in known), None)
     if body is None:
@@ -202,10 +192,8 @@ def _renamed(packing: Mapping[str, Any], mapping: Mapping[str, str]) -> dict[str
     before = {**{f"^{re.escape(one)}": "model." for one in BODIES}, **mapping}
 
     def own(name: Any) -> Any:
-        for pattern, begin in before.items():
-            if isinstance(name, str) and re.match(pattern, name):
-                return re.sub(pattern, begin, name)
-        return name
+        pattern = next((p for p in before if isinstance(name, str) and re.match(p, name)), None)
+        return name if pattern is None else re.sub(pattern, before[pattern], name)
 
-    found = {name: packing[name] for name in _UNPACKED if isinstance(packing.get(name), list)}
-    return {**packing, **{name: [own(one) for one in found[name]] for name in found}}
+    lists = {name: packing[name] for name in _UNPACKED if isinstance(packing.get(name), list)}
+    return {**packing, **{name: [own(one) for one in lists[name]] for name in lists}}

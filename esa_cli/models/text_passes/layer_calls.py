@@ -16,12 +16,9 @@ _CALLS: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictiona
 
 @contextmanager
 def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` before each decoder layer of each forward pass, or before the pass where the
-    layers are not where they are in most models; what it raises ends the pass and passes through.
-
-    Args:
-        model: a causal language model of transformers, which is as before when the block ends.
-    """
+    """Calls `call` before each decoder layer of each forward pass of a model of transformers until
+    the block ends, or before the pass where the layers are not where they are in most models; what
+    it raises ends the pass and passes through."""
 
     def hook(module: nn.Module, inputs: Any) -> None:
         call()
@@ -68,12 +65,10 @@ class _LayerReached(Exception):
 
 
 def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
-    """Hidden states (B, T, H) float32 after the first `layers` layers, each of RMS 1.
-
-    Later layers do not run. Gradients pass through.
+    """Hidden states (B, T, H) float32 after the first `layers` layers of a causal language model,
+    each of RMS 1. Later layers do not run; gradients pass through.
 
     Args:
-        model: a causal language model of transformers, bare or with adapters; it is not changed.
         ids: (B, T); shorter sequences are padded at their end, which their tokens do not see.
     """
 
@@ -98,10 +93,8 @@ def of_size_one(states: Tensor) -> Tensor:
 
 def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
     """(B, T) ids of sequences of different lengths, zeros at their ends."""
-    out = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, ids in enumerate(sequences):
-        out[row, : len(ids)] = torch.tensor(list(ids))
-    return out
+    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
+from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
 from esa_cli.models.inspection import is_plain
 from esa_cli.models.text_passes.layer_calls import call_before_layer
@@ -50,8 +51,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
             scores[..., seen - rows :].masked_fill_(later, -torch.inf)
         weights = scores.softmax(-1).view(batch * groups, shared * rows, seen)
-        found = torch.bmm(weights, values[:, :seen])
-        out.append(found.view(batch, heads, rows, size).transpose(1, 2))
+        output = torch.bmm(weights, values[:, :seen])
+        out.append(output.view(batch, heads, rows, size).transpose(1, 2))
     return torch.cat(out, 1) if len(out) > 1 else out[0]
 
 
@@ -117,30 +118,26 @@ class FusedForward:
 
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
-        """Hidden states (B, T, hidden) after the last of the layers, before the model's norm, and
-        the layers' keys and values, those of `past` before the new ones.
-
-        Args:
-            ids: (B, T); shorter sequences are padded at their ends, which their tokens do not see.
-            past: of the tokens before.
-        """
+        """Hidden states (B, T, hidden) of ids (B, T) after the last of the layers, before the
+        model's norm, and the layers' keys and values, those of `past` before the new ones. Shorter
+        sequences are padded at their ends, which their tokens do not see."""
         start = past.pairs[0][0].shape[2] if past else 0
         x = self._embedding(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._rotary(x, positions))
-        kept: list[KeysValues] = []
+        pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
             call_before_layer(self._model)
-            found, pair = self._attention(
+            attended, pair = self._attention(
                 layer, rms_norm(x, x.shape[-1:], layer.before_attention, self.eps), cos, sin,
                 past.pairs[number] if past else None,
             )  # fmt: skip
-            kept.append(pair)
-            x += found
+            pairs.append(pair)
+            x += attended
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
             inner = silu(linear(wide, layer.gate), inplace=True)
             x += linear(inner.mul_(linear(wide, layer.up)), layer.down)
-        return x, KeyValuePast(kept)
+        return x, KeyValuePast(pairs)
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary), float32, of hidden states after all layers."""
@@ -152,9 +149,9 @@ class FusedForward:
     ) -> tuple[Tensor, KeysValues]:
         batch, count, _ = x.shape
         heads, groups = self.heads, self.groups
-        every = linear(x, layer.projection, layer.projection_bias)
-        every = every.view(batch, count, heads + 2 * groups, self.size)
-        rotated = every[:, :, : heads + groups]
+        projected = linear(x, layer.projection, layer.projection_bias)
+        projected = projected.view(batch, count, heads + 2 * groups, self.size)
+        rotated = projected[:, :, : heads + groups]
         if layer.query_norm is not None and layer.key_norm is not None:
             rotated = torch.cat((
                 rms_norm(rotated[:, :, :heads], (self.size,), layer.query_norm, self.eps),
@@ -164,27 +161,33 @@ class FusedForward:
         turned = torch.cat((-rotated[..., half:], rotated[..., :half]), -1)
         rotated = (rotated * cos + turned * sin).transpose(1, 2)
         query, key = rotated[:, :heads], rotated[:, heads:]
-        value = every[:, :, heads + groups :].transpose(1, 2)
+        value = projected[:, :, heads + groups :].transpose(1, 2)
         if past is not None:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
-        found = _attended(query, key, value).reshape(batch, count, -1)
-        return linear(found, layer.output, layer.output_bias), (key, value)
+        output = _attended(query, key, value).reshape(batch, count, -1)
+        return linear(output, layer.output, layer.output_bias), (key, value)
 
 
 def can_be_fused(model: Any) -> bool:
     """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
     plain weights on the CPU, has the same attention in all layers, and is not too large."""
-    config = model.config
-    if config.model_type not in SMALL_FAMILIES:
+    if not _is_small(model.config):
         return False
     layers, weight = model.base_model.layers, next(model.parameters())
     return (
         weight.device.type == "cpu"
         and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
-        and all(getattr(config, name, None) is None for name in OTHER_RULES)
+        and all(_is_plain(layer, weight.dtype) for layer in layers)
+    )
+
+
+def _is_small(config: object) -> bool:
+    """Whether a model's layers are as they are computed here."""
+    return (
+        getattr(config, "model_type", None) in SMALL_FAMILIES
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "mlp_bias", False)
-        and all(_is_plain(layer, weight.dtype) for layer in layers)
+        and all(getattr(config, name, None) is None for name in OTHER_RULES)
     )
 
 
@@ -240,10 +243,10 @@ def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     mask = None
     if 1 < count < length:
         mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
-    found = scaled_dot_product_attention(
+    output = scaled_dot_product_attention(
         query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
     )
-    return found.transpose(1, 2)
+    return output.transpose(1, 2)
 
 
 ROPE = {"rope_type", "rope_theta"}
@@ -262,10 +265,8 @@ def can_be_plain(settings: Mapping[str, Any]) -> bool:
     """Whether a model with these settings, of `PlainConfig`, can be a `PlainDecoder`."""
     rope = settings.get("rope_parameters") or {}
     return (
-        settings.get("model_type") in SMALL_FAMILIES
-        and settings.get("hidden_act") == "silu"
-        and not settings.get("mlp_bias")
-        and all(settings.get(name) is None for name in (*OTHER_RULES, "quantization_config"))
+        _is_small(PlainConfig(**settings))
+        and settings.get("quantization_config") is None
         and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
         and set(rope) == ROPE
         and rope["rope_type"] == "default"
@@ -283,6 +284,8 @@ class PlainDecoder(nn.Module):
         super().__init__()
         self.config = config
         size, words = config.hidden_size, config.vocab_size
+        theta = config.rope_parameters["rope_theta"]
+        numbers = torch.arange(0, head_size(config), 2, dtype=torch.float)
         self.model = nn.ModuleDict({
             # The class itself would draw numbers, by code of torch that takes a second to import.
             "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
@@ -290,7 +293,7 @@ class PlainDecoder(nn.Module):
             ),
             "layers": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": PlainNorm(size, config.rms_norm_eps),
-            "rotary_emb": UnscaledRotary(head_size(config), config.rope_parameters["rope_theta"]),
+            "rotary_emb": Angles(1.0 / theta ** (numbers / head_size(config)), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
         self.requires_grad_(False)
@@ -304,12 +307,8 @@ class PlainDecoder(nn.Module):
     def load(
         cls, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype
     ) -> PlainDecoder | None:
-        """The decoder with a folder's weights; None: it is too large to be fused, or the files do
-        not have exactly its weights.
-
-        Args:
-            settings: of `PlainConfig`.
-        """
+        """The decoder with a folder's weights, for settings of `PlainConfig`; None: it is too large
+        to be fused, or the files do not have exactly its weights."""
         model = cls(PlainConfig(**settings))
         numbers = sum(one.numel() for one in model.base_model.layers.parameters())
         if numbers * dtype.itemsize > MOST_BYTES:
@@ -357,21 +356,6 @@ class PlainNorm(nn.Module):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
-
-
-class UnscaledRotary(nn.Module):
-    """Cosines and sines (B, T, D) of positions (B, T), for rotary embeddings without scaling."""
-
-    def __init__(self, size: int, theta: float) -> None:
-        super().__init__()
-        rates = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float) / size)
-        self.register_buffer("inv_freq", rates, persistent=False)
-
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """In the type of `x`, from angles in float32."""
-        angles = positions[..., None].float() * self.get_buffer("inv_freq")
-        angles = torch.cat((angles, angles), -1)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def head_size(config: Any) -> int:

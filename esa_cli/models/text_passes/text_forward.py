@@ -12,37 +12,28 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.families import FAMILIES, family_of
+from esa_cli.models.text_passes.layer_calls import GROUP, padded
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of a layer, each (B, G, N, D)."""
 
 
-class TextPast(Protocol):
-    """What is kept of B sequences of N tokens each, padding included."""
-
-    def chosen(self, rows: Sequence[int]) -> Self:
-        """Of these sequences, each as often as it is named; what is appended to them does not
-        change this."""
-
-    def cut(self, length: int) -> Self:
-        """Of the first tokens alone; where prompts are padded."""
-
-
 @dataclass(frozen=True)
 class KeyValuePast:
-    """Keys and values of all layers."""
+    """Keys and values of all layers, of B sequences of N tokens each, padding included."""
 
     pairs: Sequence[KeysValues]
 
     def chosen(self, rows: Sequence[int]) -> KeyValuePast:
-        """See `TextPast`."""
+        """Of these sequences, each as often as it is named; what is appended to them does not
+        change this."""
         if len({*rows}) == 1:
             only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
             return KeyValuePast([
@@ -53,7 +44,7 @@ class KeyValuePast:
         return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
 
     def cut(self, length: int) -> KeyValuePast:
-        """See `TextPast`."""
+        """Of the first tokens alone; where prompts are padded."""
         return KeyValuePast([
             (keys[:, :, :length], values[:, :, :length]) for keys, values in self.pairs
         ])  # fmt: skip
@@ -61,23 +52,37 @@ class KeyValuePast:
 
 @dataclass(frozen=True)
 class CachePast:
-    """A cache of transformers, whatever its layers keep."""
+    """A cache of transformers, whatever its layers keep. Methods: as of `KeyValuePast`."""
 
     cache: Any
     device: torch.device
 
     def chosen(self, rows: Sequence[int]) -> CachePast:
-        """See `TextPast`."""
         out = copy.copy(self.cache)
         out.layers = [_shallow(layer) for layer in self.cache.layers]
         out.reorder_cache(torch.tensor([*rows], device=self.device))
         return CachePast(out, self.device)
 
     def cut(self, length: int) -> CachePast:
-        """See `TextPast`."""
         if (more := self.cache.get_seq_length() - length) > 0:
             self.cache.crop(-more)
         return self
+
+
+@dataclass(frozen=True)
+class TokenPast:
+    """Nothing but the tokens (B, N) themselves. Methods: as of `KeyValuePast`."""
+
+    ids: Tensor
+
+    def chosen(self, rows: Sequence[int]) -> TokenPast:
+        return TokenPast(self.ids[[*rows]])
+
+    def cut(self, length: int) -> TokenPast:
+        return TokenPast(self.ids[:, :length])
+
+
+TextPast = KeyValuePast | CachePast | TokenPast
 
 
 def _shallow(layer: Any) -> Any:
@@ -115,12 +120,7 @@ class ModelForward:
         self._model, body = model, model.base_model
         # Llama 4 names its body otherwise than its class says.
         self._body = model.model if body is model else body
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model's first weights."""
-        device: torch.device = self._model.device
-        return device
+        self.device: torch.device = model.device
 
     @cached_property
     def pads(self) -> bool:
@@ -156,10 +156,6 @@ def scaled_logits(logits: Tensor, config: Any) -> Tensor:
     return logits
 
 
-GROUP = 8
-"""Prompts of a forward call: of like lengths, so that little is padded."""
-
-
 class PromptBatch:
     """Prompts that a model has processed, with the logits after each.
 
@@ -186,10 +182,7 @@ class PromptBatch:
         together = GROUP if forward.pads else 1
         for at in range(0, len(order), together):
             group = order[at : at + together]
-            width = self._lengths[group[-1]] - shared
-            batch = torch.zeros(len(group), width, dtype=torch.long)
-            for row, n in enumerate(group):
-                batch[row, : self._lengths[n] - shared] = torch.tensor(list(prompts[n][shared:]))
+            batch = padded([prompts[n][shared:] for n in group])
             past = None if before is None else before.chosen([0] * len(group))
             states, kept = forward.states(batch.to(forward.device), past)
             last = torch.tensor([self._lengths[n] - shared - 1 for n in group])
@@ -226,30 +219,6 @@ class Continuation:
         return self._forward.logits(states[:, -1])
 
 
-UNFIT = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
-"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
-_LENGTHS, _SHARED = (13, 6, 9), 3
-"""Of the prompts that are tried, and the first tokens that these have in common."""
-
-
-@dataclass(frozen=True)
-class TokenPast:
-    """Nothing but the tokens (B, N) themselves."""
-
-    ids: Tensor
-
-    def chosen(self, rows: Sequence[int]) -> TokenPast:
-        """See `TextPast`."""
-        return TokenPast(self.ids[[*rows]])
-
-    def cut(self, length: int) -> TokenPast:
-        """See `TextPast`."""
-        return TokenPast(self.ids[:, :length])
-
-
 class WholeForward:
     """A forward pass without a cache: all tokens are processed each time, one prompt at a time.
 
@@ -260,31 +229,32 @@ class WholeForward:
     pads = False
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model's first weights."""
-        device: torch.device = self._model.device
-        return device
+        self._model, self.device = model, cast(torch.device, model.device)
 
     def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
         """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
-        every = ids if past is None else torch.cat((past.ids, ids), 1)
-        logits: Tensor = self._model(input_ids=every, use_cache=False).logits
-        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(every)
+        tokens = ids if past is None else torch.cat((past.ids, ids), 1)
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(tokens)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
         return states.float()
 
 
+UNFIT = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
+
+
 def plain_forward(model: Any) -> TextForward:
     """A bare model's forward pass: with a cache where that gives the model's own logits.
 
     Raises:
-        ModelError: the model is of no supported family, and looks at later tokens, too, or its
-            logits are no numbers in its type.
+        ModelError: the model is of no supported family, and its logits depend on later tokens, too,
+            or are no numbers in its type.
     """
     if model.config.model_type in FAMILIES:
         return ModelForward(model)
@@ -293,56 +263,40 @@ def plain_forward(model: Any) -> TextForward:
 
 
 def _tried(model: Any) -> TextForward:
+    """Compares prompts of several lengths, and continuations, with the model's whole pass."""
     whole, cached = WholeForward(model), ModelForward(model)
-    first = torch.arange(1, 1 + max(_LENGTHS)) * 7 % model.config.vocab_size
-    prompts = [first.tolist()]
-    for length in _LENGTHS[1:]:
-        prompts.append([*first[:_SHARED].tolist(), *first[-length:][_SHARED:].flip(0).tolist()])
-    alone = torch.stack([_last(whole, ids) for ids in prompts])
-    every, _ = whole.states(first[None].to(whole.device))
-    _check_finite(model, torch.cat((alone, every[0].float())))
+    first = (torch.arange(1, 14) * 7 % model.config.vocab_size).tolist()
+    prompts = [first, [*first[:3], *first[9:6:-1]], [*first[:3], *first[9:3:-1]]]
+
+    def last(*tokens: int) -> Tensor:
+        states, _ = whole.states(torch.tensor([tokens], device=whole.device))
+        return whole.logits(states[0, -1])
+
+    alone = [last(*ids) for ids in prompts]
+    logits = whole.states(torch.tensor([first], device=whole.device))[0][0].float()
     apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not _close(every[0, 5].float(), _last(whole, prompts[0][:6]), apart):
+    if not _close(logits[5], last(*first[:6]), apart):
+        dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
         raise ModelError(
-            f"models of type {model.config.model_type!r} look at later tokens, too, so that they "
-            "cannot read passages from left to right",
-            "choose a causal language model",
+            f"logits of models of type {kind!r} depend on later tokens, too, or are no numbers in "
+            f"{dtype}, so that passages cannot be read from left to right",
+            "choose a causal language model, or use --dtype float32",
         )
     try:
-        batch = PromptBatch(cached, prompts, _SHARED)
+        batch = PromptBatch(cached, prompts, 3)
         more = batch.continuation(1)
         later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
     except UNFIT:  # the model can be used without a cache
         return whole
-    then = [_last(whole, [*prompts[1], 9]), _last(whole, [*prompts[1], 9, 11])]
-    found = torch.stack([*batch.logits, *later])
-    return cached if _close(found, torch.stack([*alone, *then]), apart) else whole
+    wanted = torch.stack([*alone, last(*prompts[1], 9), last(*prompts[1], 9, 11)])
+    return cached if _close(torch.stack([*batch.logits, *later]), wanted, apart) else whole
 
 
-def _check_finite(model: Any, logits: Tensor) -> None:
-    """Raises ModelError where logits (n, vocabulary) are no numbers: NaN is close to nothing, and
-    the model would be refused for another reason."""
-    # A model may give tokens that it never writes minus infinity.
-    if not bool((logits.isnan() | logits.isposinf()).any() | logits.isinf().all()):
-        return
-    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
-    raise ModelError(
-        f"logits of models of type {kind!r} must be numbers, got NaN or infinity in {dtype}",
-        "check the model's files: weights that are damaged give such logits"
-        if model.dtype == torch.float32
-        else "use --dtype float32; in Python, dtype='float32'",
-    )
-
-
-def _last(whole: WholeForward, ids: Sequence[int]) -> Tensor:
-    """Logits (vocabulary,) after a prompt."""
-    states, _ = whole.states(torch.tensor([list(ids)], device=whole.device))
-    return whole.logits(states[0, -1])
-
-
-def _close(found: Tensor, wanted: Tensor, apart: float) -> bool:
+def _close(logits: Tensor, wanted: Tensor, apart: float) -> bool:
     """Whether logits differ by no more than rounding, as a share `apart` of the largest number;
     minus infinity is in the same places."""
     numbers = wanted.isfinite()
-    difference, largest = (found - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
-    return torch.equal(found[~numbers], wanted[~numbers]) and bool(difference <= apart * largest)
+    if not numbers.any() or not torch.equal(logits[~numbers], wanted[~numbers]):
+        return False
+    difference, largest = (logits - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
+    return bool(difference <= apart * largest)

@@ -29,11 +29,8 @@ _HINT = "use another model, or one whose files have no chat template"
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """A block in which a chat template is rendered, by whatever renderer.
-
-    Raises:
-        ModelError: the template takes too many steps.
-    """
+    """A block in which a chat template is rendered, by whatever renderer. Raises ModelError: the
+    template takes too many steps."""
     steps = 0
 
     def step(frame: FrameType, event: str, argument: object) -> Any:
@@ -69,25 +66,18 @@ _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 def render_chat(template: str, values: Mapping[str, Any]) -> str:
-    """The text of a conversation.
-
-    Args:
-        template: of jinja2. values: its variables, such as `messages`.
-
-    Raises:
-        TemplateError: the template is damaged, needs what only transformers has, or refuses the
-            conversation.
-    """
+    """The text of a conversation by a template of jinja2 and its variables, such as `messages`.
+    Raises TemplateError: the template is damaged, needs what only transformers has, or refuses
+    it."""
     return _compiled(template).render(values)
 
 
-class GuardedNamespace(Namespace):
-    """A template's own variables, of which none may be named as Python's inner ones are."""
+class _Namespace(Namespace):
+    """A template's own variables, none of which may be named as Python's inner ones are."""
 
-    def __init__(*given: Any, **named: Any) -> None:
+    def __init__(*args: Any, **named: Any) -> None:
         # All by place: a template may name a variable `self`.
-        namespace, *first = given
-        values = dict(*first, **named)
+        namespace, values = args[0], dict(*args[1:], **named)
         for name in values:
             _check_name(name)
         Namespace.__init__(namespace, values)
@@ -104,36 +94,27 @@ def _check_name(name: object) -> None:
 
 @lru_cache(8)
 def _compiled(template: str) -> Template:
+    """With the filter and the functions that transformers documents."""
+
+    def as_json(
+        value: Any, ensure_ascii: bool = False, indent: int | None = None,
+        separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    ) -> str:  # fmt: skip
+        options: Any = {"ensure_ascii": ensure_ascii, "indent": indent, "separators": separators}
+        return json.dumps(value, sort_keys=sort_keys, **options)
+
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def as_dict(*args: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*args, **named)
+
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
     )
-    environment.filters["tojson"] = _as_json
+    environment.filters["tojson"] = as_json
     environment.globals |= {
-        "raise_exception": _refuse, "strftime_now": _now, "namespace": GuardedNamespace,
-        "dict": _as_dict,
+        "raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": _Namespace, "dict": as_dict,
     }  # fmt: skip
     return environment.from_string(template)
-
-
-def _as_dict(*given: Any, **named: Any) -> dict[Any, Any]:
-    return dict(*given, **named)
-
-
-def _as_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _now(format: str) -> str:
-    return datetime.now().strftime(format)

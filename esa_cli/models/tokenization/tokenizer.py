@@ -3,9 +3,8 @@
 The import of transformers takes longer than reading a tokenizer's file. `PlainTokenizer` does what
 is asked of a tokenizer here by the package tokenizers alone, which transformers uses too; the rest
 is left to the tokenizer of transformers, loaded when it is first needed. When transformers has
-loaded a tokenizer, both are compared: rules, special tokens and what the chat template makes of
-conversations. The facts, or that they differ, are kept until a file of the tokenizer or one of the
-packages changes; see `settings_cache`.
+loaded a tokenizer, its facts are kept, or that it does more, until a file of the tokenizer or one
+of the packages changes; see `settings_cache`.
 """
 
 from __future__ import annotations
@@ -24,20 +23,13 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.files.prepared_models import path_of
-from esa_cli.models.files.settings_cache import (
-    UNUSABLE,
-    installed,
-    read_settings,
-    settings_path,
-    write_settings,
-)
+from esa_cli.models.files.settings_cache import cache_settings, cached_settings, installed
 from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
-from esa_cli.models.tokenization.chat_rendering import check_template, limited_rendering
+from esa_cli.models.tokenization.chat_rendering import check_template
 from esa_cli.system.text import text_digest
 
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """Arguments of `apply_chat_template` that are variables of the template and nothing else."""
-
 MOST_EXPANSION, MOST_IDS = 64, 1 << 23
 """Letters in place of one; and a token's id: the largest vocabularies have 2**18 tokens."""
 _ENCODING = Lock()
@@ -68,8 +60,8 @@ def plain_backend(folder: Path) -> Any:
 
 
 def check_expansion(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a fast tokenizer writes many letters in place of one before it cuts a
-    text, so that a page takes minutes. backend: of tokenizers."""
+    """Raises ModelError where a tokenizer of tokenizers writes many letters in place of one before
+    it cuts a text, so that a page takes minutes."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
@@ -79,13 +71,14 @@ def check_expansion(backend: Any, folder: Path) -> None:
     if letters > MOST_EXPANSION:
         raise ModelError(
             f"the tokenizer in {folder} must write at most {MOST_EXPANSION} letters in place of "
-            f"one, got rules that write {letters:,}", "use another model",
-        )  # fmt: skip
+            f"one, got rules that write {letters:,}",
+            "use another model",
+        )
 
 
-def check_ids(backend: Any, folder: Path) -> None:
-    """Raises ModelError where a fast tokenizer's ids are beyond all vocabularies, as tables of them
-    would be larger than the memory. backend: of tokenizers."""
+def _check_ids(backend: Any, folder: Path) -> None:
+    """Raises ModelError where ids are beyond all vocabularies: tables of them would be larger than
+    the memory."""
     if (largest := max(backend.get_vocab().values(), default=0)) > MOST_IDS:
         raise ModelError(
             f"the ids of the tokenizer in {folder} must be at most {MOST_IDS:,}, got {largest:,}",
@@ -143,25 +136,20 @@ class PlainTokenizer:
         with _ENCODING:
             if backend.encode_special_tokens != split_special_tokens:
                 backend.encode_special_tokens = split_special_tokens
-            found = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        out = {"input_ids": [one.ids for one in found]}
+            encoded = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        out = {"input_ids": [one.ids for one in encoded]}
         if return_offsets_mapping:
-            out["offset_mapping"] = [one.offsets for one in found]
+            out["offset_mapping"] = [one.offsets for one in encoded]
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
-    def decode(
-        self,
-        token_ids: Any,
-        skip_special_tokens: bool = False,
-        clean_up_tokenization_spaces: bool | None = None,
-    ) -> str:
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **others: Any) -> str:
         """The text of token ids."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        if clean_up_tokenization_spaces or not _are_ids(ids):
+        known = isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
+        if not known or any(others.values()):
             text: str = self.whole.decode(
-                token_ids, skip_special_tokens=skip_special_tokens,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            )  # fmt: skip
+                token_ids, skip_special_tokens=skip_special_tokens, **others
+            )
             return text
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
@@ -175,33 +163,25 @@ class PlainTokenizer:
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
         """A conversation in the model's template."""
-        known = not tokenize and options.keys() <= CHAT_OPTIONS and _are_messages(conversation)
+        texts_alone = len(conversation) > 0 and all(
+            isinstance(one, dict) and all(type(text) is str for text in one.values())
+            for one in conversation
+        )
+        known = not tokenize and options.keys() <= CHAT_OPTIONS and texts_alone
         if known and self.chat_template:
             from jinja2 import TemplateError
 
             from esa_cli.models.tokenization.chat_rendering import render_chat
 
-            values = {"tools": None, "documents": None, "add_generation_prompt": False}
-            try:
-                return render_chat(
-                    self.chat_template,
-                    {"messages": conversation, **values, **self.special_tokens_map, **options},
-                )
-            except TemplateError:  # what transformers says of it is better known
-                pass
+            values: dict[str, Any] = {
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": False,
+            }
+            values |= {"messages": conversation, **self.special_tokens_map, **options}
+            with suppress(TemplateError):  # what transformers says of it is better known
+                return render_chat(self.chat_template, values)
         return self.whole.apply_chat_template(conversation, tokenize=tokenize, **options)
-
-
-def _are_ids(ids: Any) -> bool:
-    return isinstance(ids, (list, tuple)) and all(isinstance(one, int) for one in ids)
-
-
-def _are_messages(conversation: Sequence[Any]) -> bool:
-    """Whether a template may see them as they are: some, and texts alone."""
-    return len(conversation) > 0 and all(
-        isinstance(one, dict) and all(type(text) is str for text in one.values())
-        for one in conversation
-    )
 
 
 FACTS_FORMAT = 1
@@ -217,109 +197,65 @@ OWN = (
     "special_tokens_map", "backend_tokenizer",
 )  # fmt: skip
 """Members of the general class that a family's may replace by its own."""
-TURNS = [
-    {"role": "system", "content": "Answer."},
-    {"role": "user", "content": " Who?\n"},
-    {"role": "assistant", "content": "Ahab."},
-    {"role": "user", "content": "Why?"},
-]
-"""A conversation that is rendered by both."""
 
 
 def cached_facts(folder: Path) -> TokenizerFacts | None:
     """The facts of a folder's tokenizer; None: they are not known, or it is not a plain one."""
-    with suppress(*UNUSABLE, TypeError):
-        values = read_settings(_path(folder))
-        return TokenizerFacts(**values["facts"]) if values and values["facts"] else None
+    values = cached_settings(*_kept(folder)) or {}
+    with suppress(TypeError):
+        return TokenizerFacts(**values["facts"]) if values.get("facts") else None
     return None
 
 
 def cache_facts(folder: Path, tokenizer: Any) -> None:
-    """Keeps the facts of a tokenizer that transformers has loaded from a folder, once; where they
-    cannot be written, they are not kept. Raises ModelError: as `limited_rendering`."""
-    with suppress(*UNUSABLE):
-        path = _path(folder)
-        with suppress(OSError, ValueError):
-            if read_settings(path) is not None:
-                return
-        found = _facts(folder, tokenizer)
-        write_settings(path, {"facts": found and asdict(found)})
+    """Keeps the facts of a tokenizer that transformers has loaded from a folder, once."""
+
+    def facts() -> dict[str, Any]:
+        if not _is_plain(folder, tokenizer):
+            return {"facts": None}
+        names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
+        facts = TokenizerFacts(
+            text_digest(tokenizer.backend_tokenizer.to_str()),
+            tokenizer.chat_template,
+            dict(tokenizer.special_tokens_map),
+            {name: getattr(tokenizer, name) for name in names},
+        )
+        return {"facts": asdict(facts)}
+
+    cache_settings(*_kept(folder), facts)
 
 
-def _facts(folder: Path, tokenizer: Any) -> TokenizerFacts | None:
-    """None: `PlainTokenizer` would not do what this tokenizer does."""
+def _is_plain(folder: Path, tokenizer: Any) -> bool:
+    """Whether a `PlainTokenizer` does what this tokenizer does: its class has no ways of its own,
+    and nothing is changed before or after what the backend does."""
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
     if not isinstance(tokenizer, general) or any(
         getattr(type(tokenizer), name) is not getattr(general, name) for name in OWN
     ):
-        return None
-    rules, template = tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template
-    special = dict(tokenizer.special_tokens_map)
-    ids = {
-        f"{name}_id": getattr(tokenizer, f"{name}_id") for name in general.SPECIAL_TOKENS_ATTRIBUTES
-    }
-    facts = TokenizerFacts(text_digest(rules), template, special, ids)
+        return False
     try:
-        plain = PlainTokenizer(plain_backend(folder), facts, lambda: tokenizer)
+        rules = plain_backend(folder).to_str()
     except Exception:  # no tokenizer.json, or one that only transformers can read
-        return None
-    same = (
-        plain.backend_tokenizer.to_str() == rules
-        and _is_usual(tokenizer)
-        and _renders_alike(plain, tokenizer)
-    )
-    return facts if same else None
-
-
-def _is_usual(tokenizer: Any) -> bool:
-    """Whether nothing is changed before or after what the backend does."""
+        return False
     backend = tokenizer.backend_tokenizer
     cleans = tokenizer.clean_up_tokenization_spaces and (
         type(backend.model).__name__ != "BPE"
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     )
+    cuts = backend.truncation is not None or backend.padding is not None
     return (
-        not cleans
-        and not tokenizer.split_special_tokens
-        and backend.truncation is None
-        and backend.padding is None
+        rules == backend.to_str()
+        and isinstance(tokenizer.chat_template, str | None)
+        and not (cleans or cuts or tokenizer.split_special_tokens)
     )
 
 
-def _renders_alike(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    """Whether both give a conversation the same text, or refuse it. Raises ModelError: as
-    `limited_rendering`."""
-    if plain.chat_template is None:
-        return True
-    if not isinstance(plain.chat_template, str):
-        return False
-
-    def rendered(one: Any, first: int, last: int, prompt: bool) -> str | None:
-        try:
-            with limited_rendering():
-                text: str = one.apply_chat_template(
-                    TURNS[first:last], tokenize=False, add_generation_prompt=prompt,
-                    enable_thinking=False, date_string="26 Jul 2024",
-                )  # fmt: skip
-            return text
-        except ModelError:
-            raise
-        except Exception:
-            return None
-
-    cases = [(first, last, prompt) for first in (0, 1) for last in (2, 3, 4) for prompt in (0, 1)]
-    return all(
-        rendered(plain, first, last, bool(prompt)) == rendered(tokenizer, first, last, bool(prompt))
-        for first, last, prompt in cases
-    )
-
-
-def _path(folder: Path) -> Path:
+def _kept(folder: Path) -> tuple[str, list[Path]]:
     files = {file for pattern in FILES for file in folder.glob(pattern) if file.is_file()}
     kind = f"tokenizer {FACTS_FORMAT} {installed('transformers')} {installed('tokenizers')}"
-    return settings_path(kind, sorted(files))
+    return kind, sorted(files)
 
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -334,20 +270,33 @@ def load_tokenizer(folder: Path) -> Any:
         tokenizer = _tokenizer_class(folder).from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
-        _add_template(folder, tokenizer)
+        file = folder / "chat_template.json"  # of models that also see images
+        if file.is_file() and tokenizer.chat_template is None:
+            tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
         check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             check_expansion(tokenizer.backend_tokenizer, folder)
-            check_ids(tokenizer.backend_tokenizer, folder)
+            _check_ids(tokenizer.backend_tokenizer, folder)
         cache_facts(folder, tokenizer)
         return tokenizer
 
 
-def _add_template(folder: Path, tokenizer: Any) -> None:
-    """Sets the chat template that models which also see images keep in a file of their own."""
-    file = folder / "chat_template.json"
-    if file.is_file() and tokenizer.chat_template is None:
-        tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
+def _tokenizer_class(folder: Path) -> Any:
+    """The class to load by: the general one where `AutoTokenizer`, whose import takes two seconds,
+    would take that. For other families it may prefer a class of theirs."""
+    import transformers
+
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
+        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        if (
+            kind == "llama"
+            and settings.get("tokenizer_class") in GENERAL
+            and "auto_map" not in settings
+            and (folder / "tokenizer.json").is_file()
+        ):
+            return transformers.PreTrainedTokenizerFast
+    return transformers.AutoTokenizer
 
 
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
@@ -362,9 +311,9 @@ def read_ahead(ref: ModelRef) -> None:
     `load_plain_tokenizer` returns. The caller imports torch meanwhile, by one core."""
     with suppress(ModelError, UsageError):
         if (folder := path_of(ref)) is not None and folder not in _ahead:
-            reading = ThreadPoolExecutor(1, "esa-tokenizer")
-            _ahead[folder] = reading.submit(_plain, folder)
-            reading.shutdown(wait=False)
+            thread = ThreadPoolExecutor(1, "esa-tokenizer")
+            _ahead[folder] = thread.submit(_plain, folder)
+            thread.shutdown(wait=False)
 
 
 _ahead: dict[Path, Future[PlainTokenizer | None]] = {}
@@ -374,26 +323,6 @@ _ahead: dict[Path, Future[PlainTokenizer | None]] = {}
 def _plain(folder: Path) -> PlainTokenizer | None:
     if (facts := cached_facts(folder)) is None:
         return None
-    try:
+    with suppress(Exception):  # whatever is wrong with the file, `load_tokenizer` says it
         return PlainTokenizer(plain_backend(folder), facts, lambda: load_tokenizer(folder))
-    except Exception:  # whatever is wrong with the file, `load_tokenizer` says it
-        return None
-
-
-def _tokenizer_class(folder: Path) -> Any:
-    """The class to load by: the general one where `AutoTokenizer`, whose import takes two seconds,
-    would take that. For other families it may prefer a class of theirs."""
-    import transformers
-
-    try:
-        kind = json.loads((folder / "config.json").read_text("utf-8"))["model_type"]
-        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-        general = (
-            kind == "llama"
-            and settings.get("tokenizer_class") in GENERAL
-            and "auto_map" not in settings
-            and (folder / "tokenizer.json").is_file()
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        general = False
-    return transformers.PreTrainedTokenizerFast if general else transformers.AutoTokenizer
+    return None

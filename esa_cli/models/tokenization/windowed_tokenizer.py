@@ -40,14 +40,8 @@ class TokenArrays(NamedTuple):
 
 
 def tokenise(tokenizer: Any, text: str) -> TokenArrays:
-    """The tokens of a document; special tokens that it spells out are text.
-
-    Args:
-        tokenizer: of transformers.
-
-    Raises:
-        DocumentError: as `token_rows`.
-    """
+    """The tokens of a document by a tokenizer of transformers; special tokens that it spells out
+    are text. Raises DocumentError: as `token_rows`."""
 
     def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
@@ -67,11 +61,8 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
 
 
 def token_rows(encode: Encode, text: str) -> Iterator[Rows]:
-    """The tokens of a text, in order, window by window.
-
-    Raises:
-        DocumentError: a part of `LONGEST` characters cannot be divided.
-    """
+    """The tokens of a text, in order, window by window. Raises DocumentError: a part of `LONGEST`
+    characters cannot be divided."""
     start, first, length = 0, 0, WINDOW
     rows = _encoded(encode, text, start, length)
     while start + length < len(text):

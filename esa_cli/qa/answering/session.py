@@ -34,9 +34,9 @@ from esa_cli.qa.presets.resolved_preset import (
     check_same_fit,
     resolve,
 )
-from esa_cli.storage.cache_choice import check_in_memory
-from esa_cli.storage.growing_rows import RESERVE
+from esa_cli.storage import check_in_memory
 from esa_cli.storage.joined_store import PrefilledDocument, concatenate
+from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"
@@ -122,7 +122,7 @@ class Session:
     Args:
         model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
             method that is built from it, if it was built before.
-        cache: where keys and values are kept; see `storage.cache_choice`.
+        cache: where keys and values are kept; one of `storage.CACHES`.
 
     Raises:
         ModelError: the model cannot be supported. PresetError: the method does not hold, or its

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.storage.library import SEGMENT, Layout
-from esa_cli.storage.library.formats.segment import decode, encode
+from esa_cli.storage.library.segment import decode, encode
 
 SEGMENT_TOKENS = 512
 """Tokens of a document that are encoded together."""

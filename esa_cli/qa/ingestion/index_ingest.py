@@ -65,7 +65,7 @@ class IndexIngest(Ingest):
         stored = self.library.open(entry)
         [store] = stored.layers()
         keys = ReducedKeys.empty(len(store), self.encoder.layout)
-        for start, records in store.records(0, len(store)):
+        for start, records in store.records():
             keys.records[start : start + records.shape[0]] = records
         words = self._words(entry, document.text)
         return self.held(Book(document, None, stored.offsets, entry, read_s, keys, words))

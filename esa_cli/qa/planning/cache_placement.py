@@ -11,7 +11,7 @@ from esa_cli.attention.method import Method
 from esa_cli.models.inspection import layer_devices, row_layers
 from esa_cli.qa.planning.costs import Costs, fewest_host_layers, rank_of
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.storage.cache_choice import check_cache
+from esa_cli.storage import check_cache
 from esa_cli.storage.memory_store import MakeStore, StorePlaces, has_own_memory
 from esa_cli.system.machine import available_memory
 

@@ -23,7 +23,7 @@ from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.model_shape import Shape
-from esa_cli.storage.growing_rows import RESERVE, with_reserve
+from esa_cli.storage.memory_store import RESERVE
 
 FEED = 1024
 """Tokens handed to the model at once in prefill; the method cuts them into its chunks. Measured on
@@ -50,7 +50,7 @@ class Costs:
 
     def stored(self, tokens: int) -> int:
         """Rows allocated for `tokens`; RAM that was never written to is not taken."""
-        return with_reserve(tokens) if self.on_gpu else tokens
+        return tokens + RESERVE if self.on_gpu else tokens
 
     def keys_values(self, tokens: int, size: int) -> int:
         """Bytes, with numbers of `size` bytes."""

@@ -20,7 +20,13 @@ from esa_cli.models.attachment.families import (
     layer_kinds,
 )
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, weight_files
-from esa_cli.models.loading.quantization import bytes_needed, kept_bytes, kept_format, packed_bytes
+from esa_cli.models.loading.quantization import (
+    bytes_needed,
+    kept_bytes,
+    packed_bytes,
+    quantization_in,
+    stays_quantised,
+)
 from esa_cli.models.loading.text_part import language_weights, unmade_weights
 
 
@@ -169,21 +175,18 @@ def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weigh
         ModelError: the files are damaged, or transformers knows no such model.
     """
     config = read_config(folder)
-    kept = None if packing else kept_format(config, device)
+    kept = not packing and stays_quantised(config, device)
     if _are_there(folder):
-        nbytes = bytes_needed(folder, size, packing, kept is not None)
+        nbytes = bytes_needed(folder, size, packing, kept)
         return Weights(nbytes, body_of(language_weights(folder), config), size)
     tensors, total = unmade_weights(folder), 0.0
     for tensor in tensors:
         each: float = size
-        if (
-            kept is not None
-            and (_of_experts(tensor) or not kept.experts_alone)
-            and _in_layers(tensor)
-        ):
-            each = kept_bytes(kept, config)
-        elif kept is None and _in_layers(tensor):
-            each = packed_bytes(packing, size)
+        if _in_layers(tensor):
+            if not kept:
+                each = packed_bytes(packing, size)
+            elif _of_experts(tensor) or quantization_in(config) != "mxfp4":
+                each = kept_bytes(config)
         total += math.prod(tensor.shape) * each
     return Weights(int(total), body_of(tensors, config), size)
 

@@ -92,7 +92,7 @@ class Planner:
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the index that is computed instead of rows; see `index_sizes`.
         by_words: passages are found by their words, and no document is read.
-        cache: where rows are: device, host, auto or disk; see `storage.cache_choice`.
+        cache: where rows are: device, host, auto or disk; one of `storage.CACHES`.
         packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
     Raises:

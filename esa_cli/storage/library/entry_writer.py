@@ -20,10 +20,9 @@ from torch import Tensor
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.library.disk_store import disk_stores
-from esa_cli.storage.library.formats import checksummed_file, manifest
-from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.document_files import (
+from esa_cli.storage.library import checksummed_file, manifest
+from esa_cli.storage.library.checksummed_file import write_errors
+from esa_cli.storage.library.document_files import (
     NO_FIT,
     Projections,
     State,
@@ -32,14 +31,13 @@ from esa_cli.storage.library.formats.document_files import (
     pack_states,
     pack_tokens,
     read_fit,
-    read_unfinished,
+    read_states,
 )
-from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
-from esa_cli.storage.library.formats.manifest import Entry
-from esa_cli.storage.library.formats.row_layout import Layout
-from esa_cli.storage.library.formats.segment import Layer, Segment, write_segment
+from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.maintenance import end_reservation, reserve
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.library.manifest import Entry, Layout
+from esa_cli.storage.library.segment import Segment, SegmentLayer, write_segment
+from esa_cli.storage.memory_store import CPU, MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 
 
@@ -67,44 +65,24 @@ def resumed_segments(
     whole, fewest = prefixes[: tokens // layout.segment], 1
     if layout.states:
         try:
-            kept = read_unfinished(paths.document(key, "states"), layout, key)
-            whole = prefixes[: prefixes.index(kept.segment) + 1]
+            stored = read_states(paths, layout, key)
+            whole = prefixes[: prefixes.index(stored.segment) + 1]
         except (LibraryError, ValueError):
             return best
-        states, fewest = kept.states, len(whole)
+        states, fewest = stored.states, len(whole)
     first = paths.segments.glob(f"{prefixes[0]}-*.seg")
     for fit in sorted(path.stem.partition("-")[2] for path in first):
-        try:
+        segments = list[Segment]()
+        with contextlib.suppress(LibraryError):
             projections = read_fit(paths, fit, key)
-        except LibraryError:
-            continue
-        names = [f"{name}-{fit}" for name in whole]
-        found = list(_run(paths, key, names, layout, tokens))
-        if len(found) >= fewest and len(found) > len(best.segments):
-            best = ResumedSegments(found, fit, projections, states)
+            for name in whole:
+                size = min(layout.segment, tokens - len(segments) * layout.segment)
+                segment = Segment(paths.segment(f"{name}-{fit}"), layout, size, key)
+                segment.check()
+                segments.append(segment)
+        if len(segments) >= fewest and len(segments) > len(best.segments):
+            best = ResumedSegments(segments, fit, projections, states)
     return best
-
-
-def _run(
-    paths: LibraryPaths, key: str, names: Sequence[str], layout: Layout, tokens: int
-) -> Iterator[Segment]:
-    """The undamaged segments from the beginning on, of a document of so many tokens."""
-    for index, name in enumerate(names):
-        size = min(layout.segment, tokens - index * layout.segment)
-        segment = undamaged_segment(paths.segment(name), layout, size, key)
-        if segment is None:
-            return
-        yield segment
-
-
-def undamaged_segment(path: Path, layout: Layout, tokens: int, key: str) -> Segment | None:
-    """The segment in a file, every byte of it checked; None where it is missing or damaged."""
-    try:
-        segment = Segment(path, layout, tokens, key)
-        segment.check()
-    except LibraryError:
-        return None
-    return segment
 
 
 class Writer:
@@ -135,21 +113,20 @@ class Writer:
         with write_errors(paths.root), paths.locked("library"):
             self._continued = paths.reservation(key).exists()
             reserve(paths, key, self._prefixes)
-        found = resumed_segments(paths, key, self._prefixes, layout, len(self.ids))
-        self._names, self._fit = [one.path.stem for one in found.segments], found.fit
-        self.projections: list[Any] | None = found.projections
-        self.states: list[State] = found.states or [{} for _ in range(layout.states)]
-        self.done = sum(segment.tokens for segment in found.segments)
-        self._stored = disk_stores(found.segments, layout, devices)
-        self.layers = [
-            JoinedStore(
-                [StoreSlice(one, 0, len(one))],
-                MemoryStore(one.heads, one.dim, one.dtype, one.device, one.shared),
-            )
-            for one in self._stored
-        ]
-        for layer in self.layers:
-            layer.tail.expect(layout.segment)
+        resumed = resumed_segments(paths, key, self._prefixes, layout, len(ids))
+        self._names, self._fit = [one.path.stem for one in resumed.segments], resumed.fit
+        self.projections: list[Any] | None = resumed.projections
+        self.states: list[State] = resumed.states or [{} for _ in range(layout.states)]
+        self.done = sum(segment.tokens for segment in resumed.segments)
+        self.layers = list[JoinedStore]()
+        dtype: torch.dtype = getattr(torch, layout.dtype)
+        places = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
+        for i, device in places:
+            own = layout.of(i)
+            tail = MemoryStore(own.heads, own.dim, dtype, torch.device(device), own.shared)
+            tail.expect(layout.segment)
+            parts = [SegmentLayer(one, i, tail.device) for one in resumed.segments]
+            self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.
@@ -169,27 +146,12 @@ class Writer:
         if states and self._names and not any(len(layer.tail) for layer in self.layers):
             self._write_states(states)
 
-    def write_records(self, records: Tensor) -> None:
-        """Writes the next segment of a layout of one layer and without reduced keys, all of which
-        was encoded elsewhere.
-
-        Args:
-            records: (n, row_bytes) bytes, n the tokens of a segment; of the last one, what is left.
-
-        Raises:
-            ResourceError: as `flush`.
-        """
-        assert not any(len(layer.tail) for layer in self.layers), "no rows may be before them"
-        self._write(records.shape[0], None, [(records, None)])
-
     def _complete(self) -> int:
         """Tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write(
-        self, count: int, projections: Projections | None, given: Sequence[Layer] | None = None
-    ) -> None:
+    def _write(self, count: int, projections: Projections | None) -> None:
         if len(self._names) == len(self._prefixes):
             raise ValueError(f"tokens must be the document's {len(self.ids)}, got more tokens")
         with self._changing():
@@ -197,20 +159,21 @@ class Writer:
                 self._write_fit(projections)
             path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
             # There may be one, and mapped, of a document with the same beginning and other states.
-            segment = undamaged_segment(path, self.layout, count, self.key)
-            if segment is None:
+            try:
+                segment = Segment(path, self.layout, count, self.key)
+                segment.check()
+            except LibraryError:
                 self._new.append(path)
                 rows = (layer.tail.first(count) for layer in self.layers)
-                write_segment(path, self.key, self.layout, count, given or rows)
+                write_segment(path, self.key, self.layout, count, rows)
                 segment = Segment(path, self.layout, count, self.key)
-        for stored, layer in zip(self._stored, self.layers, strict=True):
-            stored.add(segment)
-            layer.extend_last_part(count)
+        for i, layer in enumerate(self.layers):
+            layer.replace_first(SegmentLayer(segment, i, layer.tail.device))
         self._names.append(path.stem)
         self.done += count
 
     def _write_states(self, states: Sequence[State]) -> None:
-        """Behind the segment, so that the states there are always have all segments before."""
+        """After the segment, so that the states there always have all segments before."""
         self._write_own("states", pack_states(self._prefixes[len(self._names) - 1], states))
 
     def _write_own(self, kind: str, payload: bytes) -> str:
@@ -273,33 +236,22 @@ class Writer:
             self._write_states(states)
         payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
         digests = {kind: self._write_own(kind, one) for kind, one in payloads.items()}
-        made = self._new_entry(
-            text, digests=digests, marks=tuple(marks), head=head, provenance=provenance or {}
-        )
+        entry = Entry(
+            key=self.key, identity=self.identity, layout=self.layout,
+            tokens=len(self.ids), segments=tuple(self._names), fit=self._fit,
+            sizes=self._sizes(), digests=digests,
+            text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
+            marks=tuple(marks), head=head, provenance=provenance or {},
+        )  # fmt: skip
         with self._changing(), self.paths.locked("library"):
-            manifest.write(self.paths, made)
+            manifest.write(self.paths, entry)
             self.paths.reservation(self.key).unlink()
         manifest.touch(self.paths, self.key)
         self.entry = manifest.read(self.paths, self.key)
         return self.entry
 
-    def _new_entry(self, text: str, **more: Any) -> Entry:
-        return Entry(
-            key=self.key,
-            identity=self.identity,
-            layout=self.layout,
-            tokens=len(self.ids),
-            segments=tuple(self._names),
-            fit=self._fit,
-            sizes=self._sizes(),
-            text_sha256=text_digest(text),
-            characters=len(text),
-            created=round(time.time(), 3),
-            **more,
-        )
-
     def _sizes(self) -> dict[str, int]:
-        kinds = manifest.own_kinds(self.layout)
+        kinds = Entry(self.key, layout=self.layout).kinds
         own = {kind: size_of(self.paths.document(self.key, kind)) for kind in kinds}
         rows = sum(size_of(self.paths.segment(name)) for name in self._names)
         return {"segments": rows, "fit": size_of(self.paths.fit(self._fit)), **own}

@@ -13,28 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.library import maintenance
-from esa_cli.storage.library.catalogue.catalogue import (
-    Catalogue,
-    catalogue_bytes,
-    change_catalogue,
-    open_catalogue,
-    search_catalogue,
-    stored_keys,
-    with_catalogue,
+from esa_cli.storage.library import (
+    catalogue,
+    checksummed_file,
+    library_paths,
+    maintenance,
+    manifest,
 )
-from esa_cli.storage.library.catalogue.file_records import DividedEntries
-from esa_cli.storage.library.formats import checksummed_file, library_paths, manifest
-from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.library_paths import LibraryPaths, check_room, nearest_folder
-from esa_cli.storage.library.formats.manifest import Entry
-from esa_cli.storage.library.formats.row_layout import OTHER_BYTES, Layout
+from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
+from esa_cli.storage.library.checksummed_file import write_errors
+from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.manifest import OTHER_BYTES, Entry, Layout
 
 if TYPE_CHECKING:
     import torch
 
+    from esa_cli.storage.library.document_files import StoredDocument
     from esa_cli.storage.library.entry_writer import Writer
-    from esa_cli.storage.library.formats.document_files import StoredDocument
 
 
 class Library:
@@ -75,9 +70,8 @@ class Library:
     def divided_entries(self) -> DividedEntries:
         """Present and former documents: of a former one the file has another text now, or was
         removed. Raises: as `entries`."""
-        paths = self._paths
-        paths.check()
-        return with_catalogue(paths, Catalogue.entries)
+        self._paths.check()
+        return catalogue.known_files(self._paths).divide(manifest.read_all(self._paths))
 
     def matches(self, text: str) -> list[Entry]:
         """The documents whose key begins with `text`, at least 4 digits; if there are none, those
@@ -88,14 +82,13 @@ class Library:
         entries = manifest.read_all(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
-        known = with_catalogue(paths, Catalogue.known_files)
-        present, former = known.divide(entries)
+        present, former = catalogue.known_files(paths).divide(entries)
         return present or former
 
     def text_digests(self) -> set[str]:
         """Digests of the texts of all documents. Raises LibraryError: as `entries`."""
         self._paths.check()
-        return set(stored_keys(self._paths))
+        return set(catalogue.stored_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
@@ -105,21 +98,22 @@ class Library:
     @property
     def synced_files(self) -> int:
         """How many files `esa ingest --words` has put into it, to be found by their words."""
-        return with_catalogue(self._paths, lambda catalogue: len(catalogue.files.synced()))
+        records = catalogue.file_records(self._paths)
+        return sum(bool(one.folder and one.digest) for one in records)
 
     @property
     def catalogue_bytes(self) -> int:
         """Bytes of its catalogue, which `nbytes` does not include."""
-        return catalogue_bytes(self._paths)
+        return library_paths.size_of(catalogue.catalogue_path(self._paths))
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
         cannot be written."""
-        return open_catalogue(self._paths, keep)
+        return catalogue.open_catalogue(self._paths, keep)
 
     def search_catalogue(self, copy: bool = False) -> AbstractContextManager[Catalogue]:
         """The same; where it cannot be, or `copy`, a copy. Raises LibraryError, DiskError."""
-        return search_catalogue(self._paths, copy)
+        return catalogue.search_catalogue(self._paths, copy)
 
     def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
         """Estimated bytes of a document of so many tokens; `states`: those of its states."""
@@ -133,11 +127,11 @@ class Library:
     @property
     def writable(self) -> bool:
         """Whether this user may write its folder, or make it."""
-        return os.access(nearest_folder(self.root), os.W_OK)
+        return os.access(library_paths.nearest_folder(self.root), os.W_OK)
 
     def check_room(self, nbytes: int) -> None:
         """Raises DiskError if the disk has less free space."""
-        check_room(self.root, nbytes)
+        library_paths.check_room(self.root, nbytes)
 
     @contextmanager
     def write(
@@ -170,8 +164,8 @@ class Library:
         with write_errors(self.root):
             self._paths.make()
         with self._paths.locked(key, waiting):
-            there = self.find(key)
-            if there is None:
+            entry = self.find(key)
+            if entry is None:
                 writer = Writer(self._paths, key, identity, ids, layout, devices)
                 try:
                     size = self.size_of(len(ids), layout, states)
@@ -179,16 +173,16 @@ class Library:
                     yield writer
                 finally:
                     writer.end()
-        if there is not None:
-            yield there
+        if entry is not None:
+            yield entry
 
     def open(self, entry: Entry) -> StoredDocument:
         """Opens the document for questions and sets the time of its last use. Raises LibraryError:
         a file of it is missing, damaged or of another version."""
-        from esa_cli.storage.library.formats.document_files import StoredDocument
+        from esa_cli.storage.library.document_files import StoredDocument
 
         if entry.damage:
-            raise manifest.entry_error(entry)
+            raise entry.error
         stored = StoredDocument(self._paths, entry)
         manifest.touch(self._paths, entry.key)
         return stored
@@ -196,7 +190,7 @@ class Library:
     def text(self, entry: Entry) -> str:
         """The document's text. Raises LibraryError: it is missing or damaged."""
         if entry.damage:
-            raise manifest.entry_error(entry)
+            raise entry.error
         return manifest.read_text(self._paths, entry)
 
     def words(self, entry: Entry) -> bytes | None:
@@ -234,22 +228,23 @@ class Library:
     def prune(
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
-        """Removes former documents and what killed ingests left, then documents until the library
-        takes at most `max_bytes` (None: no other): damaged ones, then the least recently used.
-        Those of another format stay. Raises LibraryError: a manifest cannot be read, or those of
-        another format take more, and nothing is changed; or a file cannot be removed."""
+        """Removes former documents and what killed ingests left, then the least recently used until
+        the library takes at most `max_bytes` (None: no other). Those that cannot be used stay.
+        Raises LibraryError: these take more, and nothing is changed; or a file cannot be
+        removed."""
         with write_errors(self.root):
             if not self.root.is_dir():
                 return maintenance.PruneResult((), 0, 0, 0)
             self._paths.make()
         former = {entry.key for entry in self.divided_entries().former}
-        done = maintenance.prune(self._paths, max_bytes, dry_run, former)
+        result = maintenance.prune(self._paths, max_bytes, dry_run, former)
         if not dry_run:
             self._change_catalogue(Catalogue.tidy)
-        return done
+        return result
 
     def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
-        self.catalogue_note = change_catalogue(self._paths, work) or self.catalogue_note
+        note = catalogue.change_catalogue(self._paths, work)
+        self.catalogue_note = note or self.catalogue_note
 
 
 def _busy() -> None:

@@ -3,49 +3,62 @@
 Files have the names that they have in the library, which are those of their contents, so what is
 there is not copied again. A document's manifest is copied last: one whose manifest is there is
 complete, and a copy that was stopped goes on. The other place is a library without locks,
-catalogue and reservations. Every file is checked by `contents_check` before it is copied, in either
+catalogue and reservations. Every file is checked by `document_files` before it is copied, in either
 direction.
+
+An archive is a tar file, not compressed. Its first member is the marker; each file is there once,
+however many documents need it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from esa_cli.errors import (
     ArchiveFileError,
+    DiskError,
+    EsaError,
     ForeignVersionError,
     LibraryError,
     RemoteError,
     UsageError,
+    first_line,
 )
-from esa_cli.storage.library.contents_check import check_file, checked_entry, document_files
-from esa_cli.storage.library.copy_places import (
-    ArchiveReader,
-    ArchiveWriter,
-    MissingCopyError,
-    RemoteFolder,
-    is_archive,
-    new_archive,
-)
-from esa_cli.storage.library.formats import checksummed_file, manifest
-from esa_cli.storage.library.formats.checksummed_file import write_errors
-from esa_cli.storage.library.formats.library_paths import (
+from esa_cli.storage.library import checksummed_file, manifest
+from esa_cli.storage.library.checksummed_file import sync_folder, write_errors
+from esa_cli.storage.library.document_files import check_file, checked_entry, needed_paths
+from esa_cli.storage.library.library import Library
+from esa_cli.storage.library.library_paths import (
     MARKER,
     LibraryPaths,
     check_room,
     is_manifest,
     size_of,
 )
-from esa_cli.storage.library.formats.manifest import Entry
-from esa_cli.storage.library.library import Library
 from esa_cli.storage.library.maintenance import reserve
+from esa_cli.storage.library.manifest import Entry
+from esa_cli.system.files import lacks_room, replacing, writing_errors
 from esa_cli.system.progress import Progress
 
+SUFFIX = ".tar"
+CHUNK = 1 << 22
+_FIRST = (MARKER, "esa-export")
+"""The first member; before there was `esa library copy`, it was an index of the others."""
+_ATOMIC = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
+"""Protocols by which a file appears when it is complete. By others it is written under another name
+and renamed."""
+_PART = re.compile(r"\.[^/]+\.[0-9a-f]{40}\.part")
 _AGAIN = "copy the document again from a library that has it"
+Put = Callable[[Path, str], None]
+"""Copies a file to a place, under a name there."""
 
 
 class DamagedCopyError(LibraryError):
@@ -67,20 +80,187 @@ class CopyResult:
     failed: list[LibraryError] = field(default_factory=list)
 
 
-class CopySource(Protocol):
-    """Files of documents elsewhere, by the names that they have in the library."""
+def without_password(url: str) -> str:
+    """A URL as people may see it."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
-    shown: str
-    """Its place, for messages."""
-    is_archive: bool
 
-    def exists(self, name: str) -> bool: ...
+def is_archive(place: str) -> bool:
+    """Whether a place to copy to or from is a file rather than a folder or a URL."""
+    return (place.endswith(SUFFIX) and "://" not in place) or os.path.isfile(place)
 
-    def sizes(self) -> dict[str, int]: ...
 
-    def read(self, name: str) -> bytes: ...
+class CopyPlace:
+    """Files of documents elsewhere, by the names that they have in the library. Every method raises
+    RemoteError, or ArchiveFileError of an archive, which can only be read.
 
-    def chunks(self, name: str) -> Iterator[bytes]: ...
+    Args:
+        place: an archive, a path, or a URL as fsspec takes it.
+    """
+
+    def __init__(self, place: str) -> None:
+        self.shown, self.is_archive = without_password(place), is_archive(place)
+        self._fs: Any
+        with self._errors():
+            import fsspec
+
+            if self.is_archive:
+                self._fs, self._root = _archive_files(Path(place)), ""
+                return
+            self._fs, root = fsspec.url_to_fs(place)
+            self._root = str(root).rstrip("/")
+            names = self._fs.protocol
+            self._renames = not _ATOMIC & {names, *(() if isinstance(names, str) else names)}
+
+    def exists(self, name: str) -> bool:
+        with self._errors():
+            self._fs.invalidate_cache()
+            return bool(self._fs.exists(self._path(name)))
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of all files, by name."""
+        with self._errors():
+            self._fs.invalidate_cache()
+            files, start = self._fs.find(self._root, detail=True), len(self._root)
+            return {
+                path[start:].lstrip("/"): int(facts["size"])
+                for path, facts in files.items()
+                if facts["type"] == "file"
+            }
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, piece by piece. Raises LibraryError: it is missing."""
+        with self._errors():
+            try:
+                file = self._fs.open(self._path(name), "rb")
+            except FileNotFoundError as error:
+                raise LibraryError(f"{name} is missing") from error
+        try:
+            while True:
+                with self._errors():
+                    data = bytes(file.read(CHUNK))
+                if not data:
+                    return
+                yield data
+        finally:
+            file.close()
+
+    def make(self, marker: Path) -> None:
+        """Makes a library there; a folder of a disk is for its owner alone: documents may be
+        private. Raises RemoteError: it has other files."""
+        if self.exists(MARKER):
+            return
+        with self._errors():
+            from fsspec.implementations.local import LocalFileSystem
+
+            files = self._fs.exists(self._root) and self._fs.ls(self._root, detail=False)
+            names = [path.rpartition("/")[2] for path in files or ()]
+            # The marker is looked for again: another machine may have made the library meanwhile.
+            if not all(map(_PART.fullmatch, names)) and not self.exists(MARKER):
+                raise RemoteError(
+                    f"{self.shown} is not a library of esa, and not empty",
+                    "name a folder of its own; it need not exist",
+                )
+            if isinstance(self._fs, LocalFileSystem):
+                Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.put(marker, MARKER)
+
+    def put(self, path: Path, name: str) -> None:
+        """Uploads a file atomically: it gets its name when it is complete."""
+        target = self._path(name)
+        folder, _, last = target.rpartition("/")
+        part = f"{folder}/.{last}.{secrets.token_hex(20)}.part" if self._renames else target
+        with self._errors():
+            self._fs.makedirs(folder, exist_ok=True)
+            try:
+                self._fs.put_file(str(path), part)
+                if self._renames:
+                    self._fs.mv(part, target)
+            except BaseException:
+                if self._renames:
+                    with suppress(Exception):
+                        self._fs.rm_file(part)
+                raise
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Every protocol's library raises errors of its own."""
+        try:
+            yield
+        except EsaError:
+            raise
+        except Exception as error:
+            again = "; the same command goes on where it was"
+            reason = f"{self.shown} cannot be used: {first_line(error)}"
+            if self.is_archive:
+                raise ArchiveFileError(
+                    f"{self.shown} cannot be read as an archive of a library: {first_line(error)}",
+                    "check the file; `esa library copy library FILE.tar` makes one",
+                ) from error
+            if isinstance(error, ImportError):
+                needs = "pip install 'esa-cli[url]', and what the protocol needs, as s3fs for s3://"
+                raise RemoteError(reason, needs) from error
+            if lacks_room(error):
+                room = f"there is no space left in {self.shown}"
+                raise DiskError(room, f"free some space there{again}") from error
+            raise RemoteError(
+                reason, f"check the URL, the network and your rights{again}"
+            ) from error
+
+
+def _archive_files(path: Path) -> Any:
+    """An archive's members, as files of fsspec. Raises tarfile.ReadError, OSError."""
+    from fsspec.implementations.tar import TarFileSystem
+
+    if not path.is_file():  # not opened: a pipe without a writer would block
+        raise tarfile.ReadError("it is not a file")
+    with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        members = tar.getmembers()
+        if not members or members[0].name not in _FIRST:
+            raise tarfile.ReadError("it is another archive")
+        # `tarfile` ends quietly at a header that is damaged.
+        file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
+        end = file.read(1024)
+        if len(end) < 1024 or any(end):
+            raise tarfile.ReadError("it is cut off or damaged")
+    return TarFileSystem(str(path), compression=None, skip_instance_cache=True)
+
+
+@contextmanager
+def _new_archive(path: Path) -> Iterator[Put]:
+    """Puts files into an archive for its owner alone, which appears under its name when the block
+    ends well. Raises UsageError: the file exists and is no archive of a library. DocumentError,
+    ResourceError: it cannot be written."""
+    if path.exists():
+        try:
+            CopyPlace(str(path))
+        except ArchiveFileError as error:
+            message = f"{path} exists, and is no archive of a library"
+            raise UsageError(message, "name another file") from error
+
+    def put(source: Path, name: str) -> None:
+        """Raises LibraryError: the file was removed meanwhile."""
+        try:
+            opened = source.open("rb")
+        except OSError as error:
+            raise LibraryError(f"{source} was removed meanwhile", "copy again") from error
+        with opened:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = os.fstat(opened.fileno()).st_size, 0o600
+            tar.addfile(member, opened)
+
+    room = "free some space, or name a file on another disk"
+    with (
+        writing_errors(path, room, "name a file in a folder you may write to"),
+        replacing(path, durable=True) as part,
+        open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        yield put
+    sync_folder(path.absolute().parent)
 
 
 def push(
@@ -94,72 +274,57 @@ def push(
 
     Raises:
         RemoteError: the folder cannot be used, or has files but no library. LibraryError: no
-            document can be copied to an archive. Also what `new_archive` raises.
+            document can be copied to an archive. UsageError: the archive exists and is something
+            else. DocumentError, ResourceError: it cannot be written.
     """
+    paths = LibraryPaths(library.root)
     if not is_archive(place):
-        return _push_all(library, RemoteFolder(place), entries, progress)
-    with new_archive(Path(place)) as archive:
-        result = _push_all(library, archive, entries, progress)
+        folder = CopyPlace(place)
+        if entries:
+            folder.make(paths.root / MARKER)
+        return _push_all(paths, entries, folder.sizes(), folder.put, progress)
+    with _new_archive(Path(place)) as put:
+        put(paths.root / MARKER, MARKER)
+        result = _push_all(paths, entries, {}, put, progress)
         if result.failed and not result.copied:
             raise result.failed[0]
     return result
 
 
 def _push_all(
-    library: Library,
-    target: RemoteFolder | ArchiveWriter,
+    paths: LibraryPaths,
     entries: Sequence[Entry],
+    sizes: dict[str, int],
+    put: Put,
     progress: Progress | None,
 ) -> CopyResult:
-    paths = LibraryPaths(library.root)
-    if entries and not target.exists(MARKER):
-        # The marker is looked for again: another machine may have made the library meanwhile.
-        if not target.is_empty() and not target.exists(MARKER):
-            raise RemoteError(
-                f"{target.shown} is not a library of esa, and not empty",
-                "name a folder of its own; it need not exist",
-            )
-        target.make()
-        target.put(paths.root / MARKER, MARKER)
-    sizes, result = target.sizes(), CopyResult()
+    """Puts each document's files that are not there, if all of these are good; `sizes` has those
+    there."""
+    result = CopyResult()
     for number, entry in enumerate(entries, 1):
-        if entry.damage:
-            result.failed.append(manifest.entry_error(entry))
+        needed = {file_name(paths, path): path for path in needed_paths(paths, entry)}
+        new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
+        try:
+            manifest.read(paths, entry.key)
+            for path in new.values():
+                check_file(path, path, entry)
+        except LibraryError as error:
+            result.failed.append(error)
         else:
-            _push_one(paths, target, entry, sizes, result)
+            last = paths.document(entry.key)
+            if not sizes.get(file_name(paths, last)):  # else another machine's, of these contents
+                new[file_name(paths, last)] = last
+            for name, path in new.items():
+                put(path, name)
+                sizes[name] = size_of(path)
+                result.bytes += sizes[name]
+            if new:
+                result.copied.append(entry.key)
+            else:
+                result.there += 1
         if progress:
             progress(number, len(entries))
     return result
-
-
-def _push_one(
-    paths: LibraryPaths,
-    target: RemoteFolder | ArchiveWriter,
-    entry: Entry,
-    sizes: dict[str, int],
-    result: CopyResult,
-) -> None:
-    """Copies the files that are not there, if all of these are good; `sizes` has those there."""
-    needed = {file_name(paths, path): path for path in document_files(paths, entry)}
-    new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
-    try:
-        manifest.read(paths, entry.key)
-        for path in new.values():
-            check_file(path, path, entry)
-    except LibraryError as error:
-        result.failed.append(error)
-        return
-    last = paths.document(entry.key)
-    if not sizes.get(file_name(paths, last)):  # else it is another machine's, of the same contents
-        new[file_name(paths, last)] = last
-    for name, path in new.items():
-        target.put(path, name)
-        sizes[name] = size_of(path)
-        result.bytes += sizes[name]
-    if new:
-        result.copied.append(entry.key)
-    else:
-        result.there += 1
 
 
 def pull(
@@ -179,20 +344,8 @@ def pull(
         RemoteError, ArchiveFileError: the place cannot be used, or is no library. UsageError: one
             of the chosen is not there. LibraryError, DiskError: the library cannot be written.
     """
-    if not is_archive(place):
-        return _pull_all(library, RemoteFolder(place), chosen, progress, waiting)
-    with ArchiveReader(Path(place)) as archive:
-        return _pull_all(library, archive, chosen, progress, waiting)
-
-
-def _pull_all(
-    library: Library,
-    source: CopySource,
-    chosen: Sequence[str],
-    progress: Progress | None,
-    waiting: Callable[[], None] | None,
-) -> CopyResult:
-    paths, keys, result = LibraryPaths(library.root), _keys(source, chosen), CopyResult()
+    source, paths, result = CopyPlace(place), LibraryPaths(library.root), CopyResult()
+    keys = _keys(source, chosen)
     with write_errors(paths.root):
         paths.make()
     for number, key in enumerate(keys, 1):
@@ -209,43 +362,53 @@ def _pull_all(
     return result
 
 
-def _keys(source: CopySource, chosen: Sequence[str]) -> list[str]:
+def _keys(source: CopyPlace, chosen: Sequence[str]) -> list[str]:
     """Keys of the documents there; of those that begin as `chosen`, if there are any."""
-    if not source.exists(MARKER):
+    sizes = source.sizes()
+    if not {*_FIRST} & {*sizes}:
         hint = "`esa library copy library FOLDER` makes one there"
         raise RemoteError(f"{source.shown} is not a library of esa", hint)
-    names = [name.rpartition("/") for name in source.sizes()]
-    keys = sorted(
-        last.partition(".")[0]
-        for folder, _, last in names
-        if folder == "documents" and is_manifest(last)
-    )
-    for start in chosen:
-        if len(start) < 4 or not any(key.startswith(start.lower()) for key in keys):
+    names = [name.removeprefix("documents/") for name in sizes if name.startswith("documents/")]
+    keys = sorted(name.partition(".")[0] for name in names if is_manifest(name))
+    starts = tuple(start.lower() for start in chosen)
+    for start in starts:
+        if len(start) < 4 or not any(key.startswith(start) for key in keys):
             raise UsageError(
                 f"ID must be at least 4 digits of a document in {source.shown}, got {start}",
                 "leave it out to copy all",
             )
-    starts = tuple(start.lower() for start in chosen)
     return [key for key in keys if not starts or key.startswith(starts)]
 
 
-def _pull_one(paths: LibraryPaths, source: CopySource, key: str, result: CopyResult) -> None:
+def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str, result: CopyResult) -> None:
     """Copies a document, whose lock the caller holds. Raises DamagedCopyError."""
-    with _copy_errors(paths, source, key, paths.document(key)):
-        data = source.read(file_name(paths, paths.document(key)))
+    last = paths.document(key)
+    with _copy_errors(paths, source, key, last):
+        data = b"".join(source.chunks(file_name(paths, last)))
         entry = checked_entry(paths, key, data)
-    files = document_files(paths, entry)
+    files = needed_paths(paths, entry)
     check_room(paths.root, sum(entry.sizes.values()) - sum(map(size_of, files)))
     with write_errors(paths.root):
         # As of an ingest: what it needs is not removed, and is found again if this is stopped.
         with paths.locked("library"):
             reserve(paths, key, [name.partition("-")[0] for name in entry.segments])
         for path in files:
-            if not _is_good(path, entry):
-                _pull_file(paths, source, entry, path, result)
+            try:  # it may be there, as of another document or a stopped copy
+                check_file(path, path, entry)
+                continue
+            except LibraryError:
+                pass
+            with (
+                _copy_errors(paths, source, key, path),
+                checksummed_file.new_file(path, key) as file,
+            ):
+                for chunk in source.chunks(file_name(paths, path)):
+                    file.write(chunk)
+                    result.bytes += len(chunk)
+                file.flush()
+                check_file(checksummed_file.part_path(path, key), path, entry)
         with paths.locked("library"):
-            with checksummed_file.new_file(paths.document(key), key) as file:
+            with checksummed_file.new_file(last, key) as file:
                 file.write(data)
             paths.reservation(key).unlink()
     manifest.touch(paths, key)
@@ -253,55 +416,25 @@ def _pull_one(paths: LibraryPaths, source: CopySource, key: str, result: CopyRes
     result.copied.append(key)
 
 
-def _pull_file(
-    paths: LibraryPaths, source: CopySource, entry: Entry, path: Path, result: CopyResult
-) -> None:
-    part = checksummed_file.part_path(path, entry.key)
-    with (
-        _copy_errors(paths, source, entry.key, path),
-        checksummed_file.new_file(path, entry.key) as file,
-    ):
-        for chunk in source.chunks(file_name(paths, path)):
-            file.write(chunk)
-            result.bytes += len(chunk)
-        check_file(part, path, entry)
-
-
-def _is_good(path: Path, entry: Entry) -> bool:
-    """Whether the library has the file, undamaged, as of another document or a stopped copy."""
-    try:
-        check_file(path, path, entry)
-    except LibraryError:
-        return False
-    return True
-
-
 @contextmanager
-def _copy_errors(paths: LibraryPaths, source: CopySource, key: str, path: Path) -> Iterator[None]:
+def _copy_errors(paths: LibraryPaths, source: CopyPlace, key: str, path: Path) -> Iterator[None]:
     """Turns errors of a file that is copied into those of the file in the source."""
-    name = file_name(paths, path)
     try:
         yield
-    except MissingCopyError as error:
-        raise _copy_error(source, key, f"{name} is missing", _AGAIN) from error
     except (RemoteError, ArchiveFileError):
         raise
     except LibraryError as error:
+        name, last = file_name(paths, path), file_name(paths, paths.document(key))
         reason, hint = error.message, _AGAIN
-        if not source.is_archive:
-            # The manifest may agree with wrong contents; `push` copies what is not there.
-            files = dict.fromkeys((name, file_name(paths, paths.document(key))))
-            hint = f"delete {' and '.join(files)} there, and {_AGAIN}"
         for local in (checksummed_file.part_path(path, key), path):
             reason = reason.replace(str(local), name)
         if isinstance(error, ForeignVersionError):
             hint = "use the esa that wrote it"
-        raise _copy_error(source, key, reason, hint) from error
-
-
-def _copy_error(source: CopySource, key: str, reason: str, hint: str) -> DamagedCopyError:
-    message = f"document {key[:12]} in {source.shown} cannot be used: {reason}"
-    return DamagedCopyError(message, hint)
+        elif not source.is_archive:
+            # The manifest may agree with wrong contents; `push` copies what is not there.
+            hint = f"delete {' and '.join({name: 0, last: 0})} there, and {_AGAIN}"
+        message = f"document {key[:12]} in {source.shown} cannot be used: {reason}"
+        raise DamagedCopyError(message, hint) from error
 
 
 def file_name(paths: LibraryPaths, path: Path) -> str:

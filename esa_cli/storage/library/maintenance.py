@@ -22,10 +22,15 @@ from functools import partial
 from pathlib import Path
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library.formats import checksummed_file, manifest
-from esa_cli.storage.library.formats.checksummed_file import READ_HINT, sync_folder, write_errors
-from esa_cli.storage.library.formats.library_paths import LibraryPaths, size_of
-from esa_cli.storage.library.formats.manifest import Entry
+from esa_cli.storage.library import checksummed_file, manifest
+from esa_cli.storage.library.checksummed_file import sync_folder, write_errors
+from esa_cli.storage.library.library_paths import LibraryPaths, size_of
+from esa_cli.storage.library.manifest import Entry
+
+
+def reserve(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
+    """Reserves segments, by the first part of their names, for the ingest with this key."""
+    checksummed_file.write(paths.reservation(key), "claim", json.dumps(prefixes).encode(), key)
 
 
 def end_reservation(paths: LibraryPaths, key: str, new: Iterable[Path]) -> None:
@@ -34,18 +39,16 @@ def end_reservation(paths: LibraryPaths, key: str, new: Iterable[Path]) -> None:
     with paths.locked("library"):
         for path in (paths.document(key), paths.reservation(key)):
             path.unlink(missing_ok=True)
-        # Damaged documents, and those of another version, do not need the new files.
-        there = manifest.read_all(paths)
-        whole = [one for one in there if one.unreadable or not one.damage]
-        kept = needed_files(paths, whole, abandoned=True)
+        needed = needed_files(paths, _possible_owners(manifest.read_all(paths)), abandoned=True)
         for path in new:
-            if path.parent == paths.documents or not kept.needs(path):
+            if path.parent == paths.documents or not needed.has(path):
                 path.unlink(missing_ok=True)
 
 
-def reserve(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
-    """Reserves segments, by the first part of their names, for the ingest with this key."""
-    checksummed_file.write(paths.reservation(key), "claim", json.dumps(prefixes).encode(), key)
+def _possible_owners(entries: Iterable[Entry]) -> list[Entry]:
+    """Documents that may need a new ingest's segments: damaged ones cannot use them, and another
+    version's have other names."""
+    return [one for one in entries if one.unreadable or not one.damage]
 
 
 @dataclass
@@ -61,7 +64,7 @@ class NeededFiles:
     """An ingest is running. It writes its projections before the first segment that names them, so
     any projections may be its."""
 
-    def needs(self, path: Path) -> bool:
+    def has(self, path: Path) -> bool:
         """True if a segment's or a projection's file must be kept."""
         if path.suffix == ".fit":
             return self.everything or self.every_fit or path.stem in self.fits
@@ -76,24 +79,24 @@ def needed_files(paths: LibraryPaths, entries: Iterable[Entry], *, abandoned: bo
         entries: one with `damage` may need anything.
         abandoned: count the reservations of ingests that were killed, too.
     """
-    found = NeededFiles()
+    needed = NeededFiles()
     for entry in entries:
-        found.segments.update(entry.segments)
-        found.fits.add(entry.fit)
-        found.everything = found.everything or bool(entry.damage)
+        needed.segments.update(entry.segments)
+        needed.fits.add(entry.fit)
+        needed.everything = needed.everything or bool(entry.damage)
     for path in list(paths.whole("claims")):
         live = paths.is_locked(path.stem)
-        found.every_fit = found.every_fit or live
+        needed.every_fit = needed.every_fit or live
         if live or abandoned:
             try:
-                found.prefixes.update(json.loads(checksummed_file.read(path, "claim", path.stem)))
+                needed.prefixes.update(json.loads(checksummed_file.read(path, "claim", path.stem)))
             except LibraryError as error:
                 unsure = live or isinstance(error, UnreadableError)
-                found.everything = found.everything or unsure
+                needed.everything = needed.everything or unsure
     for path in paths.whole("segments"):
-        if found.needs(path):
-            found.fits.add(path.stem.partition("-")[2])
-    return found
+        if needed.has(path):
+            needed.fits.add(path.stem.partition("-")[2])
+    return needed
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class PruneResult:
 
     Args:
         leftovers: number of files of unfinished ingests and the like.
-        left_alone: documents of another format, which only `remove` removes.
+        left_alone: documents that cannot be used, which only `remove` removes.
     """
 
     removed: tuple[Entry, ...]
@@ -119,121 +122,88 @@ def remove(paths: LibraryPaths, entry: Entry) -> int:
         others = [one for one in manifest.read_all(paths) if one.key != entry.key]
         if entry.damage:  # what it needed is not known: everything that nobody names goes
             doomed = [*paths.whole("segments"), *paths.whole("fits")]
-        else:  # damaged documents cannot use them, and another version's have other names
-            others = [one for one in others if one.unreadable or not one.damage]
+        else:
+            others = _possible_owners(others)
             doomed = [paths.segment(name) for name in entry.segments]
             doomed.append(paths.fit(entry.fit))
-        kept = needed_files(paths, others, abandoned=True)
-        doomed = [path for path in doomed if not kept.needs(path)]
+        needed = needed_files(paths, others, abandoned=True)
+        doomed = [path for path in doomed if not needed.has(path)]
         return _delete(paths, [*paths.of_document(entry.key), *doomed])
 
 
 def prune(
     paths: LibraryPaths, max_bytes: int | None, dry_run: bool, former: Container[str] = ()
 ) -> PruneResult:
-    """Removes leftovers and former documents, by their keys, then others until all that is left
-    takes at most `max_bytes`: damaged ones, then the least recently used. What a running ingest
-    needs is kept, and so are documents of another format, with every segment that may be theirs.
-    Raises LibraryError: a manifest cannot be read, or documents of another format take more than
-    `max_bytes`, and nothing is changed; or a file cannot be removed."""
+    """Removes leftovers and former documents, by their keys, then the least recently used until all
+    that is left takes at most `max_bytes`. What a running ingest needs is kept, and so are
+    documents that cannot be used, with every segment that may be theirs. Raises LibraryError: these
+    take more than `max_bytes`, and nothing is changed; or a file cannot be removed."""
     with write_errors(paths.root), paths.locked("library"):
-        there = _readable(manifest.read_all(paths))
-        foreign = [one for one in there if one.foreign]
-        left_over = _leftovers(paths, there)
-        total = _total(paths, left_over)
-        damaged = [one for one in there if one.damage and not one.foreign]
-        if damaged and max_bytes is not None and total > max_bytes:
-            there = [one for one in there if one not in damaged]
-            left_over = _leftovers(paths, there)
-            total = _total(paths, left_over)
-        else:
-            damaged = []
-        gone, doomed = _oldest(paths, there, total, max_bytes, former)
+        entries = manifest.read_all(paths)
+        unusable = tuple(one for one in entries if one.damage)
+        left_over = _leftovers(paths, entries)
+        total = sum(map(size_of, set(paths.files()) - set(left_over)))
+        removed, doomed = _oldest(paths, entries, total, max_bytes, former)
         left = total - sum(map(size_of, doomed))
-        if foreign and max_bytes is not None and left > max_bytes:
-            raise _too_small(foreign, left, max_bytes)
-        gone = [*damaged, *gone]
+        if unusable and max_bytes is not None and left > max_bytes:
+            ids = " ".join(entry.id for entry in unusable)
+            raise LibraryError(
+                f"nothing was removed, for the size to prune to must be at least {left:,} bytes, "
+                f"which documents that cannot be used keep, got {max_bytes:,}: "
+                f"{unusable[0].damage}",
+                f"`esa library verify` says what hinders; `esa library rm {ids}` gives them up",
+            )
         freed = sum(map(size_of, [*doomed, *left_over]))
         if not dry_run:
             _delete(paths, [*doomed, *left_over])
             left = sum(map(size_of, paths.files()))
-        return PruneResult(tuple(gone), len(left_over), freed, left, tuple(foreign))
-
-
-def _readable(there: list[Entry]) -> list[Entry]:
-    """The entries, if all manifests could be read. One that could not may need any segment, so the
-    library could not get smaller, however much is removed."""
-    for entry in there:
-        if entry.unreadable:
-            raise UnreadableError(
-                f"nothing was removed, for {entry.damage}",
-                f"{READ_HINT}; `esa library rm {entry.id}` gives the document up",
-            )
-    return there
-
-
-def _too_small(foreign: list[Entry], left: int, max_bytes: int) -> LibraryError:
-    """The error where the limit would cost every other document, and still not be met."""
-    ids = " ".join(entry.id for entry in foreign)
-    return LibraryError(
-        f"nothing was removed, for the size to prune to must be at least {left:,} bytes, which "
-        f"documents of another format keep, got {max_bytes:,}",
-        f"use the esa that wrote them, or `esa library rm {ids}` gives them up",
-    )
-
-
-def _total(paths: LibraryPaths, left_over: list[Path]) -> int:
-    """Bytes of all files but those."""
-    return sum(map(size_of, set(paths.files()) - set(left_over)))
+        return PruneResult(tuple(removed), len(left_over), freed, left, unusable)
 
 
 def _oldest(
     paths: LibraryPaths,
-    there: list[Entry],
+    entries: list[Entry],
     total: int,
     max_bytes: int | None,
     former: Container[str],
 ) -> tuple[list[Entry], list[Path]]:
     """The documents to remove, the former first, and their files, each one's manifest first. Those
-    of another format stay: this version cannot tell which segments they need."""
-    live = needed_files(paths, [], abandoned=False)
-    uses = Counter(name for entry in there for name in entry.segments)
-    fits = Counter(entry.fit for entry in there)
-    gone: list[Entry] = []
+    that cannot be used stay, with every segment if one of them may be intact."""
+    unreadable = [one for one in entries if one.unreadable]
+    live = needed_files(paths, unreadable, abandoned=False)
+    uses = Counter(name for entry in entries for name in (*entry.segments, entry.fit))
+    removed: list[Entry] = []
     doomed: list[Path] = []
-    oldest = [one for one in reversed(there) if not one.foreign]
+    oldest = [one for one in reversed(entries) if not one.damage]
     for entry in sorted(oldest, key=lambda one: one.key not in former):
         if entry.key not in former and (max_bytes is None or total <= max_bytes):
             break
-        uses.subtract(entry.segments)
-        fits.subtract([entry.fit])
+        uses.subtract([*entry.segments, entry.fit])
         own = [paths.segment(name) for name in entry.segments if not uses[name]]
-        if not fits[entry.fit]:
+        if not uses[entry.fit]:
             own.append(paths.fit(entry.fit))
-        own = [path for path in own if not live.needs(path)]
+        own = [path for path in own if not live.has(path)]
         files = [path for path in [*paths.of_document(entry.key), *own] if path.exists()]
         total -= sum(map(size_of, files))
-        gone.append(entry)
+        removed.append(entry)
         doomed.extend(files)
-    return gone, doomed
+    return removed, doomed
 
 
-def _leftovers(paths: LibraryPaths, there: list[Entry]) -> list[Path]:
+def _leftovers(paths: LibraryPaths, entries: list[Entry]) -> list[Path]:
     """Files that belong to no document and to no running ingest."""
-    kept = needed_files(paths, there, abandoned=False)
-    keys = {entry.key for entry in there}
+    needed = needed_files(paths, entries, abandoned=False)
+    keys = {entry.key for entry in entries}
 
-    def used(path: Path) -> bool:
+    def is_used(path: Path) -> bool:
         if path.suffix == ".part":
             return paths.is_locked(path.name.split(".")[-2])
-        if path.parent == paths.folders:
-            return True
         if path.parent in (paths.segments, paths.fits):
-            return kept.needs(path)
+            return needed.has(path)
         finished = path.parent == paths.documents and path.stem in keys
-        return finished or paths.is_locked(path.stem)
+        return path.parent == paths.folders or finished or paths.is_locked(path.stem)
 
-    return [path for path in paths.files() if not used(path)]
+    return [path for path in paths.files() if not is_used(path)]
 
 
 def _delete(paths: LibraryPaths, files: list[Path]) -> int:
@@ -252,16 +222,16 @@ def _delete(paths: LibraryPaths, files: list[Path]) -> int:
 def verify(paths: LibraryPaths, entry: Entry) -> list[LibraryError]:
     """Reads every byte of a document and returns one error for each damaged file. Checks made
     before do not count. Words are left out, for their damage is repaired."""
-    from esa_cli.storage.library.contents_check import check_file, document_files
+    from esa_cli.storage.library.document_files import check_file, needed_paths
 
     if entry.damage:
-        return [manifest.entry_error(entry)]
+        return [entry.error]
     checks: list[Callable[[], object]] = [partial(manifest.read, paths, entry.key)]
-    checks += [partial(check_file, path, path, entry) for path in document_files(paths, entry)]
-    found = []
+    checks += [partial(check_file, path, path, entry) for path in needed_paths(paths, entry)]
+    errors = []
     for check in checks:
         try:
             check()
         except LibraryError as error:
-            found.append(error)
-    return found
+            errors.append(error)
+    return errors

@@ -28,7 +28,7 @@ from esa_cli.__main__ import main
 from esa_cli.errors import ResourceError
 from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.formats.library_paths import MARKER
+from esa_cli.storage.library.library_paths import MARKER
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -195,7 +195,7 @@ def test_a_damaged_document_is_named(esa: Esa, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     done = esa("ask", "gate.txt", QUESTION)
     assert (done.code, done.out) == (3, "")
-    assert f"{path} is damaged: its length is wrong" in done.err
+    assert f"{path} is damaged: its length or checksum is wrong" in done.err
     assert f"esa library rm {entry.id}" in done.err
     assert esa("library", "verify").code == 3
 

@@ -16,10 +16,9 @@ from test_library import ingest
 
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.options import completion
-from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue.catalogue import NAME
-from esa_cli.storage.library.formats import manifest
-from esa_cli.storage.library.formats.library_paths import LibraryPaths
+from esa_cli.storage.library import Library, manifest
+from esa_cli.storage.library.catalogue import NAME
+from esa_cli.storage.library.library_paths import LibraryPaths
 
 
 @pytest.fixture
@@ -94,7 +93,8 @@ def test_without_a_library_or_with_a_broken_one(library: Library, tmp_path: Path
 
 def test_nothing_is_written_and_no_lock_waited_for(library: Library) -> None:
     keep(library, "book.txt", 0)
-    library.entries()
+    with library.catalogue():
+        pass
     keep(library, "other.txt", 50)
     before = (library.root / NAME).read_bytes()
     with closing(sqlite3.connect(library.root / NAME)) as db:

@@ -15,8 +15,7 @@ from command import TINY, Esa, Result
 
 from esa_cli.documents import document
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import catalogue as catalogue_file
-from esa_cli.storage.library.catalogue import catalogue_tables
+from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -66,13 +65,13 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert json.loads(asked.out)["searched"] == 10
     assert "searched 10 documents by their words, opened the best 2" in asked.err
     opened = list[str]()
-    real = document.bytes_of_file
+    real = document._bytes_of_file
 
     def count(source: str, limit: int) -> bytes:
         opened.append(source)
         return real(source, limit)
 
-    monkeypatch.setattr(document, "bytes_of_file", count)
+    monkeypatch.setattr(document, "_bytes_of_file", count)
     again = run("ask", "town", "How old is the kiln?", "--json")
     assert names(again) == names(asked)
     assert len(opened) == 2, "unchanged files are not read again"
@@ -158,8 +157,10 @@ def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(
 ) -> None:
     """Once the catalogue is there and has no room for more."""
 
+    prepare = catalogue_file.prepare
+
     def full(db: sqlite3.Connection) -> None:
-        catalogue_tables.prepare(db)
+        prepare(db)
         [(_, _, path)] = db.execute("PRAGMA database_list").fetchall()
         if path:
             [(pages,)] = db.execute("PRAGMA page_count").fetchall()

@@ -18,7 +18,7 @@ from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.errors import EsaError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.catalogue.catalogue import NAME
+from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -100,7 +100,7 @@ def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
     assert out.count("removed ") == 2
     assert err.count("words of what was removed are still in it") == 1
     assert main(["library", "prune"]) == 0
-    assert "cannot be changed" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     (library.root / NAME).rmdir()
     assert main(["library", "prune"]) == 0
     assert capsys.readouterr().err == ""

@@ -14,7 +14,7 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, Result
 
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue.catalogue import NAME
+from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]

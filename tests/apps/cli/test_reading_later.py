@@ -31,8 +31,7 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.late_interaction import PIECE
 from esa_cli.qa.planning.plan import Planner
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.formats import checksummed_file
-from esa_cli.storage.library.formats.row_layout import SEGMENT
+from esa_cli.storage.library.manifest import SEGMENT
 
 __all__ = ["cache", "esa", "finder", "surroundings"]
 
@@ -75,7 +74,7 @@ def reading_ends_by(
     monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
 
 
-def full(self: Any, data: Any) -> int:
+def full(file: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -179,7 +178,7 @@ def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = run(*ASK, "--no-keep")
-    monkeypatch.setattr(checksummed_file.WholeFile, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     for command in (ASK, (*ASK, "--read", "first"), ("chat", "gate.txt")):
         monkeypatch.setattr("sys.stdin", io.StringIO())
         done = run(*command)
@@ -275,7 +274,7 @@ def test_an_assistant_asks_on_where_the_disk_is_full(
 ) -> None:
     settings = ["answer.from=text", f"answer.finder={finder}", "dtype=float32"]
     model = ModelOptions("tiny-random", settings=settings, device="cpu")
-    monkeypatch.setattr(checksummed_file.WholeFile, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with ExitStack() as stack:
         load = mcp_command._loader(model.load_preset(), model, None, Reporter(True), stack)
         book = load().ingest("gate.txt")

@@ -14,7 +14,7 @@ from command import TINY, Esa
 
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue.catalogue import NAME
+from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]

@@ -21,7 +21,7 @@ from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.errors import DiskError, DocumentError, LibraryError, ResourceError
 from esa_cli.storage.library import Catalogue, Entry, Library
-from esa_cli.storage.library.catalogue.file_records import DividedEntries
+from esa_cli.storage.library.catalogue import DividedEntries
 from esa_cli.system.text import text_digest
 
 TEXT = "Page one.\nIts second line. \U0001f600\nPage two begins here.\n"

@@ -29,7 +29,7 @@ from esa_cli.errors import (
     UsageError,
 )
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.formats.checksummed_file import write_errors
+from esa_cli.storage.library.checksummed_file import write_errors
 
 A = {"documents": ["a.txt"]}
 both = pytest.mark.parametrize("stream", [False, True])

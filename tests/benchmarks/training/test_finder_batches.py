@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from finder_batches import FinderBatch, FinderBatches, neighbours
+from finder_batches import FinderBatches, neighbours
 from finder_texts import CONTEXT, CROP_TOKENS, FinderText
 from question_pairs import TrainingText, read_training_texts
 from reader_pairs import write_text
 from transformers import AutoTokenizer
 
-from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 from esa_cli.models.files.random_model import write_tokenizer
 
@@ -76,28 +74,6 @@ def test_crops_have_their_answers(text: FinderText) -> None:
     assert len(absent) > 10
 
 
-def test_crops_of_short_passages_and_long_answers(training: TrainingText, tokenizer: Any) -> None:
-    pair = training.pairs[1]
-    short = replace(pair, passage=(pair.passage[0], pair.passage[0] + 80))
-    text = FinderText(replace(training, pairs=(short,)), tokenizer)
-    crops = [text.crop(text.passages[0], StableRandom(seed)) for seed in range(20)]
-    lengths = {len(crop.ids) for crop in crops}
-    assert min(lengths) >= CROP_TOKENS[0]
-    assert max(lengths) == 80
-    long = replace(pair, answer=(pair.passage[0] + 20, pair.passage[0] + 220))
-    text = FinderText(replace(training, pairs=(long,)), tokenizer)
-    for seed in range(20):
-        assert len(text.crop(text.passages[0], StableRandom(seed)).ids) >= 200
-
-
-def test_whole_passages(text: FinderText) -> None:
-    crop = text.whole(text.passages[2])
-    assert crop.start == CONTEXT
-    first, last = text.passages[2].tokens
-    assert crop.ids == text.ids[first - CONTEXT : last]
-    assert text.whole(text.passages[0]).start == 0
-
-
 @pytest.mark.parametrize("count", [1, 2, 7, 150])
 def test_neighbours(count: int) -> None:
     found = neighbours(count, StableRandom("order"))
@@ -131,19 +107,3 @@ def test_batches_go_on_where_they_stopped(text: FinderText) -> None:
     assert list(islice(batches.after(epoch, following), 4)) == every[6:]
     other = next(FinderBatches([text, text], batch=4, seed=4).after(0, 0))
     assert other != every[0]
-
-
-def test_questions_of_a_batch(text: FinderText) -> None:
-    _, _, batch = next(FinderBatches([text], batch=6, seed=1).after(0, 0))
-    again = FinderBatch.of(batch.crops)
-    assert again == batch
-    assert len(batch.questions) == len(batch.kinds) == len(batch.right)
-    assert set(batch.right) == set(range(6))
-    for question, at in zip(batch.questions, batch.right, strict=True):
-        assert question in [one.text for one in batch.crops[at].questions]
-
-
-def test_one_passage_is_not_enough(training: TrainingText, tokenizer: Any) -> None:
-    text = FinderText(replace(training, pairs=training.pairs[:9]), tokenizer)
-    with pytest.raises(UsageError, match="two passages"):
-        FinderBatches([text], batch=4, seed=1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import training_run
 from finder_batches import FinderBatch
-from finder_run import FinderRun, StartFinder, check_sizes
+from finder_run import FinderRun, StartFinder
 from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, score_finder
 from finder_texts import FinderText, PassageCrop
 from finder_trainer import FinderTrainer, FinderTrainingSettings
@@ -24,7 +24,7 @@ from training_events import Events
 from training_folder import RECORD
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.models.loading.load import LoadedModel, load
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets.adapter_files import MAPS
@@ -80,27 +80,6 @@ def test_only_the_adapters_layers_and_the_maps_are_trained(run: FinderRun) -> No
     assert changed == before.keys()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_models_of_other_types(run: FinderRun, dtype: str) -> None:
-    loaded = load(str(run.loaded.folder), device="cpu", dtype=dtype)
-    record = replace(run, loaded=loaded).run(Events())
-    assert record["dtype"] == dtype
-    assert record["scores"][0]["texts"][0]["all"]["questions"] == 48
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_training_on_a_gpu(run: FinderRun) -> None:
-    torch.use_deterministic_algorithms(False)
-    loaded = load(str(run.loaded.folder), device="cuda", dtype="bfloat16")
-    on_gpu = replace(run, loaded=loaded)
-    with pytest.raises(KeyboardInterrupt):
-        on_gpu.run(Events(2))
-    record = on_gpu.run(Events(), resume=True)
-    assert record["device"] == "cuda"
-    assert record["scores"][-1]["texts"][0]["all"] is not None
-
-
 def test_a_resumed_training_is_bit_equal(run: FinderRun, tmp_path: Path) -> None:
     whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
     done = whole.run(Events())
@@ -129,17 +108,6 @@ def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
     on = replace(kept, folder=tmp_path / "on", settings=replace(settings, steps=2))
     assert on.run(Events())["start"] == start.digest
     assert not same(first.folder, on.folder)
-
-
-def test_a_training_goes_on_from_its_own_start_only(run: FinderRun, tmp_path: Path) -> None:
-    first = replace(run, held_out=())
-    first.run(Events())
-    start = StartFinder.load(first.folder, run.loaded.model, run.loaded.tokenizer)
-    cut = replace(first, folder=tmp_path / "cut", start=start)
-    with pytest.raises(KeyboardInterrupt):
-        cut.run(Events(2))
-    with pytest.raises(UsageError, match="start"):
-        replace(cut, start=None).run(Events(), resume=True)
 
 
 def test_the_record(run: FinderRun) -> None:
@@ -243,12 +211,6 @@ def test_settings_that_are_refused(run: FinderRun, changed: dict[str, Any], word
     assert not run.folder.exists()
 
 
-def test_layers_without_a_model() -> None:
-    check_sizes(FinderTrainingSettings())
-    with pytest.raises(UsageError, match="--first"):
-        check_sizes(FinderTrainingSettings(first=14))
-
-
 def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = FinderTrainer._losses
 
@@ -334,11 +296,3 @@ def test_scores_of_a_text(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> No
     unknown = replace(text.passages[0].questions[0], text="Zzz?")
     assert lexical_scores(text, [unknown]).tolist() == [[0.0] * 6]
     assert ranks(lexical_scores(text, [unknown]), torch.tensor([0])) == [3.5]
-
-
-def test_a_text_without_answers(run: FinderRun) -> None:
-    absent = tuple(pair for pair in run.texts[0].pairs if pair.answer is None)
-    text = FinderText(replace(run.texts[0], pairs=absent), run.loaded.tokenizer)
-    trainer = run._trainer(run._prepare(Events())[0])
-    scores = [*score_finder(text, trainer.encoder)]
-    assert [(one.passages, one.all, one.reworded) for one in scores] == [(6, None, None)] * 2

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from example_batches import ExampleBatches, TokenExample
+from example_batches import ExampleBatches
 from question_pairs import read_training_texts
 from reader_examples import WORDS, ExampleText
 from reader_pairs import write_text
-from recurring_spans import BLANK, cloze_examples, recurring_spans
+from recurring_spans import BLANK, cloze_examples
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import StableRandom
@@ -121,15 +121,6 @@ def test_cloze_questions(text: ExampleText) -> None:
     assert 8 <= sum(example.answer is None for example in found) <= 32
 
 
-def test_recurring_spans() -> None:
-    rest = "Old Mr Tom Hale went by the green river again in 1851."
-    assert recurring_spans("Then came Tom Hale.", rest) == ["Tom Hale"]
-    assert recurring_spans("It was in 1851, they said.", rest) == ["1851"]
-    assert "green river again" in recurring_spans("See the green river again, and go.", rest)
-    assert recurring_spans("Once Tom Hale met another Tom Hale.", rest) == []
-    assert recurring_spans("Nothing of it recurs here.", rest) == []
-
-
 def test_batches_go_on_where_they_stopped(text: ExampleText) -> None:
     stream = batches(text).after(0, 0)
     run = [next(stream) for _ in range(60)]
@@ -152,13 +143,3 @@ def test_batches_are_of_about_one_length_and_long_examples_are_counted(text: Exa
     assert cut.left_out == len(cut.examples(0)) - sum(len(batch) for batch in cut.epoch(0)) > 0
     with pytest.raises(UsageError, match="at most 3 tokens, got none"):
         batches(text, longest=3).epoch(0)
-
-
-def test_token_examples(text: ExampleText) -> None:
-    made = batches(text)
-    for example in made.epoch(0)[0]:
-        assert isinstance(example, TokenExample)
-        said = made.prompt.tokenizer.decode(example.answer)
-        assert said.endswith("\n")
-        if example.source in ("absent", "wrong"):
-            assert example.answer == made.prompt.unanswered_ids

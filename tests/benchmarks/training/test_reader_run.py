@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +11,8 @@ from typing import Any
 
 import pytest
 import reader_examples
-import reader_scores
 import recurring_spans
 import torch
-import training_run
 from answer_logits import answer_logits, answer_losses
 from conftest import ModelFactory
 from example_batches import TokenExample
@@ -24,16 +21,15 @@ from reader_examples import ExampleText
 from reader_pairs import ANIMALS, write_text
 from reader_run import ReaderRun, StartAdapter
 from reader_scores import ReaderScores, area_under_curve, score_text
-from reader_trainer import ReaderTrainer, ReaderTrainingSettings
-from safetensors.torch import load_file, save_file
-from training_checkpoint import FILE, TrainingState
+from reader_trainer import ReaderTrainingSettings
+from safetensors.torch import load_file
+from training_checkpoint import FILE
 from training_events import Events
 from training_folder import RECORD
-from training_steps import training_attention
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.evaluation.metrics import bag_f1, bare_words
-from esa_cli.models.loading.load import LoadedModel, load
+from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.span import PassagePrompt
 from esa_cli.qa.reading.spans import Span
@@ -88,19 +84,6 @@ def test_training_lowers_the_loss_and_leaves_the_model_as_it_was(
     assert sorted(path.name for path in run.folder.iterdir()) == sorted([CONFIG, WEIGHTS, RECORD])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_training_on_a_gpu(run: ReaderRun) -> None:
-    torch.use_deterministic_algorithms(False)
-    loaded = load(str(run.loaded.folder), device="cuda", dtype="bfloat16")
-    on_gpu = replace(run, loaded=loaded)
-    with pytest.raises(KeyboardInterrupt):
-        on_gpu.run(Events(2))
-    record = on_gpu.run(Events(), resume=True)
-    assert record["device"] == "cuda"
-    assert record["scores"][-1]["texts"][0]["auc"] is not None
-
-
 def test_an_adapter_is_trained_on(run: ReaderRun, tmp_path: Path) -> None:
     first = replace(run, held_out=())
     first.run(Events())
@@ -118,14 +101,6 @@ def test_an_adapter_is_trained_on(run: ReaderRun, tmp_path: Path) -> None:
         replace(interrupted, start=None).run(Events(), resume=True)
 
 
-def test_training_computes_attention_plainly_on_the_processor(run: ReaderRun) -> None:
-    model = run.loaded.model
-    before = model.config._attn_implementation
-    with training_attention(model):
-        assert model.config._attn_implementation == "eager"
-    assert model.config._attn_implementation == before
-
-
 def test_a_resumed_training_is_bit_equal(run: ReaderRun, tmp_path: Path) -> None:
     whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
     done = whole.run(Events())
@@ -136,126 +111,16 @@ def test_a_resumed_training_is_bit_equal(run: ReaderRun, tmp_path: Path) -> None
     again = cut.run(Events(), resume=True)
     assert same(whole.folder, cut.folder)
     assert (again["steps"], again["losses"]) == (done["steps"], done["losses"])
+    assert 48 <= again["examples"] == sum(again["counts"].values()) < 56
+    for changed in (
+        replace(cut, settings=replace(FEW, rank=2)),
+        replace(cut, prompt=PassagePrompt(run.loaded.tokenizer, TEMPLATE + " ", "no")),
+    ):
+        with pytest.raises(UsageError):
+            changed.run(Events(), resume=True)
     other = replace(run, held_out=(), folder=tmp_path / "other", settings=replace(FEW, seed=2))
     other.run(Events())
     assert not same(whole.folder, other.folder)
-
-
-def test_the_record(run: ReaderRun) -> None:
-    events = Events()
-    record = run.run(events)
-    assert json.loads((run.folder / RECORD).read_text("utf-8")) == record
-    assert 48 <= record["examples"] == sum(record["counts"].values()) < 56
-    assert record["pairs"] == 30
-    assert record["prompt"] == TEMPLATE
-    assert set(record["texts"]) == {"one"}
-    assert set(record["held_out"]) == {"two"}
-    assert events.shares[-1] == 1
-    assert events.read == (30, 30)
-    (report,) = events.reports
-    (scores,) = report
-    assert record["scores"] == [{"examples": record["examples"], "texts": [vars(scores)]}]
-    assert scores.answered + scores.absent <= 30
-    for share in (scores.exact, scores.f1, scores.missed, scores.auc, scores.noticed):
-        assert share is not None
-        assert 0 <= share <= 1
-
-
-def test_scores_now_and_then(run: ReaderRun) -> None:
-    events = Events()
-    record = replace(run, every=0.0, settings=replace(FEW, examples=16)).run(events)
-    assert record["scores"][-1]["examples"] == record["examples"]
-    assert record["scores"][0]["examples"] == 0
-    assert len(record["scores"]) == len(events.reports) == record["steps"] + 1
-
-
-def test_an_interrupted_scoring_trains_no_further(
-    run: ReaderRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Events, text: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Events, "scoring", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run.run(Events())
-    monkeypatch.undo()
-    before = (run.folder / WEIGHTS).read_bytes()
-    events = Events()
-    record = run.run(events, resume=True)
-    assert events.losses == []
-    assert len(record["scores"]) == 1
-    assert (run.folder / WEIGHTS).read_bytes() == before
-
-
-def test_checkpoints_now_and_then(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
-
-    class Killed(Exception):
-        pass
-
-    class Kill(Events):
-        def step(self, trainer: ReaderTrainer) -> None:
-            if trainer.state.steps == 3:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run.run(Kill())
-    events = Events()
-    steps = run.run(events, resume=True)["steps"]
-    assert len(events.losses) == steps - 2
-
-
-def test_folders_that_are_refused(run: ReaderRun) -> None:
-    with pytest.raises(UsageError, match="a checkpoint to resume"):
-        run.run(Events(), resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run.run(Events(1))
-    with pytest.raises(UsageError, match="no adapter yet") as error:
-        run.run(Events())
-    assert "--resume" in error.value.hint
-    for changed, words_ in (
-        (replace(run, settings=replace(FEW, lr=1e-3)), "lr must be"),
-        (replace(run, settings=replace(FEW, rank=2)), "rank must be"),
-        (replace(run, held_out=()), "held_out must be"),
-        (replace(run, prompt=PassagePrompt(run.loaded.tokenizer, TEMPLATE + " ", "no")), "prompt"),
-    ):
-        with pytest.raises(UsageError, match=words_):
-            changed.run(Events(), resume=True)
-    longer = replace(run, held_out=run.held_out, settings=replace(FEW, examples=16))
-    assert longer.run(Events(), resume=True)["examples"] < 24
-    with pytest.raises(UsageError, match="no adapter yet"):
-        run.run(Events())
-
-
-def test_damaged_checkpoints(run: ReaderRun) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run.run(Events(1))
-    path = run.folder / FILE
-    good = path.read_bytes()
-    path.write_bytes(good[:1000])
-    with pytest.raises(DocumentError, match="cannot be read"):
-        run.run(Events(), resume=True)
-    save_file({"x": torch.ones(1)}, path)
-    with pytest.raises(DocumentError, match="cannot be read"):
-        run.run(Events(), resume=True)
-    path.write_bytes(good)
-    assert run.run(Events(), resume=True)["examples"] >= 48
-
-
-def test_a_loss_that_is_no_number(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="gradient must be finite") as error:
-        replace(run, settings=replace(FEW, lr=1e30)).run(Events())
-    assert "--lr" in error.value.hint
-
-
-def test_the_learning_rate() -> None:
-    settings = ReaderTrainingSettings(minutes=10, lr=1.0, warm_up=4, final=0.1)
-    rates = [
-        settings.learning_rate(TrainingState(steps=steps, seconds=seconds))
-        for steps, seconds in ((0, 0), (1, 0), (4, 0), (50, 300), (99, 600), (99, 9999))
-    ]
-    assert rates == pytest.approx([0.25, 0.5, 1.0, 0.55, 0.1, 0.1])
-    assert replace(settings, examples=8).share(TrainingState(examples=4, seconds=999)) == 0.5
 
 
 def examples(lengths: Sequence[tuple[int, int]]) -> list[TokenExample]:
@@ -267,7 +132,7 @@ def examples(lengths: Sequence[tuple[int, int]]) -> list[TokenExample]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_answer_logits_are_those_of_each_example_alone(make_model: ModelFactory, kind: str) -> None:
     model = make_model(kind)
     batch = examples([(7, 3), (12, 1), (2, 5)])
@@ -315,11 +180,3 @@ def test_an_oracle_scores_all_points(run: ReaderRun) -> None:
     scores = score_text(text, oracle, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (30, 30)
     assert scores == ReaderScores("one", 24, 1.0, 1.0, 0.0, 1.0, 6, 1.0)
-
-
-def test_scores_of_many_pairs_are_of_some(run: ReaderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_scores, "MOST", 20)
-    text, oracle = ExampleText(run.texts[0]), Oracle()
-    one, other = (score_text(text, oracle) for _ in range(2))  # type: ignore[arg-type]
-    assert one == other
-    assert one.answered + one.absent == 20

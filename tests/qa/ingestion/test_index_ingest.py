@@ -27,8 +27,7 @@ from esa_cli.qa.ingestion.index_ingest import index_identity
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Entry, Library
-from esa_cli.storage.library.formats import checksummed_file
+from esa_cli.storage.library import Entry, Library, checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20

@@ -11,7 +11,7 @@ import pytest
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Library
-from esa_cli.storage.library.catalogue import catalogue_tables
+from esa_cli.storage.library import catalogue as catalogue_file
 from esa_cli.system import files
 
 
@@ -64,7 +64,7 @@ def test_words_of_another_version_are_made_again(
         first = update(catalogue, *names).records
     with library.catalogue() as catalogue:
         assert len(catalogue.texts) == 2
-    monkeypatch.setattr(catalogue_tables, "words_version", lambda: "f" * 64)
+    monkeypatch.setattr(catalogue_file, "words_version", lambda: "f" * 64)
     for _ in range(2):
         with library.catalogue() as catalogue:
             assert len(catalogue.texts) == 0
@@ -114,7 +114,7 @@ def test_an_update_that_is_stopped_continues(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [write(f"{at}.txt", f"harp {at}") for at in range(9)]
-    monkeypatch.setattr("esa_cli.storage.library.catalogue.catalogue.MOST_WRITES", 2)
+    monkeypatch.setattr("esa_cli.storage.library.catalogue.MOST_WRITES", 2)
     opened = list[str]()
 
     def read(path: str) -> Document:
@@ -136,12 +136,12 @@ def test_an_update_that_is_stopped_continues(
 def test_records_keep_their_folder(catalogue: Catalogue, tmp_path: Path) -> None:
     write("a.txt", "one harp")
     update(catalogue, "a.txt")
-    assert catalogue.files.synced() == []
+    assert catalogue.files.all_synced() == []
     update(catalogue, "a.txt", folder=str(tmp_path))
     update(catalogue, "a.txt")
     write("a.txt", "an anvil")
     update(catalogue, "a.txt")
-    assert [one.folder for one in catalogue.files.synced()] == [str(tmp_path)]
+    assert [one.folder for one in catalogue.files.all_synced()] == [str(tmp_path)]
     assert len(catalogue.files.below(str(tmp_path))) == 1
     assert catalogue.files.below(str(tmp_path / "a")) == []
 
@@ -152,7 +152,7 @@ def test_files_of_a_disk_that_is_away_stay_known(catalogue: Catalogue) -> None:
     (first,) = update(catalogue, "disk/a.txt", folder=str(Path("disk").absolute())).records
     Path("disk").rename("away")
     assert len(update(catalogue, "disk/a.txt").refused) == 1
-    assert catalogue.files.synced() == [first]
+    assert catalogue.files.all_synced() == [first]
     Path("away").rename("disk")
     assert update(catalogue, "disk/a.txt").readable == [first]
     assert len(catalogue.texts.ranked("harp")) == 1

@@ -20,9 +20,8 @@ from esa_cli.qa.planning import costs, model_shape, plan
 from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.growing_rows import RESERVE
 from esa_cli.storage.library import Library
-from esa_cli.storage.memory_store import StorePlaces
+from esa_cli.storage.memory_store import RESERVE, StorePlaces
 from esa_cli.system import machine
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -114,8 +113,6 @@ def test_a_session_with_its_cache_on_the_host(loaded: Any) -> None:
         assert session.ask(QUESTION).text == want.text
         document = session.prefilled_document()
         session.clear()
-        stores: Any = document.stores
-        assert all(not store._last._rows.numel() for store in stores), "others need the device"
         for _ in range(2):
             session.open([document])
             assert session.ask(QUESTION).text == want.text
@@ -144,7 +141,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
     loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked where it was read, or as a book, which is opened with a tail of its own."""
-    monkeypatch.setattr("esa_cli.storage.growing_rows.in_one_segment", lambda device: True)
+    monkeypatch.setattr("esa_cli.storage.memory_store.in_one_segment", lambda device: True)
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
         session.begin(session.prompt.document(TEXT), reserve=0 if opened else RESERVE)
         session.resume()

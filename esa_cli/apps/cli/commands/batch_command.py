@@ -89,7 +89,7 @@ def batch(
     ) -> None:
         from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
         from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.formats.library_paths import default_root
+        from esa_cli.storage.library.library_paths import default_root
 
         prepare(chosen, model.place, reporter, keep=keep)
         if reader is not None and reader.address is not None:

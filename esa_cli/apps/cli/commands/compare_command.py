@@ -13,7 +13,6 @@ from esa_cli.apps.cli.options.options import ModelOptions
 Top = Annotated[int, option("--top N", "Selected passages of each method.", min=0)]
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.selftest.method_comparison import MethodAnswer
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.progress import Progress
 
@@ -43,7 +42,7 @@ def compare(
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
-    from esa_cli.storage.cache_choice import check_in_memory
+    from esa_cli.storage import check_in_memory
 
     documents, question = split(arguments or [], verb="compare")
     names = options.names(methods)
@@ -57,17 +56,16 @@ def compare(
         check_in_memory(model.cache)
         chosen = model.method_preset()
         text = join(inputs.read(documents, reporter).documents)
-        results = _results(chosen, model, names, text, question, top, max_new_tokens, reporter)
+        rows = _rows(chosen, model, names, text, question, top, max_new_tokens, reporter)
     finally:
         reporter.settle()
     if as_json:
-        rows = [_as_dict(result, text) for result in results]
         print_json({"question": question, "model": chosen.model, "methods": rows})
     else:
-        _print(results, text)
+        _print(rows)
 
 
-def _results(
+def _rows(
     chosen: Preset,
     model: ModelOptions,
     names: tuple[str, ...],
@@ -76,7 +74,7 @@ def _results(
     passages: int,
     max_new_tokens: int | None,
     reporter: Reporter,
-) -> Sequence[MethodAnswer]:
+) -> list[dict[str, Any]]:
     """Reads the text and asks, by each method."""
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
@@ -88,51 +86,45 @@ def _results(
     ready = prepare(chosen, model.place, reporter, attaches=True)
     tokens = ready.model.count_tokens(text)
     grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
-    rows = [one for group in grouped if not group.text for one in group.presets]
-    if rows:
+    presets = [preset for group in grouped if group.reading != "text" for preset in group.presets]
+    if presets:
         ready.model.planner(ready.resolved).check(tokens)
-    if len(rows) < len(names):
+    if len(presets) < len(names):
         ready.model.check({FROM_TEXT: chosen}, tokens)
-    if note := all_in_view(tokens, rows):
+    if note := all_in_view(tokens, presets):
         reporter.note(f"esa: {note}", dim=False)
 
     def reading(names: Sequence[str]) -> Progress:
         return token_progress(reporter, f"reading for {', '.join(names)}")
 
     with quiet_transformers():
+        loaded = ready.model.load(reporter)
         return run_compare(
-            ready.model.load(reporter),
-            chosen,
-            grouped,
-            text,
-            question,
-            count=passages,
-            reading=reading,
-            most=max_new_tokens,
-        )
+            loaded, chosen, grouped, text, question,
+            count=passages, reading=reading, most=max_new_tokens,
+        )  # fmt: skip
 
 
-def _as_dict(result: MethodAnswer, text: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    out = asdict(result)
-    for passage in out["passages"]:
-        passage["text"] = text[passage["start"] : passage["end"]]
-    return out
-
-
-def _print(results: Sequence[MethodAnswer], text: str) -> None:
-    from esa_cli.apps.cli.output.terminal import clean, print_table
+def _print(results: Sequence[dict[str, Any]]) -> None:
+    from esa_cli.apps.cli.output.terminal import one_line, print_table
     from esa_cli.system.machine import size_text, time_text
 
+    headers = ("method", "answer", "reading", "answering", "reading's memory", "selected passages")
     rows = []
     for result in results:
-        shared = " shared" if result.shared else ""
-        read, memory = time_text(result.read_s) + shared, size_text(result.cache_bytes) + shared
-        shown = [clean(" ".join(p.text(text).split())) for p in result.passages]
-        seen = "\n".join(
-            f"{p.weight:.0%} {one[:160]}" for p, one in zip(result.passages, shown, strict=True)
+        shared = " shared" if result["shared"] else ""
+        seen = [
+            f"{passage['weight']:.0%} {one_line(' '.join(passage['text'].split()))[:160]}"
+            for passage in result["passages"]
+        ]
+        rows.append(
+            (
+                result["method"],
+                result["answer"],
+                time_text(result["read_s"]) + shared,
+                time_text(result["answer_s"]),
+                size_text(result["cache_bytes"]) + shared,
+                "\n".join(seen),
+            )
         )
-        rows.append((result.method, result.answer, read, time_text(result.answer_s), memory, seen))
-    headers = ("method", "answer", "reading", "answering", "reading's memory", "selected passages")
     print_table(headers, rows)

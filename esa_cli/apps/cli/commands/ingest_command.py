@@ -86,7 +86,7 @@ def ingest(
     def work(documents: Sequence[Document]) -> Iterator[IngestReport]:
         from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
         from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.formats.library_paths import default_root
+        from esa_cli.storage.library.library_paths import default_root
 
         assert chosen is not None
         if engines.local:

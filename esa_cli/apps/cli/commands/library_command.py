@@ -183,7 +183,7 @@ def prune(
         print(f"{would} {done.leftovers} files that belong to no document")
     if done.left_alone:
         ids = " ".join(entry.id for entry in done.left_alone)
-        print(f"left alone, as they are of another format: {ids}")
+        print(f"left alone, as they cannot be used: {ids}")
     freed = "would be freed" if dry_run else "freed"
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
@@ -201,8 +201,7 @@ def copy(
     The place then is a library, too. Every file is checked.
     """
     from esa_cli.apps.cli.options import output_paths
-    from esa_cli.storage.library.copy_places import is_archive, without_password
-    from esa_cli.storage.library.library_copy import pull, push
+    from esa_cli.storage.library.library_copy import is_archive, pull, push, without_password
 
     if (source == HERE) == (target == HERE):
         raise UsageError(

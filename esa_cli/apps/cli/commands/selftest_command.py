@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from esa_cli.apps.cli.measured_run import RowOptions, measure
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.output_paths import goes_on, run_facts
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.apps.cli.options.output_paths import run_facts
+from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.progress_display import SelftestDisplay
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.report.statistics import Summary
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
@@ -68,20 +67,15 @@ def selftest(
     lengths: Lengths = "16k",
     depths: Depths = None,
     samples: Samples = 8,
-    methods: options.MethodsOrDefault = None,
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
     exact: Exact = False,
     dense: Dense = True,
-    time_limit: options.TimeLimit = None,
-    out: options.Out = None,
     report: Report = None,
     *,
-    shards: ShardOptions,
+    rows: RowOptions,
     model: ModelOptions,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Plant facts in a long text, and count those that are found.
 
@@ -90,10 +84,10 @@ def selftest(
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.selftest import run_plan
 
-    chosen = model.method_preset()
+    until, chosen = rows.until, model.method_preset()
     settings = run_plan.SelftestSettings(
         tests=options.names(test),
-        methods=options.compared_methods(methods, chosen),
+        methods=options.compared_methods(rows.methods, chosen),
         lengths=tuple(dict.fromkeys(run_plan.tokens(part) for part in lengths.split(","))),
         depths=run_plan.depths(depths),
         samples=samples,
@@ -102,10 +96,8 @@ def selftest(
         exact=exact,
         dense=dense,
     )
-    reporter = Reporter(quiet)
-    run = Selftest(
-        settings, chosen, model, haystack, time_limit, out, report, as_json, shards, reporter
-    )
+    reporter = Reporter(rows.quiet)
+    run = Selftest(settings, chosen, model, haystack, until, rows, report, reporter)
     try:
         run.run()
     finally:
@@ -114,72 +106,62 @@ def selftest(
 
 @dataclass(frozen=True)
 class Selftest:
-    """One `esa selftest`: its settings, and what it writes."""
+    """One `esa selftest`: its settings, and what it writes; `until` is by `time.monotonic`."""
 
     settings: SelftestSettings
     chosen: Preset
     model: ModelOptions
     haystack: Path | None
-    minutes: float | None
-    out: Path | None
+    until: float | None
+    rows: RowOptions
     report: Path | None
-    as_json: bool
-    shards: ShardOptions
     reporter: Reporter
 
     def run(self) -> None:
-        """Runs the tests and prints the scores; after an error those that were measured before it.
-
-        Raises:
-            EsaError: what was answered before is kept in --out.
-        """
+        """Runs the tests and prints the scores. Raises EsaError."""
         from esa_cli.apps.cli.output.progress_display import SelftestDisplay
         from esa_cli.evaluation.report.statistics import wrong
         from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
         from esa_cli.system.jsonl import Journal
 
-        reporter = self.reporter
-        until = None if self.minutes is None else time.monotonic() + 60 * self.minutes
-        hay = self._check()
-        self.shards.check(self.out)
+        reporter, haystack = self.reporter, self._check()
+        shard = self.rows.check(self.rows.out)
         reporter.stage("import", 0, None)
         place = self.model.place
-        journal = Journal(
-            self.out,
-            self._header(hay, place),
-            same=("model", "settings", "preset_settings"),
-            key=KEY,
-            wrong=wrong,
-        )
-        journal.join(self.shards.join or ())
+        header = self._header(haystack, place)
+        same = ("model", "settings", "preset_settings")
+        journal = Journal(self.rows.out, header, same=same, key=KEY, wrong=wrong)
+        journal.join(self.rows.join or ())
         same_reading(journal, self.settings, self.chosen)
-        model = self._inspect(hay, place)
+        model = self._inspect(haystack, place)
         if journal.rows:
             reporter.note(f"esa: {len(journal.rows)} questions of an earlier run are kept")
-        listener = SelftestDisplay(reporter, journal.rows)
-        try:
-            complete = self._ask(hay, journal, model, listener, until)
-        except (KeyboardInterrupt, EsaError):
-            listener.finish()
-            if journal.rows:
-                self._show(journal, complete=False)
-                count = f"{len(journal.rows)} questions"
-                reporter.note(f"esa: stopped after {count}{goes_on(self.out)}")
-            raise
-        listener.finish()
-        if not complete:
-            reporter.note(f"esa: the time limit was reached{goes_on(self.out)}")
-        self._show(journal, complete=complete)
+        display = SelftestDisplay(reporter, journal.rows)
+
+        def ask() -> bool:
+            from esa_cli.models.loading.quiet_transformers import quiet_transformers
+
+            with quiet_transformers():
+                loaded = model.load(reporter)
+                reporter.settle()
+                from esa_cli.evaluation.selftest.selftest_run import SelftestRun
+
+                return SelftestRun(
+                    loaded, self.chosen, self.settings, haystack, journal, display, self.until,
+                    shard,
+                ).run()  # fmt: skip
+
+        show = partial(self._show, journal)
+        measure(journal, self.rows, reporter, run=ask, finish=display.finish, show=show)
 
     def _check(self) -> Haystack:
-        """Names, lengths, texts and files, before anything is loaded; the haystack. Raises
-        UsageError, DocumentError."""
+        """The haystack; names, lengths, texts and files are checked before anything is loaded.
+        Raises UsageError, DocumentError."""
         from esa_cli.evaluation.report.figures import require_matplotlib
         from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
-        from esa_cli.evaluation.tasks.task_sample import SUFFIXES
         from esa_cli.qa.presets import resolved_preset
 
-        settings, folder = self.settings, self.haystack
+        settings, haystack = self.settings, self.haystack
         if not settings.tests or not settings.methods:
             raise UsageError(
                 "TEST and --methods must each name one, got none", f"tests: {', '.join(TASKS)}"
@@ -188,22 +170,20 @@ class Selftest:
             find_task(test)
         for name in settings.methods:
             resolved_preset.compared(name, self.chosen, max(settings.lengths))
-        if "own" in settings.tests and folder is None:
+        if "own" in settings.tests and haystack is None:
             raise UsageError(
                 "--haystack must be a text of yours for the test own, got none",
                 "add --haystack FILE",
             )
-        texts = [] if folder is None else [str(folder)]
-        if folder is not None and folder.is_dir():
-            texts = [str(path) for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
-        written = {"--out": self.out, "--report": self.report}
+        texts = [] if haystack is None else [haystack, *haystack.glob("*")]
+        written = {"--out": self.rows.out, "--report": self.report}
         for name, path in written.items():
             files.check(name, path)
-            files.spare(name, path, texts, "one of the texts of --haystack")
+            files.spare(name, path, map(str, texts), "one of the texts of --haystack")
         files.apart(written)
         if self.report is not None:
             require_matplotlib("--report")
-        return Haystack.chronicle(settings.seed) if folder is None else Haystack.read(str(folder))
+        return Haystack.read(str(haystack)) if haystack else Haystack.chronicle(settings.seed)
 
     def _header(self, haystack: Haystack, place: ModelPlace) -> dict[str, Any]:
         """The first line of the results file."""
@@ -211,7 +191,7 @@ class Selftest:
         from esa_cli.system.text import text_digest
 
         settings, chosen = asdict(self.settings), self.chosen
-        kept = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
+        fixed = {key: settings[key] for key in ("depths", "samples", "seed", "reading", "exact")}
         return {
             **run_facts(),
             "model": chosen.model,
@@ -219,7 +199,7 @@ class Selftest:
             "context": chosen.context,
             "dense_length": dense_length(chosen),
             "settings": {
-                **kept,
+                **fixed,
                 "haystack": haystack.name,
                 "haystack_hash": text_digest(haystack.text)[:16] if haystack.text else None,
                 "dtype": place.dtype_name,
@@ -228,16 +208,12 @@ class Selftest:
         }
 
     def _inspect(self, haystack: Haystack, place: ModelPlace) -> KnownModel:
-        """The model's small files, when the longest document fits with each method.
-
-        Raises:
-            ModelError, PresetError, ResourceError.
-        """
+        """The model's small files, when the longest document fits with each method. Raises
+        ModelError, PresetError, ResourceError."""
         from esa_cli.qa.opening import inspect_model
         from esa_cli.qa.presets import resolved_preset
 
-        model = inspect_model(self.chosen, place, self.reporter)
-        settings = self.settings
+        model, settings = inspect_model(self.chosen, place, self.reporter), self.settings
         lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
         if "own" in settings.tests:
             lengths.append(model.count_tokens(haystack.text))
@@ -248,42 +224,14 @@ class Selftest:
         model.check(presets, longest)
         return model
 
-    def _ask(
-        self,
-        haystack: Haystack,
-        journal: Journal,
-        model: KnownModel,
-        listener: SelftestDisplay,
-        until: float | None,
-    ) -> bool:
-        """Asks what has no row; False when the time was up before the end."""
-        from esa_cli.models.loading.quiet_transformers import quiet_transformers
-        from esa_cli.system.work_shard import WorkShard
-
-        with quiet_transformers():
-            loaded = model.load(self.reporter)
-            self.reporter.settle()
-            from esa_cli.evaluation.selftest.selftest_run import SelftestRun
-
-            run = SelftestRun(
-                loaded, self.chosen, self.settings, haystack, journal, listener, until,
-                WorkShard.parse(self.shards.shard),
-            )  # fmt: skip
-            with journal:
-                run.run()
-        return not run.stopped
-
-    def _show(self, journal: Journal, *, complete: bool) -> None:
-        """Tables or JSON on standard output, then the file of --report.
-
-        Raises:
-            DocumentError, ResourceError: a file cannot be written.
-        """
+    def _show(self, journal: Journal, complete: bool) -> None:
+        """Tables or JSON on standard output, then the file of --report. Raises DocumentError,
+        ResourceError: a file cannot be written."""
         from esa_cli.apps.cli.output.terminal import print_json
         from esa_cli.evaluation.report.statistics import summarise
 
         summary = summarise(journal.rows)
-        if self.as_json:
+        if self.rows.as_json:
             print_json({**journal.header, "complete": complete, "rows": journal.rows})
         else:
             _print(summary, journal.rows)
@@ -299,7 +247,8 @@ class Selftest:
 
 
 def _print(summary: Summary, rows: Sequence[dict[str, Any]]) -> None:
-    """The tables, and whose rule the documents were read by: it is part of what a score means."""
+    """The tables, and the rule by which documents were read, which is part of what a score
+    means."""
     from rich.text import Text
 
     from esa_cli.apps.cli.output.terminal import clean, make_console

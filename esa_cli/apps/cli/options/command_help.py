@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 PANELS = {
-    "Documents": "library read keep shard join words watch prune allow haystack data download from",
+    "Documents": "library read keep shard join words watch prune allow haystack data from",
     "Answer": "top all min least files answer report method methods max-new-tokens temperature "
     "seed count distinct retry-failed limit questions",
     "Model": "preset model reader device",

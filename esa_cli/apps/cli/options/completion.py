@@ -31,8 +31,8 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 def documents(incomplete: str) -> list[str]:
     """Names of stored documents, and ids that begin so."""
     from esa_cli.errors import EsaError
-    from esa_cli.storage.library.formats import manifest
-    from esa_cli.storage.library.formats.library_paths import LibraryPaths, default_root
+    from esa_cli.storage.library import manifest
+    from esa_cli.storage.library.library_paths import LibraryPaths, default_root
 
     try:
         paths = LibraryPaths(default_root())

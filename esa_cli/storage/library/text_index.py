@@ -1,7 +1,7 @@
 """Lexical search over the texts of a library: full-text search of sqlite (FTS5) over passages.
 
-A text is cut into passages of 150 content words. With BM25 over the passages of all texts, the
-score of a text for a question's words w is
+A text is cut into passages of 150 content words. With BM25 over the passages of all texts,
+the score of a text for a question's words w is
 
     max over its passages p of sum over w of bm25(w, p)
     + 0.6 * sum over w of max over its passages p of bm25(w, p)
@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from esa_cli.storage.library.catalogue.catalogue_tables import DamagedRowError, searchable
 from esa_cli.system.content_words import language_of, located_words, question_words
 
 PASSAGE_WORDS = 150
@@ -43,6 +42,12 @@ ORDER BY score DESC, characters DESC, id
 """
 
 
+class DamagedRowError(sqlite3.DatabaseError):
+    """What a row has cannot be decoded."""
+
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
 class RankedText(NamedTuple):
     """A text by its digest, and its score for a question."""
 
@@ -55,7 +60,7 @@ class TextIndex:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self.searchable = searchable(db)
+        self.searchable = is_searchable(db)
         """False where this Python's sqlite3 has no FTS5: `ranked` cannot be called."""
 
     def __len__(self) -> int:
@@ -68,8 +73,8 @@ class TextIndex:
 
     def has(self, digest: str) -> bool:
         """Whether it has a text, or cannot have any."""
-        found = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,)).fetchone()
-        return found is not None or not self.searchable
+        rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,))
+        return rows.fetchone() is not None or not self.searchable
 
     def add(self, text: str, digest: str) -> None:
         """Adds a text unless it is there."""
@@ -97,10 +102,8 @@ class TextIndex:
 
     def remove(self, digest: str) -> None:
         """Removes a text, if it is there."""
-        if not self.searchable:
-            return
-        found = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
-        for row, words in found.fetchall():
+        rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
+        for row, words in rows.fetchall() if self.searchable else []:
             try:
                 passages = zlib.decompress(words).decode().split("\n")[:-1]
             except (zlib.error, TypeError, UnicodeDecodeError) as error:
@@ -126,6 +129,14 @@ class TextIndex:
         if self.searchable:
             self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
+
+
+def is_searchable(db: sqlite3.Connection) -> bool:
+    try:
+        db.execute("SELECT rowid FROM passages LIMIT 0")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def _passages(text: str, language: str) -> Iterator[str]:

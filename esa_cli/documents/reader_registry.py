@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from esa_cli.documents.reading_process import SMALL, at_risk, read_apart
 from esa_cli.documents.text_builder import ExtractedText, label
 from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
@@ -41,7 +40,7 @@ class Reader(Protocol):
 
     def sniff(self, head: bytes) -> bool:
         """True if a file that begins like this is of this format beyond doubt."""
-        ...
+        return False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         """The text of a document.
@@ -62,28 +61,17 @@ def register(name: str) -> Callable[[T], T]:
         PluginError: it lacks a member, or the name is taken by another class.
     """
 
-    def keep(cls: T) -> T:
-        lacking = [
-            m for m in ("what", "suffixes", "binary", "sniff", "read") if not hasattr(cls, m)
-        ]
-        if lacking:
+    def add(cls: T) -> T:
+        members = ("what", "suffixes", "binary", "sniff", "read")
+        missing = [member for member in members if not hasattr(cls, member)]
+        if missing:
             raise PluginError(
-                f"reader {name!r} has no {' and no '.join(lacking)}", "see docs/readers.md"
+                f"reader {name!r} has no {' and no '.join(missing)}", "see docs/readers.md"
             )
         READERS.add(name, cls, cls)
         return cls
 
-    return keep
-
-
-def readers() -> list[Reader]:
-    """One of each, the last registered first.
-
-    Raises:
-        PluginError: an installed package's readers do not load.
-    """
-    _load_entry_points()
-    return [cast(Reader, READERS[name]()) for name in reversed(list(READERS))]
+    return add
 
 
 @cache
@@ -101,54 +89,32 @@ def _load_entry_points() -> None:
 
 
 def choose(head: bytes, name: str) -> Reader:
-    """The reader of a document that begins with `head`; what no other serves is plain text."""
-    every = readers()
-    claims = [reader for reader in every if reader.sniff(head)]
-    named = [reader for reader in every if _serves(reader, name)]
-    sure = [reader for reader in claims if reader.binary]
-    plain = cast(Reader, READERS[PLAIN]())
-    return [*sure, *named, *claims, plain][0]
-
-
-def _serves(reader: Reader, name: str) -> bool:
-    path = PurePath(name.lower())
-    return path.suffix in reader.suffixes or path.name in reader.suffixes
-
-
-def read(data: bytes, name: str) -> ExtractedText:
-    """The text of a document, by whichever reader serves it.
-
-    Args:
-        data: at least one byte. name: its path, or "standard input".
+    """The reader of a document that begins with `head`.
 
     Raises:
-        DocumentError: it cannot be read. PluginError: a reader breaks the rules.
+        PluginError: an installed package's readers do not load.
     """
-    reader = choose(data, name)
-    known = next((key for key in SMALL if key in READERS and type(reader) is READERS[key]), "")
-    try:
-        if at_risk(known, data):
-            return read_apart(known, data, name)
-        return read_by(reader, data, name)
-    except MemoryError as error:
-        raise DocumentError(
-            f"{label(name)} is too large for this machine's memory", "split the document"
-        ) from error
+    _load_entry_points()
+    known = [cast(Reader, READERS[key]()) for key in reversed(list(READERS))]
+    claims = [reader for reader in known if reader.sniff(head)]
+    binary = [reader for reader in claims if reader.binary]
+    path = PurePath(name.lower())
+    named = [r for r in known if path.suffix in r.suffixes or path.name in r.suffixes]
+    return [*binary, *named, *claims, cast(Reader, READERS[PLAIN]())][0]
 
 
 def read_by(reader: Reader, data: bytes, name: str) -> ExtractedText:
-    """As `read`, by this reader and in this process. Raises MemoryError, too."""
+    """The text of a document, by this reader and in this process.
+
+    Raises:
+        DocumentError: it cannot be read. PluginError: the reader breaks the rules. MemoryError.
+    """
     try:
         extracted = reader.read(data, name)
     except (EsaError, MemoryError, *NOT_BLAMED):
         raise
     except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
         raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
-    _check(extracted, reader)
-    return extracted
-
-
-def _check(extracted: ExtractedText, reader: Reader) -> None:
     starts = [mark.start for mark in extracted.marks]
     ascending = all(a < b for a, b in pairwise(starts))
     inside = not starts or (starts[0] >= 0 and starts[-1] <= len(extracted.text))
@@ -157,11 +123,11 @@ def _check(extracted: ExtractedText, reader: Reader) -> None:
             f"the reader for {reader.what} gives marks out of order or outside the text, or \\r",
             "marks ascend from 0 to the text's length; lines end in \\n",
         )
+    return extracted
 
 
 def damage_error(name: str, what: str, reason: str) -> DocumentError:
-    """The error for a document that its format's rules do not fit; libraries give reasons of
-    several lines."""
+    """The error for a document that breaks the rules of its format; `reason` may have lines."""
     reason = " ".join(reason.split())
     return DocumentError(
         f"{label(name)} cannot be read as {what}; it is damaged or cut off ({reason})",

@@ -20,20 +20,19 @@ is 24.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
 
 from esa_cli.errors import DiskError, LibraryError
-from esa_cli.storage.library.formats.checksummed_file import read_errors, write_errors
+from esa_cli.storage.library.checksummed_file import read_errors, write_errors
 from esa_cli.system.machine import in_home, size_text
 
 if TYPE_CHECKING:
@@ -50,9 +49,11 @@ _MARKER_TEXT = (
     "This folder is a library of esa: documents that were read once.\n"
     "`esa library --help` says how to look after it. Do not put files of your own here.\n"
 )
+KINDS = ("doc", "text", "tokens", "states", "words", "used")
+"""Files that a document may have for itself, the manifest first."""
 _KEY, _FIT = "[0-9a-f]{40}", "[0-9a-f]{24}"
 _NAMES = {
-    "documents": rf"{_KEY}\.(?:doc|text|tokens|states|words|used)",
+    "documents": rf"{_KEY}\.(?:{'|'.join(KINDS)})",
     "segments": rf"{_KEY}-(?:{_FIT}|none)\.seg",
     "fits": rf"{_FIT}\.fit",
     "claims": rf"{_KEY}\.claim",
@@ -60,7 +61,7 @@ _NAMES = {
 }
 FOLDERS = (*_NAMES, "locks")
 _WHOLE = {folder: re.compile(name) for folder, name in _NAMES.items()}
-_PART = {folder: re.compile(rf"\.{name}\.{_KEY}\.part") for folder, name in _NAMES.items()}
+_ANY = {folder: re.compile(rf"{name}|\.{name}\.{_KEY}\.part") for folder, name in _NAMES.items()}
 
 
 def default_root() -> Path:
@@ -91,37 +92,28 @@ class LibraryPaths:
         LibraryError: it is neither a library nor empty nor missing, or may not be read."""
         root, marker = self.root, self.root / MARKER
         with read_errors(root):
-            if marker.exists() or not root.exists():
+            if marker.exists():
                 return
-            self._check_folders()
+            place = next((one for one in (root, *root.parents) if one.exists()), root)
+            if place.exists() and not place.is_dir():
+                raise LibraryError(
+                    f"the library must be in a folder, got {root}: {place} is a file",
+                    f"point {ROOT} to a folder, as {place.with_name('library')}; it need not exist",
+                )
             # The marker is looked for again: another process may have made the library meanwhile.
-            if os.listdir(root) and not marker.exists():
+            if root.exists() and os.listdir(root) and not marker.exists():
                 raise LibraryError(
                     f"{root} is not a library of esa, and not empty",
                     f"point ESA_LIBRARY to a folder of its own, as {root / 'library'}; "
                     "it need not exist",
                 )
 
-    def _check_folders(self) -> None:
-        """Raises LibraryError where the root, or what it is below, is no folder."""
-        places = (one for one in (self.root, *self.root.parents) if one.exists())
-        found = next(places, self.root)
-        if found.exists() and not found.is_dir():
-            raise LibraryError(
-                f"the library must be in a folder, got {self.root}: {found} is a file",
-                f"point {ROOT} to a folder, as {found.with_name('library')}; it need not exist",
-            )
-
     def make(self) -> None:
         """Makes the folders, for their owner alone: documents may be private. Raises OSError: they
-        cannot be made. LibraryError: as `check`, or a part of the path is a file."""
+        cannot be made. LibraryError: as `check`."""
         self.check()
-        self._check_folders()
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (
-            contextlib.suppress(FileExistsError),
-            open(self.root / MARKER, "x", encoding="utf-8") as file,
-        ):
+        with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
             file.write(_MARKER_TEXT)
         for name in FOLDERS:
             (self.root / name).mkdir(mode=0o700, exist_ok=True)
@@ -131,8 +123,7 @@ class LibraryPaths:
 
     def of_document(self, key: str) -> list[Path]:
         """All files that belong to one document alone, the manifest first."""
-        kinds = ("doc", "text", "tokens", "states", "words", "used")
-        return [self.document(key, kind) for kind in kinds]
+        return [self.document(key, kind) for kind in KINDS]
 
     def segment(self, name: str) -> Path:
         return self.segments / f"{name}.seg"
@@ -149,30 +140,24 @@ class LibraryPaths:
     def is_whole(self, path: Path) -> bool:
         """True if a finished file of this path is one that esa makes."""
         form = _WHOLE.get(path.parent.name)
-        if form is None or path.parent.parent != self.root:
-            return False
-        return form.fullmatch(path.name) is not None
+        in_root = path.parent.parent == self.root
+        return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def files(self) -> Iterator[Path]:
         """Every file that esa made, unfinished ones included, locks and marker excluded."""
         for folder in _NAMES:
-            yield from self._files(folder, _WHOLE, _PART)
+            yield from self._files(folder, _ANY[folder])
 
     def whole(self, folder: str) -> Iterator[Path]:
         """Every finished file that esa made in the folder."""
-        return self._files(folder, _WHOLE)
+        return self._files(folder, _WHOLE[folder])
 
-    def _files(self, folder: str, *forms: dict[str, re.Pattern[str]]) -> Iterator[Path]:
-        if not (self.root / folder).is_dir():
-            return
-        with os.scandir(self.root / folder) as found:
-            names = [
-                one.name
-                for one in found
-                if any(form[folder].fullmatch(one.name) for form in forms) and one.is_file()
-            ]
-        for name in sorted(names):
-            yield self.root / folder / name
+    def _files(self, folder: str, form: re.Pattern[str]) -> Iterator[Path]:
+        if (self.root / folder).is_dir():
+            with os.scandir(self.root / folder) as files:
+                names = [one.name for one in files if form.fullmatch(one.name) and one.is_file()]
+            for name in sorted(names):
+                yield self.root / folder / name
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
@@ -198,10 +183,10 @@ class LibraryPaths:
     def is_locked(self, name: str) -> bool:
         """True if some process, this one included, holds the lock now."""
         lock = self._lock(name)
-        if not self._acquire(lock):
-            return True
-        lock.release()
-        return False
+        if self._acquire(lock, 0.0):
+            lock.release()
+            return False
+        return True
 
     def _lock(self, name: str) -> filelock.BaseFileLock:
         import filelock  # takes as long as the rest of the room's imports
@@ -209,7 +194,7 @@ class LibraryPaths:
         # Marker files in place of locks would stay after a kill.
         return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
 
-    def _acquire(self, lock: filelock.BaseFileLock, wait_s: float = 0.0) -> bool:
+    def _acquire(self, lock: filelock.BaseFileLock, wait_s: float) -> bool:
         """Takes the lock if it is free, or becomes free within `wait_s`; whether it did."""
         import filelock
 
@@ -239,9 +224,7 @@ def size_of(path: Path) -> int:
 def nearest_folder(root: Path) -> Path:
     """The folder, or the nearest above that exists."""
     folder = root.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return folder
+    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def check_room(root: Path, nbytes: int) -> None:

@@ -41,23 +41,22 @@ def foreign_hint(key: str) -> str:
     return f"use the esa that wrote it, or {reingest_hint(key)}"
 
 
-def unreadable_error(path: Path, error: OSError) -> UnreadableError:
-    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", READ_HINT)
-
-
 def damage_error(path: Path, what: str, key: str) -> LibraryError:
     return LibraryError(f"{path} is damaged: {what}", reingest_hint(key))
 
 
-def _digest(kind: str, form: int, payload: bytes) -> str:
-    state = hashlib.blake2b(f"{kind} {form} {len(payload)}\n".encode(), digest_size=32)
-    state.update(payload)
-    return state.hexdigest()
+def reading_error(path: Path, error: OSError, key: str) -> LibraryError:
+    """The error for a file that is missing or that the system does not give out."""
+    if isinstance(error, FileNotFoundError):
+        return LibraryError(f"{path} is missing", reingest_hint(key))
+    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", READ_HINT)
 
 
 def encode(kind: str, payload: bytes, form: int = FORMAT) -> tuple[bytes, str]:
     """The bytes of a file with this payload, and its digest; `form` is its format."""
-    digest = _digest(kind, form, payload)
+    state = hashlib.blake2b(f"{kind} {form} {len(payload)}\n".encode(), digest_size=32)
+    state.update(payload)
+    digest = state.hexdigest()
     return f"esa-library {kind} {form} {len(payload)} {digest}\n".encode() + payload, digest
 
 
@@ -76,18 +75,15 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
         raise damage_error(path, f"it does not begin as a {kind} file does", key)
     form, newest = int(line[2]), NEWEST.get(kind, FORMAT)
     if not FORMAT <= form <= newest:
-        known = f"format {FORMAT}" if newest == FORMAT else f"formats {FORMAT} to {newest}"
         raise ForeignVersionError(
-            f"{path} is of format {form}; this esa reads {known}", foreign_hint(key)
+            f"{path} is of format {form}; this esa reads format {FORMAT} to {newest}",
+            foreign_hint(key),
         )
     payload = data[line.end() :]
-    if len(payload) != int(line[3]):
-        raise damage_error(path, "its length is wrong", key)
-    found = _digest(kind, form, payload)
-    # The whole line is compared: 007 and 7 are the same number, but not the same bytes.
-    wanted = f"esa-library {kind} {form} {len(payload)} {found}\n".encode()
-    if line[0] != wanted or digest not in (None, found):
-        raise damage_error(path, "its checksum is wrong", key)
+    # All bytes are compared: 007 and 7 are the same length, spelled in two ways.
+    wanted, actual = encode(kind, payload, form)
+    if data != wanted or digest not in (None, actual):
+        raise damage_error(path, "its length or checksum is wrong", key)
     return payload
 
 
@@ -101,10 +97,8 @@ def read_bytes(path: Path, key: str) -> bytes:
     missing."""
     try:
         return path.read_bytes()
-    except FileNotFoundError as error:
-        raise LibraryError(f"{path} is missing", reingest_hint(key)) from error
     except OSError as error:
-        raise unreadable_error(path, error) from error
+        raise reading_error(path, error, key) from error
 
 
 def write(path: Path, kind: str, payload: bytes, owner: str, form: int = FORMAT) -> str:
@@ -128,23 +122,9 @@ def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
         owner: the key of the document whose lock the caller holds, so that it has one writer.
     """
     temp = part_path(path, owner)
-    with replacing(path, temp, durable=True), open(temp, "wb", buffering=0) as file:
-        yield WholeFile(file)  # type: ignore[misc]
+    with replacing(path, temp, durable=True), open(temp, "wb") as file:
+        yield file
     sync_folder(path.parent)
-
-
-class WholeFile:
-    """An unbuffered file whose `write` writes everything or raises."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self.raw, self.seek = raw, raw.seek
-
-    def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        while done < len(view):
-            done += self.raw.write(view[done:])
-        return done
 
 
 def sync_folder(folder: Path) -> None:

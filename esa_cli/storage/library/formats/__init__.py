@@ -1,1 +1,0 @@
-"""Formats: the library's files, their names and their checksums."""

@@ -1,0 +1,318 @@
+"""One segment file: written once, then memory-mapped, each row checked before its first use.
+
+Rows are stored as they are, or as int8: the D numbers of each head of a token, or a block of them,
+share one float32 scale, their largest absolute value / 127 (float16 would save 3 % and lose small
+keys). The scales follow the numbers in the same record, so that a token is one read.
+
+Every record has a checksum, so that scattered rows are checked without reading the rest. It is
+mixed with segment, layer and row, so that a valid row in a wrong place is found too. All records of
+a section together have one more, for scans, which are faster than a checksum for each row; so has
+what follows them (reduced keys, checksums, padding). Both are in the header, which has its own
+digest. If a file is cut while it is mapped, the system ends the process (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from torch import Tensor
+
+from esa_cli.storage.joined_store import StoreChain, StoreSlice, refuse_change
+from esa_cli.storage.library import checksummed_file
+from esa_cli.storage.library.checksummed_file import damage_error
+from esa_cli.storage.library.manifest import Layout, Section
+from esa_cli.storage.memory_store import BLOCK, CPU, as_index, split_rows
+
+
+def encode(rows: Tensor, layout: Layout) -> Tensor:
+    """Rows (n, width) -> records (n, row_bytes) of bytes."""
+    if layout.kind == "native":
+        return rows.contiguous().view(torch.uint8)
+    blocks = rows.float().view(rows.shape[0], -1, layout.block)
+    scales = blocks.abs().amax(dim=2) / 127
+    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    numbers = (blocks / steps[:, :, None]).round().clamp(-127, 127).to(torch.int8)
+    flat = numbers.view(rows.shape[0], layout.width).view(torch.uint8)
+    return torch.cat((flat, scales.view(torch.uint8)), dim=1)
+
+
+def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) -> Tensor:
+    """Records (n, row_bytes) -> rows (n, width), or only those of `heads` of the 2 * G.
+
+    Native records are not copied if the heads are consecutive.
+    """
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    shape = records.shape[0], layout.vectors, layout.dim
+    taken = as_index(range(layout.vectors) if heads is None else heads)
+    if layout.kind == "native":
+        rows = records.view(dtype).view(shape)
+        return rows[:, taken].flatten(1)
+    numbers = records[:, : layout.width].view(torch.int8)
+    scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
+    # One pass over the numbers; a conversion to floats first would be a second.
+    blocks = *shape[:2], layout.dim // layout.block, layout.block
+    steps = scales.view(torch.float32).view(*blocks[:3], 1)
+    return (numbers.view(blocks)[:, taken] * steps[:, taken]).flatten(1).to(dtype)
+
+
+_ODD = numpy.uint64(0x9E3779B97F4A7C15)
+SCAN = 4
+"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
+
+
+def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
+    """Checksums (n,) of the records (of `size` bytes each) of some rows, each mixed with 64 bits
+    that no other segment, layer or row has."""
+    digest = xxhash.xxh3_64_intdigest
+    sums = [digest(view[row * size : (row + 1) * size]) for row in rows.tolist()]
+    base = hashlib.blake2b(f"{name}/{layer}".encode(), digest_size=8).digest()
+    salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * _ODD
+    return numpy.array(sums, dtype=numpy.uint64) ^ salts
+
+
+def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: list[str]) -> bytes:
+    facts = {
+        "name": name,
+        "layout": layout.as_json(),
+        "tokens": tokens,
+        "records": records,
+        "tails": tails,
+    }
+    text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
+    line = len(checksummed_file.encode("segment", bytes(size))[0]) - size
+    data, _ = checksummed_file.encode("segment", text.ljust(size - line))
+    assert len(data) == size, "the header must fill its pages"
+    return data
+
+
+def write_segment(
+    path: Path, owner: str, layout: Layout, tokens: int,
+    layers: Iterable[tuple[Tensor, Tensor | None]],
+) -> None:  # fmt: skip
+    """Writes a segment file atomically. Raises OSError.
+
+    Args:
+        owner: see `new_file`. layers: rows (n, width) and reduced keys (n, R) of all tokens.
+    """
+    records_sums, tail_sums = list[str](), list[str]()
+    sections = layout.sections(tokens)
+    with checksummed_file.new_file(path, owner) as file:
+        file.write(bytes(layout.header_bytes))
+        for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
+            own = layout.of(layer)
+            _check_shape(rows, (tokens, own.width), layout.dtype)
+            if layout.reduced[layer]:
+                _check_shape(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
+            array: Any = encode(rows.cpu(), own).numpy()
+            records = memoryview(array).cast("B")
+            sums = _sums(records, own.row_bytes, path.stem, layer, numpy.arange(tokens))
+            tail = _tail(section, reduced, sums)
+            records_sums.append(xxhash.xxh3_128_hexdigest(records))
+            tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
+            file.write(records)
+            file.write(tail)
+        file.seek(0)
+        file.write(_header(path.stem, layout, tokens, records_sums, tail_sums))
+
+
+def _check_shape(rows: Tensor | None, shape: tuple[int, int], dtype: str) -> None:
+    """Refuses rows that the layout would read back as other rows."""
+    if rows is None or rows.shape != shape or rows.dtype != getattr(torch, dtype):
+        actual = "None" if rows is None else f"{tuple(rows.shape)} of {rows.dtype}"
+        raise ValueError(f"rows or reduced keys must be {shape} of {dtype}, got {actual}")
+
+
+def _tail(section: Section, reduced: Tensor | None, sums: Any) -> bytearray:
+    tail = bytearray(section.stop - section.rows_stop)
+    keys = (
+        b"" if reduced is None else reduced.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    )
+    for at, data in ((section.reduced, keys), (section.sums, sums.astype("<u8").tobytes())):
+        at -= section.rows_stop
+        tail[at : at + len(data)] = data
+    return tail
+
+
+class Segment:
+    """A mapped segment file. Header and length are checked at once, the rest when it is used.
+
+    Args:
+        tokens: the expected number. key: the document's, for messages. name: the segment's, where
+            the file has another one.
+
+    Raises:
+        LibraryError: it is missing, damaged, of another version, or another segment's.
+    """
+
+    def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
+        self.name = name or path.stem
+        self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
+        self._sections = layout.sections(tokens)
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                facts = self._check_header(file.read(layout.header_bytes), size)
+                self._whole, self._tails = facts["records"], facts["tails"]
+        except OSError as error:
+            raise checksummed_file.reading_error(path, error, key) from error
+        # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
+        # inference mode, because a segment opened while a model runs is read later, too.
+        with torch.inference_mode(False):
+            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        array: Any = self._bytes.numpy()
+        self._array, self._view = array, memoryview(array)
+        self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)
+        self._good_tails = [False] * layout.layers
+
+    def _check_header(self, head: bytes, size: int) -> dict[str, list[str]]:
+        facts: dict[str, list[str]] = json.loads(
+            checksummed_file.decode(head, "segment", self.path, self.key)
+        )
+        wanted = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
+        if {key: facts[key] for key in wanted} != wanted:
+            raise damage_error(self.path, "it holds another segment than its name says", self.key)
+        if size != self._sections[-1].stop:
+            wrong = f"it has {size:,} bytes instead of {self._sections[-1].stop:,}"
+            raise damage_error(self.path, wrong, self.key)
+        return facts
+
+    def _check_tail(self, layer: int) -> None:
+        if not self._good_tails[layer]:
+            section = self._sections[layer]
+            tail = self._view[section.rows_stop : section.stop]
+            if xxhash.xxh3_128_hexdigest(tail) != self._tails[layer]:
+                wrong = f"keys or checksums of layer {layer} changed"
+                raise damage_error(self.path, wrong, self.key)
+            self._good_tails[layer] = True
+
+    def _check_rows(self, layer: int, rows: Any) -> None:
+        """Checks those of the rows, an index array, that have not been checked yet."""
+        self._check_tail(layer)
+        good, section = self._good_rows[layer], self._sections[layer]
+        records = self._view[section.start : section.rows_stop]
+        new = rows[~good[rows]]
+        # All at once, if many are wanted; if any changed, their own checksums say which.
+        if SCAN * new.size >= self.tokens:
+            good |= xxhash.xxh3_128_hexdigest(records) == self._whole[layer]
+            new = rows[~good[rows]]
+        if new.size:
+            size = self.layout.of(layer).row_bytes
+            sums = _sums(records, size, self.name, layer, new)
+            stored = self._array[section.sums : section.sums + self.tokens * 8].view("<u8")[new]
+            if not numpy.array_equal(sums, stored):
+                row = int(new[numpy.nonzero(sums != stored)[0][0]])
+                raise damage_error(self.path, f"row {row} of layer {layer} changed", self.key)
+            good[new] = True
+
+    def records(self, layer: int, start: int, stop: int) -> Tensor:
+        """The bytes of the rows [start, stop) of a layer, (stop - start, row_bytes), a view."""
+        self._check_rows(layer, numpy.arange(start, stop))
+        return self._records(layer)[start:stop]
+
+    def _records(self, layer: int) -> Tensor:
+        section = self._sections[layer]
+        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
+
+    def gather(self, layer: int, rows: Tensor) -> Tensor:
+        """A copy of some rows (K,) of a layer, (K, width)."""
+        self._check_rows(layer, rows.numpy())
+        layout, records = self.layout.of(layer), self._records(layer)
+        if layout.kind == "native":  # as numbers: several times as fast as bytes
+            return records.view(getattr(torch, layout.dtype)).index_select(0, rows)
+        return decode(records.index_select(0, rows), layout)
+
+    def reduced(self, layer: int) -> Tensor:
+        """The reduced keys of a layer, (n, R), a view."""
+        self._check_tail(layer)
+        section, width = self._sections[layer], self.layout.reduced[layer]
+        dtype: torch.dtype = getattr(torch, self.layout.reduced_dtype)
+        stop = section.reduced + self.tokens * width * dtype.itemsize
+        return self._bytes[section.reduced : stop].view(dtype).view(self.tokens, width)
+
+    def check(self) -> None:
+        """Reads and checks everything again. Raises LibraryError if anything is damaged."""
+        self._good_tails = [False] * self.layout.layers
+        self._good_rows[:] = False
+        for layer in range(self.layout.layers):
+            self._check_rows(layer, numpy.arange(self.tokens))
+
+
+class SegmentLayer:
+    """One layer's rows in a segment, as a `KVStore` that is read and not written.
+
+    Args:
+        device: where what is read is put.
+    """
+
+    resident = False
+
+    def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
+        self.segment, self.layer, self.device = segment, layer, device
+        self.layout = segment.layout.of(layer)
+        self.heads, self.dim, self.shared = self.layout.heads, self.layout.dim, self.layout.shared
+
+    def __len__(self) -> int:
+        return self.segment.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self.segment.layout.token_bytes(self.layer)
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of tokens [start, stop), each (G, stop - start, D); views on the CPU."""
+        rows = decode(self.segment.records(self.layer, start, stop), self.layout)
+        return split_rows(rows.to(self.device), self.heads, self.shared)
+
+    @torch.no_grad()
+    def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
+        rows = self.segment.gather(self.layer, at.to(CPU)).to(self.device)
+        return split_rows(rows, self.heads, self.shared)
+
+    def key_blocks(
+        self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (start, keys (G, n, D)) over [start, stop), n <= most; of int8 rows only the heads
+        of `groups` are decoded."""
+        records = self.segment.records(self.layer, start, stop)
+        for low in range(0, stop - start, most):
+            block = records[low : low + most]
+            keys = decode(block, self.layout, groups or range(self.heads)).to(self.device)
+            yield start + low, keys.view(block.shape[0], -1, self.dim).transpose(0, 1)
+
+    @property
+    def reduced(self) -> int:
+        """The number of tokens that have a reduced key: all or none."""
+        return len(self) if self.segment.layout.reduced[self.layer] else 0
+
+    def feature_blocks(
+        self, start: int, stop: int, most: int = BLOCK
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields (start, reduced keys (n, R)) over [start, stop), n <= most."""
+        assert stop <= self.reduced, "tokens must have reduced keys"
+        features = self.segment.reduced(self.layer)[start:stop].to(self.device)
+        for low in range(0, stop - start, most):
+            yield start + low, features[low : low + most]
+
+    append = append_features = crop = refuse_change
+
+
+class DiskStore(StoreChain):
+    """One layer's rows in all segments of a document."""
+
+    def __init__(self, parts: Sequence[SegmentLayer]) -> None:
+        super().__init__([StoreSlice(part, 0, len(part)) for part in parts], parts[0])
+        self.parts = parts
+
+    def records(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields (absolute start, bytes (n, row_bytes) of its rows) of each segment."""
+        for start, part in zip(self._starts, self.parts, strict=False):
+            yield start, part.segment.records(part.layer, 0, len(part))

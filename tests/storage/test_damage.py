@@ -1,0 +1,355 @@
+"""Segments and small files on disk; bits flipped and files cut at random places of a library: all
+found, none used."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
+
+from esa_cli.attention.algebra import flatten_keys
+from esa_cli.attention.compression import Linear
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import Layout, Library, checksummed_file, segment
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.library_copy import pull, push
+
+PLACES = 200
+IDS = [*range(40)]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A library of one document; each test puts back what it damages."""
+    library = Library(tmp_path_factory.mktemp("kept"))
+    ingest(library, IDS)
+    return library
+
+
+def use(library: Library) -> bool:
+    """Finds, opens and reads all of the document; whether everything in it was right."""
+    entry = library.find(library.key(WITH, text_of(IDS)))
+    if entry is None:
+        return False
+    stored = library.open(entry)
+    good = (stored.text, stored.ids) == (text_of(IDS), IDS)
+    good = good and stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
+    assert stored.projections is not None
+    for i, (layer, maps) in enumerate(zip(stored.layers(), stored.projections, strict=True)):
+        k, v = rows_of(IDS, 0, len(IDS), i)
+        good = good and torch.equal(layer.span(0, 40)[0], k)
+        good = good and torch.equal(layer.gather(torch.arange(40))[1], v)
+        features = torch.cat([block for _, block in layer.feature_blocks(0, 40)])
+        assert maps is not None
+        good = good and torch.allclose(features, maps.keys(flatten_keys(k)), 1e-4, 1e-4)
+    return good
+
+
+def hurt(data: bytes, draw: random.Random) -> bytes:
+    """The data with a bit flipped, cut, or gone on with."""
+    what = draw.random()
+    if what < 0.7:
+        changed = bytearray(data)
+        changed[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        return bytes(changed)
+    return data[: draw.randrange(len(data))] if what < 0.95 else data + b"\0"
+
+
+def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
+    draw = random.Random(7)
+    names = sorted(files(kept))
+    assert len(names) == 7
+    entry = kept.entries()[0]
+    assert use(kept)
+    for i in range(PLACES):
+        path = kept.root / names[i % len(names)]
+        data = path.read_bytes()
+        path.write_bytes(hurt(data, draw))
+        try:
+            with pytest.raises(LibraryError):
+                use(kept)
+            found = kept.verify(entry)
+            assert [path.name in error.message for error in found] == [True]
+            assert f"esa library rm {entry.id}" in found[0].hint
+            if path.suffix == ".doc":
+                assert kept.entries()[0].damage
+        finally:
+            path.write_bytes(data)
+    assert use(kept)
+    assert kept.verify(entry) == []
+
+
+@pytest.mark.parametrize("kind", ["native", "int8"])
+def test_every_byte_of_a_segment_is_covered(tmp_path: Path, kind: str) -> None:
+    layout = Layout(1, 1, 2, "bfloat16", kind, reduced=(1,), segment=4)  # type: ignore[arg-type]
+    library, ids = Library(tmp_path), [5, 6, 7]
+    with library.write(library.key(WITH, text_of(ids)), WITH, ids, layout) as writer:
+        assert isinstance(writer, Writer)
+        read(writer, ids)
+        entry = finish(writer, ids)
+    (path,) = tmp_path.rglob("*.seg")
+    data = path.read_bytes()
+    assert len(data) == 8192
+    for at in [*range(0, 4096, 43), *range(4096, 4300), *range(4300, 8192, 67)]:
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        assert library.verify(entry), at
+    path.write_bytes(data)
+    assert library.verify(entry) == []
+
+
+def row_at(library: Library, layer: int, row: int) -> tuple[Path, int]:
+    """Where a row of the first segment stands."""
+    entry = library.entries()[0]
+    path = library.root / "segments" / f"{entry.segments[0]}.seg"
+    return path, LAYOUT.sections(16)[layer].start + row * LAYOUT.row_bytes
+
+
+def test_only_what_is_used_is_checked(kept: Library) -> None:
+    path, at = row_at(kept, 1, 5)
+    data = path.read_bytes()
+    changed = bytearray(data)
+    changed[at + 3] ^= 4
+    path.write_bytes(changed)
+    try:
+        one, two = kept.open(kept.entries()[0]).layers()
+        one.span(0, 40)
+        two.gather(torch.tensor([4, 6, 39]))
+        two.span(6, 40)
+        list(two.feature_blocks(0, 40))
+        for _ in range(2):
+            with pytest.raises(LibraryError, match="row 5 of layer 1 changed"):
+                two.gather(torch.tensor([4, 5]))
+        with pytest.raises(LibraryError, match="row 5 of layer 1"):
+            two.span(0, 6)
+        with pytest.raises(LibraryError, match="row 5 of layer 1"):
+            list(two.key_blocks(0, 40))
+    finally:
+        path.write_bytes(data)
+
+
+def test_good_rows_in_wrong_places_are_found(kept: Library) -> None:
+    """A disk that writes a block where another belongs: two rows and their checksums change
+    places, and so do two layers."""
+    path, at = row_at(kept, 0, 2)
+    data, size = path.read_bytes(), LAYOUT.row_bytes
+    section = LAYOUT.sections(16)[0]
+    changed = bytearray(data)
+    changed[at : at + size], changed[at + size : at + 2 * size] = (
+        data[at + size : at + 2 * size],
+        data[at : at + size],
+    )
+    sums = section.sums + 2 * 8
+    changed[sums : sums + 16] = data[sums + 8 : sums + 16] + data[sums : sums + 8]
+    path.write_bytes(changed)
+    try:
+        assert kept.verify(kept.entries()[0])
+    finally:
+        path.write_bytes(data)
+
+
+def test_another_segment_in_its_place_is_found(kept: Library) -> None:
+    entry = kept.entries()[0]
+    first, second = (kept.root / "segments" / f"{name}.seg" for name in entry.segments[:2])
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    try:
+        with pytest.raises(LibraryError, match="another segment"):
+            kept.open(entry)
+    finally:
+        first.write_bytes(data)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    ingest(library, IDS)
+    for name in sorted(files(library)):
+        entry = ingest(library, IDS)
+        path = library.root / name
+        path.unlink()
+        if path.suffix == ".doc":
+            assert library.find(entry.key) is None
+        else:
+            with pytest.raises(LibraryError, match=f"{path.name} is missing"):
+                library.open(entry)
+        assert any(path.name in error.message for error in library.verify(entry))
+        library.remove(entry)
+        library.prune()
+        assert files(library) == set()
+    ingest(library, IDS)
+    assert use(library)
+
+
+def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    entry, longer = ingest(library, IDS), ingest(library, [*range(60)])
+    path = library.root / "documents" / f"{entry.key}.doc"
+    path.write_bytes(path.read_bytes()[:-1])
+    with (
+        pytest.raises(LibraryError, match="length or checksum is wrong"),
+        library.write(entry.key, WITH, IDS, LAYOUT),
+    ):
+        raise AssertionError("a damaged document must not be written over")
+    (broken,) = library.matches(entry.id)
+    library.remove(broken)
+    assert {path.partition("/")[2] for path in files(library) if "segments" in path} == {
+        f"{name}.seg" for name in longer.segments
+    }
+    path = library.root / "segments" / f"{longer.segments[0]}.seg"
+    data = bytearray(path.read_bytes())
+    data[LAYOUT.sections(16)[0].start + 3 * LAYOUT.row_bytes] ^= 1
+    path.write_bytes(data)
+    assert library.verify(longer)
+    ingest(library, IDS)
+    assert use(library)
+    assert library.verify(longer) == [], "it shares the segment, and has it back"
+
+
+def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
+    data, digest = checksummed_file.encode("text", b"hello")
+    path = tmp_path / "x"
+    assert checksummed_file.decode(data, "text", path, "k" * 40) == b"hello"
+    line, _, payload = data.partition(b"\n")
+    spelled = [
+        line.replace(b" 5 ", b" 05 "), line.upper(), line.replace(b" 1 ", b" 01 "), line + b" ",
+        line.replace(digest.encode(), digest.upper().encode()), line.replace(b"text", b"tokens"),
+    ]  # fmt: skip
+    for wrong in spelled:
+        with pytest.raises(LibraryError):
+            checksummed_file.decode(wrong + b"\n" + payload, "text", path, "k" * 40)
+    with pytest.raises(LibraryError, match="checksum"):
+        checksummed_file.decode(data, "text", path, "k" * 40, digest="0" * 64)
+
+
+def test_what_is_read_of_a_segment_is_the_mapped_file(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    with torch.inference_mode():  # what is opened while a model runs can be used afterwards
+        [stored, _] = library.open(ingest(library, IDS)).layers()
+    keys, values = stored.span(17, 20)
+    assert keys.data_ptr() - stored.span(16, 17)[0].data_ptr() == LAYOUT.row_bytes
+    assert values.data_ptr() - keys.data_ptr() == LAYOUT.row_bytes // 2
+    block, keys_block = next(stored.feature_blocks(16, 32))[1], next(stored.key_blocks(16, 32))[1]
+    if Path("/proc/self/maps").exists():
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            lines = [line.split() for line in maps if ".seg" in line]
+        bounds = [[int(part, 16) for part in line[0].split("-")] for line in lines]
+        for read in (keys, block, keys_block):
+            assert any(low <= read.data_ptr() < high for low, high in bounds)
+        assert {line[1] for line in lines} == {"rw-p"}, "writing to it would not reach the file"
+    with torch.enable_grad():
+        weight = torch.ones(4, requires_grad=True)
+        (stored.span(0, 20)[0] @ weight).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
+def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
+    library = Library(tmp_path)
+    entry = ingest(library, [*range(200)])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    stored = library.open(entry)
+    assert len(stored.layers()[0].parts) == 13
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_rows_are_checked_once(kept: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, checked, real = kept.open(kept.entries()[0]).layers()[0], list[int](), segment._sums
+
+    def counted(view: memoryview, size: int, name: str, layer: int, rows: Any) -> object:
+        checked.extend(rows.tolist())
+        return real(view, size, name, layer, rows)
+
+    monkeypatch.setattr(segment, "_sums", counted)
+    stored.gather(torch.tensor([1, 4, 9]))
+    stored.gather(torch.tensor([2, 4, 9]))
+    stored.span(8, 11)
+    stored.gather(torch.tensor([8, 10]))
+    assert checked == [1, 4, 9, 2, 8, 10]
+    stored.span(0, 16)
+    assert len(checked) == 6, "many are checked at once"
+
+
+@pytest.mark.parametrize("wrong", ["width", "type"])
+def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) -> None:
+    layout = Layout(1, 1, 2, "float32", reduced=(3,), segment=4)
+    library = Library(tmp_path)
+    with library.write("a" * 40, WITH, [1, 2, 3, 4], layout) as writer:
+        assert isinstance(writer, Writer)
+        writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
+        features = torch.zeros(4, 5 if wrong == "width" else 3)
+        writer.layers[0].append_features(features.half() if wrong == "type" else features)
+        with pytest.raises(ValueError, match=r"must be \(4, 3\) of float32"):
+            writer.flush([None])
+        assert writer.done == 0
+
+
+@pytest.mark.parametrize("kind", ["native", "int8"])
+def test_rows_of_several_sizes(tmp_path: Path, kind: Any) -> None:
+    """Also of a copy; a manifest of another format keeps older versions from reading them."""
+    shapes, count = ((2, 4), (1, 6), (3, 2)), 50
+    layout = Layout(3, 1, 6, "float32", kind, (0, 2, 0), segment=16, shapes=shapes)
+    library = Library(tmp_path / "one")
+    with library.write(library.key(WITH, "x"), WITH, [*range(count)], layout) as writer:
+        assert isinstance(writer, Writer)
+        given = [torch.randn(2, heads, count, dim) for heads, dim in shapes]
+        maps = [None, Linear(torch.randn(6, 2), torch.randn(6, 2)), None]
+        for layer, rows, one in zip(writer.layers, given, maps, strict=True):
+            layer.append(*rows)
+            if one is not None:
+                layer.append_features(one.keys(flatten_keys(rows[0])))
+        known = {"name": "x", "source": "x", "bytes": 1, "missing": []}
+        entry = writer.finish(
+            text="x", offsets=[(0, 1)] * count, projections=maps, provenance=known
+        )
+    manifest = (library.root / "documents" / f"{entry.key}.doc").read_bytes()
+    assert manifest.startswith(b"esa-library document 3 ")
+    assert entry.nbytes > layout.nbytes(count) == entry.sizes["segments"]
+    push(library, str(tmp_path / "one.tar"), [entry])
+    other = Library(tmp_path / "other")
+    assert pull(other, str(tmp_path / "one.tar")).copied == [entry.key]
+    layers = other.open(other.entries()[0]).layers()
+    assert [(one.heads, one.dim) for one in layers] == [*shapes]
+    at = torch.tensor([3, 17, 40])
+    for stored, (keys, values) in zip(layers, given, strict=True):
+        apart = 0 if kind == "native" else float(torch.stack((keys, values)).abs().max()) / 127
+        for mine, want in zip(stored.span(0, count), (keys, values), strict=True):
+            torch.testing.assert_close(mine, want, atol=apart, rtol=0)
+        for mine, want in zip(stored.gather(at), stored.span(0, count), strict=True):
+            assert torch.equal(mine, want[:, at])
+    assert [one.nbytes for one in layers] == [layout.token_bytes(i) * count for i in range(3)]
+
+
+def test_layouts_that_make_no_sense() -> None:
+    for wrong in (
+        {"dtype": "int4"}, {"kind": "fp8"}, {"reduced": (1,)}, {"reduced": (1, -1)}, {"layers": 0},
+        {"reduced_dtype": "float64"}, {"fit": -1}, {"block": 3}, {"layers": 10**12}, {"states": -1},
+        {"shapes": ((2, 4),)}, {"shapes": ((2, 4), (0, 4))}, {"shapes": ((2, 4), (2, -1))},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"must (be|have|divide)"):
+            Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
+    assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
+    plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
+    assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
+    assert Layout.of_json(shared.as_json()) == shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        ("native", "1db1ef1302c25e7b83e91926caede1603997098f3581fb22dd64d4ae12e6923e"),
+        ("int8", "5e6655500947f4c5e915f9f45799e2ae65c29ef22f4433c978fc24962775dc61"),
+    ],
+)
+def test_a_segment_has_the_bytes_that_it_had_before(tmp_path: Path, kind: Any, digest: str) -> None:
+    """Of commit 6dc10d5, whose libraries are read."""
+    layout = Layout(2, 2, 4, "float32", kind, (0, 3), segment=4)
+    path = tmp_path / f"{'a' * 40}-none.seg"
+    rows = torch.arange(48.0).view(3, 16) - 20
+    segment.write_segment(path, "b" * 40, layout, 3, [(rows, None), (rows + 1, rows[:, :3])])
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest

@@ -1,0 +1,92 @@
+"""Documents prefilled on their own and asked together; one document opened again. Tiny random
+model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from esa_cli.errors import UsageError
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.presets import preset
+from esa_cli.storage.joined_store import text_rows
+
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25
+QUESTION = "When does the gate open?"
+
+
+@pytest.fixture
+def session(loaded: Any) -> Iterator[Session]:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        yield session
+
+
+def test_an_opened_document_answers_as_when_it_was_read(session: Session) -> None:
+    with pytest.raises(UsageError, match="no document"):
+        session.open([])
+    session.read(TEXT)
+    answer, held = session.ask(QUESTION).text, session.prefilled_document()
+    session.read(OTHER)
+    session.open([held])
+    assert session.ask(QUESTION).text == answer
+    assert session.ask(QUESTION).text == answer
+    assert len(held.stores[0]) == len(held.ids)
+
+
+def test_two_documents_are_asked_together(session: Session) -> None:
+    helds = []
+    for text in (TEXT, OTHER):
+        session.read(text)
+        helds.append(session.prefilled_document())
+    session.open(helds)
+    head = len(session.prompt.head())
+    assert session.document_tokens == sum(len(held.ids) for held in helds) - head
+    assert session.ask(QUESTION).text == session.ask(QUESTION).text
+    seen: set[int] = set()
+    session.ask(QUESTION, trace=lambda chunk: seen.update(chunk.far.tolist()))
+    ranges = text_rows(helds)
+    assert all(any(at in rows for at in seen) for rows in ranges)
+
+
+def test_earlier_turns_come_between_document_and_question(session: Session) -> None:
+    session.read(TEXT)
+    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
+    before, ids = session.prompt.history(turns), session.prompt.question(QUESTION, later=True)
+    text = session.tokenizer.decode(before + ids)
+    assert all(text.count(word) == 1 for turn in turns for word in turn)
+    assert text.index("closes") < text.index("The market") < text.index("At dusk")
+    low, high = session.prompt.question_span(QUESTION, later=True)
+    assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
+    first = session.ask(QUESTION, history=turns)
+    assert session.cache.get_seq_length() == session.document_tokens
+    assert session.ask(QUESTION, history=turns).text == first.text
+
+
+def test_turns_beyond_the_window_are_refused(session: Session) -> None:
+    session.use(preset.load("tiny-random", ["window.ending=0"]))
+    session.read(TEXT)
+    long = [Turn("What? " * 2000, "This.")]
+    with pytest.raises(UsageError, match="window has room") as caught:
+        session.ask(QUESTION, history=long)
+    assert "oldest turns" in str(caught.value.hint)
+    assert session.ask(QUESTION).text
+
+
+def test_earlier_turns_stay_in_view_while_the_question_is_read_twice(session: Session) -> None:
+    """Only what is behind the document is local here, and none of it is ever selected."""
+    both = ["window.ending=0", "selector.name=consensus", "selector.rounds=2", "score.name=vote"]
+    session.use(preset.load("tiny-random", both))
+    session.read(TEXT)
+    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
+    begins: list[int] = []
+    session.ask(
+        QUESTION,
+        history=turns,
+        max_new_tokens=2,
+        trace=lambda chunk: begins.append(chunk.start - chunk.local),
+    )
+    assert set(begins) == {session.document_tokens}

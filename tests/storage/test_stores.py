@@ -1,0 +1,330 @@
+"""Every store against plain tensors: in memory, in host memory, on disk, and joined."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from test_library import WITH
+
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.step import KVStore
+from esa_cli.storage import memory_store
+from esa_cli.storage.joined_store import (
+    JoinedStore,
+    PerDocumentMaps,
+    PrefilledDocument,
+    StoreSlice,
+    concatenate,
+    text_rows,
+)
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.segment import DiskStore, decode, encode
+from esa_cli.storage.memory_store import LAST_SEGMENT, RESERVE, GrowingRows, MemoryStore
+
+HEADS, DIM, RANK = 3, 4, 5
+CPU = torch.device("cpu")
+KINDS = ["memory", "host", "disk", "int8", "joined"]
+
+
+class Model:
+    """A store, and what must be in it: keys and values (G, N, D), reduced keys (n, R)."""
+
+    def __init__(self, kind: str, draw: random.Random, folder: Path) -> None:
+        self.draw, self.kind, self.folder = draw, kind, folder
+        self.dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
+        self.shared = draw.random() < 0.3
+        self.keys = self.values = torch.empty(HEADS, 0, DIM, dtype=self.dtype)
+        self.features = torch.empty(0, RANK, dtype=self.dtype)
+        self.fixed = 0
+        if kind in ("memory", "host"):
+            self.store: KVStore = self.in_memory(kind == "host")
+        elif kind == "joined":
+            parts = []
+            for low, count in ((0, 20), (draw.randrange(3), 1 + draw.randrange(30))):
+                part = self.in_memory()
+                start = self.keys.shape[1]
+                self.append(part, low + count, reduce=True)
+                self.keys, self.values = (
+                    torch.cat((rows[:, :start], rows[:, start + low :]), 1)
+                    for rows in (self.keys, self.values)
+                )
+                self.features = torch.cat((self.features[:start], self.features[start + low :]))
+                parts.append(StoreSlice(part, low, low + count))
+            self.store = JoinedStore(parts, self.in_memory())
+        else:
+            self.on_disk(draw.choice([16, 40, 5, 70]))
+        self.fixed = len(self.store)
+
+    def in_memory(self, on_host: bool = False) -> MemoryStore:
+        store = MemoryStore(HEADS, DIM, self.dtype, CPU, self.shared, on_host)
+        store.expect(self.draw.choice([0, 30]))
+        return store
+
+    def on_disk(self, count: int) -> None:
+        name = str(self.dtype).removeprefix("torch.")
+        kind = "int8" if self.kind == "int8" else "native"
+        layout = Layout(1, HEADS, DIM, name, kind, (RANK,), segment=16, shared=self.shared)  # type: ignore[arg-type]
+        library, ids = Library(self.folder), [*range(count)]
+        maps = [Linear(torch.randn(HEADS * DIM, RANK), torch.randn(HEADS * DIM, RANK))]
+        with library.write(library.key(WITH, "x"), WITH, ids, layout) as writer:
+            assert isinstance(writer, Writer)
+            self.append(writer.layers[0], count, reduce=True)
+            writer.flush(maps)
+            entry = writer.finish(text="x", offsets=[(0, 1)] * count, projections=maps)
+        [stored] = library.open(entry).layers()
+        with pytest.raises(TypeError, match="read-only"):
+            stored.append(self.keys, self.values)
+        if kind == "int8":
+            for rows, decoded in zip((self.keys, self.values), stored.span(0, count), strict=True):
+                steps = rows.float().abs().amax(2, keepdim=True) / 127
+                assert ((decoded.float() - rows).abs() <= 0.51 * steps + rows.abs() / 128).all()
+            self.keys, self.values = (rows.clone() for rows in stored.span(0, count))
+        assert stored.nbytes == count * layout.token_bytes(0)
+        assert not stored.resident
+        self.store = JoinedStore([StoreSlice(stored, 0, count)], self.in_memory())
+
+    def append(self, store: KVStore, count: int, reduce: bool = False) -> None:
+        # Transposed, as the model that runs has them.
+        keys, values = torch.randn(2, count, HEADS, DIM).to(self.dtype).transpose(1, 2)
+        values = keys if self.shared else values
+        store.append(keys, values)
+        self.keys, self.values = (
+            torch.cat(pair, 1) for pair in ((self.keys, keys), (self.values, values))
+        )
+        if reduce:
+            self.reduce(store, count)
+
+    def reduce(self, store: KVStore, count: int) -> None:
+        features = torch.randn(count, RANK).to(self.dtype)
+        store.append_features(features)
+        self.features = torch.cat((self.features, features))
+
+    def step(self) -> None:
+        """Changes both."""
+        action, length = self.draw.choice(["append", "append", "reduce", "crop"]), len(self.store)
+        if action == "append":
+            self.append(self.store, self.draw.choice([0, 1, 1, 3, 8, 40]))
+        elif action == "reduce":
+            self.reduce(self.store, self.draw.randint(0, length - self.features.shape[0]))
+        else:
+            back = self.draw.randint(0, length - self.fixed)
+            self.store.crop(-back)
+            self.keys, self.values = (rows[:, : length - back] for rows in (self.keys, self.values))
+            self.features = self.features[: length - back]
+
+    def check(self) -> None:
+        """Every way of reading gives the same, on random ranges."""
+        store, length, draw = self.store, self.keys.shape[1], self.draw
+        assert (len(store), store.reduced) == (length, self.features.shape[0])
+        if self.kind in ("memory", "host"):
+            row = (1 if self.shared else 2) * HEADS * DIM * self.dtype.itemsize
+            reduced = self.features.shape[0] * RANK * self.dtype.itemsize
+            assert store.nbytes == length * row + reduced
+        low, high = sorted(draw.randint(0, length) for _ in range(2))
+        most = draw.choice([1, 5, 1000])
+        at = torch.tensor(sorted(draw.sample(range(length), draw.randint(0, length)))).long()
+        for mine, whole in zip(store.span(low, high), (self.keys, self.values), strict=True):
+            assert mine.dtype == self.dtype
+            assert torch.equal(mine, whole[:, low:high])
+        for mine, whole in zip(store.gather(at), (self.keys, self.values), strict=True):
+            assert torch.equal(mine, whole[:, at])
+        for groups in (None, [1], [2, 0], [0, 1]):
+            place, rows = low, self.keys if groups is None else self.keys[groups]
+            for start, keys in store.key_blocks(low, high, most, groups):
+                assert start == place
+                assert 0 < keys.shape[1] <= most
+                place += keys.shape[1]
+                assert torch.equal(keys, rows[:, start:place])
+            assert place == high
+        place, stop = min(low, store.reduced), min(high, store.reduced)
+        for start, features in store.feature_blocks(place, stop, most) if store.reduced else ():
+            assert start == place
+            assert 0 < features.shape[0] <= most
+            place += features.shape[0]
+            assert torch.equal(features, self.features[start:place])
+        assert place == stop
+
+
+@pytest.mark.usefixtures("small_segments")
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_operations_match_plain_tensors(
+    kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(f"{kind} {seed}")
+    if kind == "joined" and seed % 2:  # as on a GPU
+        monkeypatch.setattr(memory_store, "in_one_segment", lambda device: True)
+    model = Model(kind, draw, tmp_path)
+    for _ in range(25):
+        model.check()
+        model.step()
+    model.check()
+
+
+def numbered(first: int, count: int) -> torch.Tensor:
+    """Rows that can be told apart: row i is (i, i + 0.25, i + 0.5)."""
+    return torch.arange(first, first + count)[:, None] + torch.tensor([0.0, 0.25, 0.5])
+
+
+def filled(count: int) -> GrowingRows:
+    rows = GrowingRows(3, torch.float32, CPU)
+    rows.append(numbered(0, count))
+    return rows
+
+
+def test_rows_never_move_while_they_grow_and_their_memory_is_kept() -> None:
+    rows = filled(1)
+    first, places = rows.span(0, 1), dict[int, int]()
+    for at in range(1, 40000, 997):
+        rows.append(numbered(at, 997))
+        for start, segment in zip(rows._starts, rows._segments, strict=True):
+            assert places.setdefault(start, segment.data_ptr()) == segment.data_ptr()
+    assert rows.span(0, 1).data_ptr() == first.data_ptr()
+    sizes = [segment.shape[0] for segment in rows._segments]
+    assert sizes[:6] == [1024, 1024, 2048, 4096, 8192, 16384]
+    assert max(sizes) == LAST_SEGMENT
+    rows.span(10, 12).fill_(-1)
+    assert torch.equal(rows.span(10, 12), torch.full((2, 3), -1.0)), "a view"
+    rows.span(1023, 1025).fill_(-2)
+    assert torch.equal(rows.span(1023, 1025), numbered(1023, 2)), "a copy, across segments"
+    capacity = rows.capacity
+    rows.truncate(0)
+    assert (rows.length, rows.capacity, rows.nbytes) == (0, capacity, 0)
+    rows.append(numbered(0, 30000))
+    assert (rows.capacity, rows.span(0, 1).data_ptr()) == (capacity, first.data_ptr())
+
+
+def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_store, "in_one_segment", lambda device: True)
+    rows = GrowingRows(3, torch.float32, CPU)
+    rows.expect(5000)
+    assert rows.capacity == 0
+    rows.append(numbered(0, 10))
+    first = rows.span(0, 1).data_ptr()
+    rows.append(numbered(10, 4990))
+    assert (rows.capacity, rows.span(0, 1).data_ptr()) == (5000, first)
+    rows.append(numbered(5000, 1))
+    assert rows.capacity == 5000 + RESERVE
+    assert rows.nbytes == (5000 + RESERVE) * 12
+    assert torch.equal(rows.span(4990, 5001), numbered(4990, 11))
+    unexpected = filled(5000)
+    unexpected.append(numbered(5000, 1))
+    assert unexpected.capacity == 6250
+
+
+def test_a_token_is_one_contiguous_row_and_the_first_can_be_taken_out() -> None:
+    store, rows = MemoryStore(HEADS, DIM, torch.float32, CPU), torch.randn(2, HEADS, 20, DIM)
+    store.append(*rows)
+    keys, values = store.span(0, 5)
+    assert keys.stride() == (DIM, 2 * HEADS * DIM, 1)
+    assert values.data_ptr() - keys.data_ptr() == HEADS * DIM * 4
+    (_, whole), (_, last) = (next(store.key_blocks(0, 5, 5, groups)) for groups in (None, [2]))
+    assert last.data_ptr() == whole[2].data_ptr(), "a view, not a copy"
+    features = torch.randn(20, RANK)
+    store.append_features(features)
+    first, reduced = store.first(9)
+    assert torch.equal(first, torch.cat((*rows[:, :, :9],)).transpose(0, 1).reshape(9, -1))
+    assert reduced is not None
+    assert torch.equal(reduced, features[:9])
+    store.drop_first(9)
+    assert len(store) == store.reduced == 11
+    assert torch.equal(store.span(0, 11)[1], rows[1, :, 9:])
+    assert torch.equal(torch.cat([b for _, b in store.feature_blocks(0, 11)]), features[9:])
+
+
+def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
+    model = Model("disk", random.Random(1), tmp_path)
+    model.append(model.store, 6)
+    with pytest.raises(ValueError, match="at least -6, got -7"):
+        model.store.crop(-7)
+    model.check()
+    plain = MemoryStore(HEADS, DIM, model.dtype, CPU, model.shared)
+    plain.append(model.keys, model.values)
+    plain.append_features(torch.randn(4, RANK))
+    for low, reduced in ((3, 1), (5, 0), (0, 4)):
+        assert JoinedStore([StoreSlice(plain, low, 7)], model.in_memory()).reduced == reduced
+    joined = JoinedStore([StoreSlice(plain, 0, 7)], model.in_memory())
+    with pytest.raises(AssertionError, match="parts must have reduced keys"):
+        joined.append_features(torch.randn(1, RANK))
+
+
+def test_every_document_is_scored_with_its_own_queries() -> None:
+    q = torch.randn(2, HEADS * DIM)
+    maps = [Linear(*torch.randn(2, HEADS * DIM, RANK)) for _ in range(2)]
+    both = PerDocumentMaps([0, 40], maps)
+    for at, part in [(0, 0), (39, 0), (40, 1), (90, 1)]:
+        assert both.at(at) is maps[part]
+    assert torch.equal(both.queries(q), maps[1].queries(q))
+    assert torch.equal(both.keys(q), maps[1].keys(q))
+    assert maps[0].at(77) is maps[0]
+
+
+def test_a_later_document_leaves_out_the_head() -> None:
+    def document(ids: list[int], head: int, maps: Linear | None) -> PrefilledDocument:
+        store = MemoryStore(HEADS, DIM, torch.float32, CPU)
+        store.append(*torch.randn(2, HEADS, len(ids), DIM))
+        return PrefilledDocument(ids, [store], [maps], head)
+
+    maps = [Linear(*torch.randn(2, HEADS * DIM, RANK)) for _ in range(2)]
+    first, second = document([1, 2, 3, 4], 2, maps[0]), document([1, 5], 1, maps[1])
+    ids, [joined], [both] = concatenate([first, second])
+    assert ids == [1, 2, 3, 4, 5]
+    assert torch.equal(joined.span(3, 5)[0][:, 1:], second.stores[0].span(1, 2)[0])
+    assert isinstance(both, PerDocumentMaps)
+    assert both.at(3) is maps[0]
+    assert both.at(4) is maps[1]
+    assert text_rows([first, second]) == [range(2, 4), range(4, 5)]
+    assert concatenate([first, document([1, 5], 1, None)])[2] == [None]
+    assert concatenate([first])[2] == [maps[0]]
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_bytes_keep_what_a_byte_can(block: int) -> None:
+    layout = Layout(1, 3, 8, "float32", kind="int8", block=block)
+    rows = torch.randn(50, 48) * torch.logspace(-6, 4, 50)[:, None]
+    rows[7] = 0
+    rows[9, :8] = 0
+    rows[:, 2:4] *= 1000
+    records = encode(rows, layout)
+    assert records.shape == (50, layout.row_bytes) == (50, 48 + 4 * 48 // (block or 8))
+    back = decode(records, layout)
+    size = block or 8
+    steps = rows.view(50, -1, size).abs().amax(2).repeat_interleave(size, 1) / 127
+    assert ((back - rows).abs() <= steps * 0.5001).all()
+    assert torch.equal(back[7], rows[7])
+    for some in ([0, 1, 2], [1], [2, 0], [3, 5]):
+        wanted = back.view(50, 6, 8)[:, some].flatten(1)
+        assert torch.equal(decode(records, layout, heads=some), wanted)
+    assert Layout.of_json(layout.as_json()) == layout
+
+
+META = torch.device("meta")
+"""Stands for the device of a later layer: what is there has a place and no numbers."""
+
+
+def test_each_layer_is_on_its_own_device(tmp_path: Path) -> None:
+    library, layout = Library(tmp_path), Layout(2, HEADS, DIM, "float32", segment=16)
+    with library.write("a" * 40, WITH, [*range(20)], layout, devices=[CPU, META]) as writer:
+        assert isinstance(writer, Writer)
+        for layer, device in zip(writer.layers, (CPU, META), strict=True):
+            layer.append(*torch.zeros(2, HEADS, 3, DIM, device=device))
+            assert layer.span(0, 3)[0].device == device
+    with library.write("a" * 40, WITH, [*range(20)], layout) as writer:
+        assert isinstance(writer, Writer)
+        for layer in writer.layers:
+            layer.append(*torch.zeros(2, HEADS, 20, DIM))
+        entry = writer.finish(text="x", offsets=[(0, 1)] * 20)
+    stored = library.open(entry)
+    for store, device in zip(stored.layers([CPU, META]), (CPU, META), strict=True):
+        assert isinstance(store, DiskStore)
+        read = [*store.span(0, 20), *store.span(3, 9), *store.gather(torch.arange(1, 20, 2))]
+        read += [block for _, block in store.key_blocks(0, 20)]
+        assert {one.device for one in read} == {device}
+    with pytest.raises(ValueError, match="shorter"):
+        stored.layers([CPU])
