@@ -32,19 +32,6 @@ def shown(found: FoundPassage, *texts: str) -> str:
     return texts[found.document][found.start : found.end]
 
 
-def test_the_passage_with_the_words_comes_first() -> None:
-    found = finder(BOTH).find("When does Ahab open the gate?", 5)
-    assert GATE.strip() in shown(found[0], BOTH)
-    assert found[0].score > 3
-    assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
-
-
-def test_in_which_of_several_documents() -> None:
-    texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
-    assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
-    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == 3
-
-
 def test_scores_are_in_standard_deviations() -> None:
     index, question = LexicalIndex([BOTH]), "When does Ahab open the gate?"
     want = index.scores(question)
@@ -96,15 +83,6 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
     assert [one.tolist() for one in empty] == [[0] * 6] * 2
 
 
-def test_standardised() -> None:
-    assert standardised(torch.empty(0)).shape == (0,)
-    assert standardised(torch.tensor([3.0])).tolist() == [0.0]
-    assert standardised(torch.full((7,), 0.1)).tolist() == [0.0] * 7
-    values = standardised(torch.tensor([1.0, 2.0, 6.0]))
-    assert float(values.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(values.std()) == pytest.approx(1)
-
-
 def test_reduced_keys_find_what_shares_no_words() -> None:
     text = FILLER + "The skipper unlocks the way north at nine. " + FILLER
     spans = spans_of(text)
@@ -154,16 +132,6 @@ def test_the_ends_of_a_text_are_found() -> None:
         passages = made.find("When?", 7, reduced=reduced)
         found += any(told.strip() in shown(one, text) for one in passages)
     assert found >= 11
-
-
-def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
-    keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
-    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
-    texts = [FILLER, BOTH]
-    made = PassageFinder(texts, [spans_of(one) for one in texts], keys)
-    assert GATE.strip() in shown(made.find("Captain Ahab's gate?", 1, reduced=reduced)[0], *texts)
-    words = PassageFinder(texts, [spans_of(one) for one in texts])
-    assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
 
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:

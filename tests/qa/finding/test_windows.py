@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
-import tracemalloc
 from itertools import pairwise
 
 import pytest
 
-from esa_cli.documents.sentences import LONGEST
 from esa_cli.qa.finding.windows import FoundPassage, PassagesApart, sentence_spans, sentence_windows
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
@@ -27,33 +24,6 @@ def test_sentences_of_all_paragraphs_without_white_space_around_them() -> None:
         "Nobody",
         "spoke.",
     ]
-
-
-@pytest.mark.parametrize("text", ["", " ", "\n\n \t\n"])
-def test_nothing_to_read(text: str) -> None:
-    assert sentence_spans(text) == []
-    assert sentence_windows([], [], 60) == []
-
-
-@pytest.mark.parametrize("text", ["a\n\n\nb", "a\n \t\nb", "a\r\n\r\nb", "\n\na\n\n\n\nb\n\n"])
-def test_blank_lines_end_a_paragraph(text: str) -> None:
-    assert sentences(text) == ["a", "b"]
-
-
-def test_a_line_without_end_is_cut() -> None:
-    spans = sentence_spans("x" * 2000)
-    assert [end - start for start, end in spans] == [LONGEST, LONGEST, LONGEST, 200]
-
-
-def test_a_paragraph_of_many_lines_takes_little_memory() -> None:
-    text = "The gate opens at nine and the market closes at dusk, as he says.\n" * 3000
-    tracemalloc.start()
-    began = time.perf_counter()
-    spans = sentence_spans(text)
-    assert time.perf_counter() - began < 10
-    assert tracemalloc.get_traced_memory()[1] < 20 * len(text)
-    tracemalloc.stop()
-    assert len(spans) == 3000
 
 
 @pytest.mark.parametrize("words", [1, 10, 60, 10_000])

@@ -36,32 +36,6 @@ def costs_of(loaded: Any) -> costs.Costs:
     return costs.Costs(shape, method, costs.rank_of(method, shape), on_gpu=True)
 
 
-def on_host(loaded: Any, cache: str, room: dict[torch.device, int] | None = None) -> frozenset[int]:
-    """The layers in host memory: the first of the model's two on `cpu`, the second on `meta`, each
-    with `room` for rows beyond what reading needs."""
-    made = costs_of(loaded)
-    other = made.working(TOKENS, 4) + made.reduced_keys(TOKENS, 4)
-    places = StorePlaces(lambda device: device == META or room is None)
-    placement = CachePlacement(
-        loaded.model, made.method, cache, places, lambda device: other + (room or {})[device]
-    )
-    return placement.on_host([CPU, META], TOKENS)
-
-
-def test_layers_in_host_memory_are_those_that_are_asked_for(loaded: Any) -> None:
-    assert on_host(loaded, "device") == on_host(loaded, "disk") == set()
-    assert on_host(loaded, "host") == {0, 1}
-    assert on_host(loaded, "host", {}) == {1}, "the CPU's layer is there anyway"
-
-
-def test_a_device_keeps_as_many_layers_as_fit(loaded: Any) -> None:
-    made = costs_of(loaded)
-    one = made.keys_values(TOKENS, 4) // 2
-    assert on_host(loaded, "auto", {META: one}) == set()
-    assert on_host(loaded, "auto", {META: one // 2}) == {1}
-    assert on_host(loaded, "auto", {META: -1}) == {1}
-
-
 @pytest.mark.parametrize("layers", [1, 2, 7])
 def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
@@ -76,11 +50,6 @@ def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
             assert costs.row_places(made, TOKENS, 2, count - 1).on_device > room
         assert (found.on_host == 0) == (count == 0)
     assert costs.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
-
-
-def test_no_such_place(loaded: Any) -> None:
-    with pytest.raises(UsageError, match="cloud"):
-        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "cloud")
 
 
 def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
@@ -197,17 +166,6 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
     assert half.fits
     assert 4 <= half.host_layers <= 6
     assert planned("auto", needed_with(1)).host_layers == 0
-
-
-def test_rows_on_the_cpu_or_on_disk_take_no_host_memory() -> None:
-    for cache in ("auto", "host", "device"):
-        made = planned(cache, 1 << 30, device="cpu")
-        assert (made.host_layers, made.host_keys_values) == (0, 0)
-        assert made.keys_values == planned("device", 0, device="cpu").keys_values
-    made, one_segment = planned("disk", 0), planned("device", 0, 8192)
-    assert made.keys_values == one_segment.keys_values
-    assert made.reduced_keys == one_segment.reduced_keys
-    assert made.working == planned("device", 0).working
 
 
 def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,39 +125,12 @@ def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
         assert estimate.keys_values + estimate.reduced_keys == cache.nbytes
 
 
-@pytest.mark.parametrize(
-    ("overrides", "rank"),
-    [
-        ((), 8),
-        (("compressor.rank=500",), 16),
-        (("compressor.name=none",), 0),
-        (("score.name=vote",), 0),
-        (("score={name: vote, shortlist: 10}",), 8),
-    ],
-)
-def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int) -> None:
-    assert make_plan(100, *overrides).reduced_keys == 100 * 2 * rank * 4
-
-
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
     folder = folder_of(LLAMA_3, Path("llama"))
     planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
     assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "ratios"),
-    [
-        ((), (17 / (6 * 35), 8 / 32)),
-        (("compressor.name=none",), (33 / (6 * 35), 0)),
-        (("score.name=vote",), None),
-        (("selector.name=infllm",), None),
-    ],
-)
-def test_ratios_are_of_the_papers_selection(overrides: Any, ratios: Any) -> None:
-    assert make_plan(100, *overrides).planner.ratios == ratios
 
 
 def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
@@ -173,15 +146,6 @@ def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> No
     assert [one.reduced_keys for one in found] == [5000 * (1 + 13) * 4] * 3
 
 
-def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear, save_learned
-
-    file = tmp_path / "maps.safetensors"
-    save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])
-    with pytest.raises(PresetError, match=r"has no layers\.1"):
-        make_plan(100, f"compressor={{name: learned, file: {file}}}")
-
-
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     from esa_cli.qa.finding.finder import FinderSizes
 
@@ -195,12 +159,6 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     tokens = (100_000 - 10) * costs.TOKEN_BYTES
     assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
     assert one.planner.rate_key != make_plan().planner.rate_key
-
-
-def test_operations_grow_with_the_document_and_with_selecting() -> None:
-    once, twice = make_plan(5000, "reading=local"), make_plan(10000, "reading=local")
-    assert twice.operations == pytest.approx(2 * once.operations)
-    assert make_plan(5000).operations > once.operations
 
 
 @pytest.mark.parametrize(
@@ -231,20 +189,3 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     assert f"{most:,} tokens fit" in caught.value.hint
     assert half.weights * 2 == make_plan().weights
     assert half.keys_values * 2 == make_plan().keys_values
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
-def test_a_measured_rate_is_used_next_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan.rates_file().write_text(text)  # broken, so nothing was measured
-    first = make_plan()
-    assert first.rate_from == "probe"
-    assert first.seconds > 0
-    first.planner.remember(first, 7)
-    plan.remember("other", 2.0)
-    again = make_plan()
-    assert again.rate_from == "measured"
-    assert again.seconds == pytest.approx(7)
-    assert json.loads(plan.rates_file().read_text()).keys() == {first.planner.rate_key, "other"}
-    monkeypatch.setenv("ESA_HOME", str(plan.rates_file() / "below"))
-    plan.remember("x", 1.0)
-    assert plan.recall("x") is None

@@ -9,8 +9,7 @@ import pytest
 from esa_cli.errors import PresetError
 from esa_cli.models.text_passes.lora_adapter import CONFIG
 from esa_cli.qa.presets import adapter_files
-from esa_cli.qa.presets.adapter_files import adapter_folder, check_adapter, without_adapter
-from esa_cli.qa.presets.preset import AnswerSettings, load
+from esa_cli.qa.presets.adapter_files import adapter_folder
 
 
 @pytest.fixture(autouse=True)
@@ -36,28 +35,8 @@ def test_a_name_is_a_shipped_one(shipped: Path) -> None:
     assert adapter_folder("./small") == Path("small")
 
 
-def test_a_path_is_a_folder_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = made(tmp_path / "own" / "adapter")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert adapter_folder(str(folder)) == adapter_folder("~/own/adapter") == folder
-    assert adapter_folder("../own/adapter") == Path("../own/adapter")
-
-
 @pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty", "~nobody"])
 def test_a_missing_one_is_refused(shipped: Path, name: str) -> None:
     (shipped / "empty").mkdir(parents=True)
     with pytest.raises(PresetError, match=r"answer\.adapter|~nobody"):
         adapter_folder(name)
-
-
-def test_reading_alone_needs_no_adapter() -> None:
-    chosen = load("tiny-random", ["answer.from=text", "answer.adapter=none", "answer.passages=3"])
-    answer = without_adapter(chosen).answer
-    assert (answer.adapter, answer.passages) == (None, 3)
-    check_adapter(answer)
-
-
-def test_only_answers_from_text_need_one() -> None:
-    check_adapter(AnswerSettings(adapter="none"))
-    with pytest.raises(PresetError, match="'none'"):
-        check_adapter(AnswerSettings(source="text", adapter="none"))

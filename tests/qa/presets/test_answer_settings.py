@@ -8,18 +8,10 @@ import pytest
 
 from esa_cli.errors import PresetError
 from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.cache_key import settings_hash
 from esa_cli.qa.presets.preset import AnswerSettings
 
 FROM_TEXT = "answer.from=text"
 TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
-
-
-def test_rows_are_the_default_and_text_is_named_from() -> None:
-    assert preset.load("tiny-random").answer == AnswerSettings()
-    assert AnswerSettings().source == "rows"
-    assert preset.load("tiny-random", [FROM_TEXT]).answer.source == "text"
-    assert AnswerSettings.model_validate({"from": "text"}).model_dump()["from"] == "text"
 
 
 @pytest.mark.parametrize(
@@ -49,11 +41,6 @@ def extending(folder: Path, text: str) -> preset.Preset:
     return preset.load(str(path))
 
 
-def test_a_preset_of_the_same_model_inherits_it(tmp_path: Path) -> None:
-    answer = extending(tmp_path, "answer: {passages: 7}\n").answer
-    assert (answer.source, answer.passages, answer.adapter) == ("text", 7, "small")
-
-
 @pytest.mark.parametrize("own", ["", "answer: {passages: 7}\n"])
 def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
     answer = extending(tmp_path, f"model: hf:some/model@main\n{own}").answer
@@ -76,28 +63,7 @@ def test_an_adapter_is_shown_no_examples() -> None:
     assert not made.model_copy(update={"adapter": "small"}).shown_examples
 
 
-def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
-    extending(tmp_path, "")
-    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.words=1"])
-    assert found.answer == AnswerSettings(words=1)
-
-
-def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
-    examples = f"answer.examples=[{TOLD}, {{passage: 'A: b', question: c, answer: null}}]"
-    made = preset.load(
-        "tiny-random", [FROM_TEXT, examples, "answer.threshold=-1.5", "answer.form=span"]
-    )
-    path = tmp_path / "tiny-random.yaml"
-    path.write_text(preset.dump(made), "utf-8")
-    assert preset.load(str(path)) == made
-
-
 def test_a_method_answers_from_rows() -> None:
     made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
     assert resolved_preset.apply("esa", made).answer.source == "rows"
     assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
-
-
-def test_rows_do_not_depend_on_it() -> None:
-    made = [preset.load("tiny-random", more) for more in ([], [FROM_TEXT, "answer.words=0.5"])]
-    assert settings_hash(made[0]) == settings_hash(made[1])

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import build_model
 
-from esa_cli.attention.compression import Linear, save_learned
-from esa_cli.qa.planning.row_storage import layout, storable
+from esa_cli.qa.planning.row_storage import storable
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.cache_key import SAMPLES, cache_key, model_facts
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -61,10 +59,6 @@ def test_another_rope_is_another_model(loaded: Any) -> None:
     same = copy.deepcopy(loaded.model)
     same.config._name_or_path = "elsewhere"
     assert of(same, loaded) == of(loaded.model, loaded)
-
-
-def test_the_prompts_head_counts(loaded: Any) -> None:
-    assert of(loaded.model, loaded, head=(1, 2)) != of(loaded.model, loaded, head=(1, 3))
 
 
 @pytest.mark.parametrize(
@@ -126,17 +120,6 @@ def test_what_can_be_stored(settings: list[str], stored: bool) -> None:
     """Not what a selector gathers while it reads; and keys fitted on more than a segment would be
     fitted on the first segment alone in the library, in memory on all."""
     assert storable(resolve("tiny-random", settings).method) == stored
-
-
-def test_the_layout_has_the_widths_of_a_compressors_file(tmp_path: Path) -> None:
-    maps = [Linear(torch.randn(16, r), torch.randn(16, r)) for r in (3, 5)]
-    save_learned(tmp_path / "maps.safetensors", maps)
-    learned = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps.safetensors'}"]
-    shape = {"layers": 2, "groups": 2, "dim": 8}
-    for settings, widths in ((["score.name=sum", *learned], (3, 5)), (["score.name=vote"], (0, 0))):
-        method = resolve("tiny-random", settings).method
-        made = layout(method, shape, "float32", "native", range(2))
-        assert (made.reduced, made.fit, made.kind) == (widths, 0, "native")
 
 
 # What stands in the weights

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.methods import registry
 from esa_cli.models import parse_reference
 from esa_cli.qa.presets import preset, preset_files
 from esa_cli.qa.presets.resolved_preset import resolve
@@ -38,33 +37,10 @@ def test_shipped_presets_load_and_build(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_presets_set_nothing_that_is_not_read(name: str) -> None:
-    """Unknown settings are refused; a compressor is fitted where the score reads reduced keys, else
-    by the paper's method over the preset, as in `esa selftest --methods preset,esa`."""
-    chosen = resolve(name)
-    paper = resolve(chosen.preset, method="esa").method
-    assert paper.score.features
-    read = chosen.method if chosen.method.score.features else paper
-    assert read.compressor == registry.build("compressor", chosen.preset.compressor)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
 def test_what_show_prints_is_the_same_preset(name: str, tmp_path: Path) -> None:
     chosen = preset.load(name)
     again = preset.load(write(tmp_path / f"{name}.yaml", preset.dump(chosen)))
     assert again == chosen
-
-
-def test_paper_presets_have_the_papers_settings() -> None:
-    for name in ("paper", "paper-mistral"):
-        chosen = preset.load(name)
-        window = chosen.window
-        assert (window.initial, window.selected, window.local) == (128, 2048, 4096)
-        assert chosen.selector["proximity"] == 3
-        assert chosen.score == {"name": "sum", "rotate": False}
-        assert chosen.compressor["rank"] == 128
-        assert chosen.reading == "select"
-        assert chosen.position["name"] == "esa"
 
 
 def test_extends_goes_up_the_chain(tmp_path: Path) -> None:
@@ -82,14 +58,6 @@ def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
         preset.load(one)
 
 
-def test_ones_own_preset_may_extend_the_shipped_one_of_its_name(no_user_presets: Path) -> None:
-    write(no_user_presets / "tiny-random.yaml", "extends: tiny-random\ndescription: mine")
-    shipped = preset_files.shipped_dir() / "tiny-random.yaml"
-    chosen = preset.load("tiny-random")
-    assert chosen.description == "mine"
-    assert chosen.window == preset.load(str(shipped)).window
-
-
 def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     no_user_presets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,33 +70,6 @@ def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     assert (chosen.kernel, chosen.description, chosen.reading) == ("reference", "large", "local")
 
 
-def test_another_name_starts_a_part_afresh(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.yaml", "extends: tiny-random\ncompressor: {name: none}")
-    assert preset.load(path).compressor == {"name": "none"}
-    assert preset.load("tiny-random", ["compressor.rank=4"]).compressor["fit_tokens"] == 64
-
-
-def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
-    write(no_user_presets / "mine.yml", "extends: tiny-random\ndescription: mine")
-    for name in ("paper", "qwen3-4b"):
-        write(no_user_presets / f"{name}.yaml", "extends: tiny-random\ndescription: changed")
-        assert preset.load(name).description == "changed"
-    assert preset.load("mine").description == "mine"
-    assert set(SHIPPED) | {"mine", "qwen3-4b"} == set(preset_files.available())
-
-
-def test_line_breaks_are_shown_as_they_are_written(tmp_path: Path) -> None:
-    texts = ("prompt.before='a\n\nb: c'", 'prompt.after="\\n\\n{question}"', "prompt.system='x'")
-    chosen = preset.load("tiny-random", texts)
-    assert chosen.prompt.before == "a\nb: c"
-    shown = preset.dump(chosen)
-    assert '  after: "\\n\\n{question}"\n' in shown
-    assert "  before: |-\n" in shown
-    assert "  system: x\n" in shown
-    again = preset.load(write(tmp_path / "tiny-random.yaml", shown))
-    assert again == chosen
-
-
 def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
     assert preset.load("consensus").score["heads"] == preset.load().score["heads"]
     assert "heads" not in preset.load("consensus", ["model=random:llama"]).score
@@ -137,23 +78,6 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
     same = tmp_path / "same.yaml"
     same.write_text("extends: smollm2-135m\nwindow: {selected: 256}\n", "utf-8")
     assert preset.load(str(same)).score["heads"] == preset.load().score["heads"]
-
-
-def test_a_selector_for_itself_hears_all_heads() -> None:
-    assert resolve(preset.load()).method.score.heads
-    assert not resolve(preset.load(overrides=["selector.name=topk"])).method.score.heads
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("window.selected=2048", {"window": {"selected": 2048}}),
-        ("prompt.after='a = b'", {"prompt": {"after": "a = b"}}),
-        (" window.dense =", {"window": {"dense": None}}),
-    ],
-)
-def test_overrides_are_read_as_yaml(text: str, parsed: object) -> None:
-    assert preset.parse_override(text) == parsed
 
 
 @pytest.mark.parametrize(
