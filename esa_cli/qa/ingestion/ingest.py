@@ -96,9 +96,10 @@ class IngestHost(Protocol):
     """What an ingest needs of `api.Esa`."""
 
     preset: Preset
-    method: Method
     tokenizer: Any
 
+    @property
+    def method(self) -> Method: ...
     @property
     def session(self) -> Session: ...
     @property

@@ -19,7 +19,7 @@ from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.planning.row_storage import layout, maps, storable
+from esa_cli.qa.planning.row_storage import hindrance, layout, maps
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
@@ -86,7 +86,7 @@ class RowIngest(Ingest):
 
     @property
     def _storable(self) -> bool:
-        return self.esa.attaches and storable(self.esa.method)
+        return self.esa.attaches and not hindrance(self.esa.method)
 
     def identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._storable else ()

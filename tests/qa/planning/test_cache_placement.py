@@ -30,10 +30,9 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 TOKENS = 100_000
 
 
-def costs_of(loaded: Any) -> costs.Costs:
+def costs_of(loaded: Any) -> costs.RowCosts:
     shape = model_shape.shape_of(loaded.model.config.to_dict())
-    method = resolve(preset.load("tiny-random")).method
-    return costs.Costs(shape, method, costs.rank_of(method, shape), on_gpu=True)
+    return costs.RowCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 7])
@@ -41,15 +40,15 @@ def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
     made = costs_of(loaded)
     numbers = made.shape.numbers // made.shape.rows * layers
     made = replace(made, shape=replace(made.shape, rows=layers, numbers=numbers))
-    every = costs.row_places(made, TOKENS, 2, 0).on_device
+    every = made.keys_values(TOKENS, 2)[0]
     for room in (every, every - 1, every // 2, every // 10, 0):
-        count = costs.fewest_host_layers(made, TOKENS, 2, room)
-        found = costs.row_places(made, TOKENS, 2, count)
-        assert count == layers or found.on_device <= room
+        count = made.fewest_host_layers(TOKENS, 2, room)
+        on_device, on_host = made.keys_values(TOKENS, 2, count)
+        assert count == layers or on_device <= room
         if count:
-            assert costs.row_places(made, TOKENS, 2, count - 1).on_device > room
-        assert (found.on_host == 0) == (count == 0)
-    assert costs.fewest_host_layers(made, 10, 2, 0) == 0, "the device keeps these anyway"
+            assert made.keys_values(TOKENS, 2, count - 1)[0] > room
+        assert (on_host == 0) == (count == 0)
+    assert made.fewest_host_layers(10, 2, 0) == 0, "the device keeps these anyway"
 
 
 def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
@@ -121,7 +120,7 @@ def test_what_is_counted_is_what_a_gpu_allocates(
         allocated = session.cache.nbytes
         if opened:  # no reduced keys of so few tokens are needed
             allocated += RESERVE * made.rank * 4
-    assert made.keys_values(tokens, 4) + made.reduced_keys(tokens, 4) == allocated
+    assert made.keys_values(tokens, 4)[0] + made.reduced_keys(tokens, 4) == allocated
 
 
 CONFIG: dict[str, Any] = {

@@ -106,7 +106,8 @@ def test_latents_and_experts_are_planned_as_what_they_are(tmp_path: Path) -> Non
     assert weights.nbytes / 2e9 == pytest.approx(671, abs=0.5)
     assert (weights.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
     method, shape = resolve(preset.load("tiny-random")).method, model_shape.shape_of(DEEPSEEK_V3)
-    assert costs.Costs(shape, method, 0, on_gpu=False).keys_values(1, 2) == 70_272
+    rows = costs.RowCosts(shape, on_gpu=False, method=method)
+    assert rows.keys_values(1, 2) == (70_272, 0)
     lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
     with pytest.raises(ModelError, match="kv_lora_rank"):
         model_shape.shape_of(lacking)

@@ -229,9 +229,9 @@ class AskRun:
             method=method, documents=documents, keep=self.ways.keep,
         )  # fmt: skip
         if len({document.text for document in documents}) > 1:
-            resolved, config = ready.resolved, ready.model.config
+            config = ready.model.config
             stateful = shape_of(config).stateful > 0
-            check_asked_together(resolved.preset, resolved.method, config["model_type"], stateful)
+            check_asked_together(ready.resolved, config["model_type"], stateful)
         if self.ways.read == "never" and ready.resolved.preset.answer.needs_rows:
             raise UsageError(
                 "--read never needs answers from passages, found by their words: here they rest on "
