@@ -1,4 +1,4 @@
-"""Windows of sentences, and passages of which none overlaps another by half, against loops."""
+"""Windows of sentences, against loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.qa.finding.windows import FoundPassage, PassagesApart, sentence_spans, sentence_windows
+from esa_cli.qa.finding.windows import sentence_spans, sentence_windows
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 
@@ -45,29 +45,3 @@ def test_windows_cover_all_sentences_and_overlap_by_half(words: int) -> None:
         whole = sum(counts[one.first : one.last])
         longest = max(counts[one.first : one.last])
         assert skipped <= whole / 2 + longest
-
-
-def by_loop(passages: list[FoundPassage]) -> list[FoundPassage]:
-    out: list[FoundPassage] = []
-    for one in passages:
-        for other in out:
-            shared = min(one.end, other.end) - max(one.start, other.start)
-            shorter = min(one.end - one.start, other.end - other.start)
-            if one.document == other.document and 2 * shared >= shorter:
-                break
-        else:
-            out.append(one)
-    return out
-
-
-def test_as_a_plain_loop() -> None:
-    draw = random.Random(1)
-    for _ in range(50):
-        passages = []
-        for _ in range(60):
-            start = draw.randrange(300)
-            passages.append(FoundPassage(draw.randrange(2), start, start + draw.randint(1, 60), 0))
-        made = PassagesApart()
-        added = [made.add(one) for one in passages]
-        assert made.passages == by_loop(passages)
-        assert [one for one, new in zip(passages, added, strict=True) if new] == made.passages
