@@ -105,13 +105,14 @@ class Checked(AttentionWeights):
         _, _values = seen.store.span(0, len(seen.store))
         got: dict[tuple[int, int, int], float] = {}
         for share in self.shares(seen):
-            heads, queries, tokens = share.mass.shape
+            mass = share.logs.exp()
+            heads, queries, tokens = mass.shape
             for h in range(heads):
                 for c in range(queries):
-                    assert float(share.mass[h, c].sum()) <= 1 + 1e-5
+                    assert float(mass[h, c].sum()) <= 1 + 1e-5
                     for n in range(tokens):
                         at = (share.heads[h], share.start + c, int(share.at[n]))
-                        got[at] = got.get(at, 0.0) + float(share.mass[h, c, n])
+                        got[at] = got.get(at, 0.0) + float(mass[h, c, n])
         want = {at: value for at, value in want.items() if at[2] < self.tokens}
         assert got.keys() == want.keys()
         assert all(math.isclose(got[at], want[at], rel_tol=2e-3, abs_tol=2e-6) for at in want)
