@@ -158,26 +158,21 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
 
 
 def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
-    """What a recipe returns, checked to be a mapping of settings that a recipe may set."""
+    """What a recipe returns: a mapping of settings that a recipe may set."""
+    which = f"the recipe of method {recipe.name!r}"
+    may_set = f"it may set {', '.join(registry.LAID)}"
     try:
         settings = recipe.settings(base)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
         raise PluginError(
-            f"the recipe of method {recipe.name!r} fails: {type(error).__name__}: {error}",
-            f"it is defined in {recipe.origin}",
+            f"{which} fails: {type(error).__name__}: {error}", f"it is defined in {recipe.origin}"
         ) from error
     if not isinstance(settings, Mapping):
-        raise PluginError(
-            f"the recipe of method {recipe.name!r} gives no mapping but {settings!r}",
-            f"it may set {', '.join(registry.LAID)}",
-        )
+        raise PluginError(f"{which} gives no mapping but {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(
-            f"the recipe of method {recipe.name!r} sets {wrong[0]!r}",
-            f"{nearest(str(wrong[0]), registry.LAID)}; the rest is the preset's",
-        )
+        raise PluginError(f"{which} sets {wrong[0]!r}", may_set)
     return settings
 
 
@@ -249,19 +244,16 @@ def check_same_fit(old: Method | None, new: Method) -> None:
     one, which needs reduced keys of another compressor."""
     if old is None or not new.score.features:
         return
-    fits = new.compressor.fit_tokens > 0
-    if new.fitting != old.fitting or (fits and not old.score.features):
+    if new.fitting != old.fitting or (new.compressor.fit_tokens and not old.score.features):
         raise PresetError(
             "the document must be prefilled for this compressor", "read it again with this preset"
         )
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError where a prefilled document lacks the reduced keys that a method scores by.
-
-    `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
-    later, but the stores of a prefilled document are not written to.
-    """
+    """Raises PresetError where a prefilled document lacks the reduced keys of maps from a file by
+    which a method scores: nothing writes to its stores any more. Keys that are fitted during
+    prefill are covered by `check_same_fit`."""
     from esa_cli.attention.parts import Moments
 
     compressor = method.compressor
