@@ -57,19 +57,6 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
         assert found.entry.key == book.entry.key
 
 
-def test_a_stored_document_keeps_its_layer_states_between_questions(
-    loaded: Any, library: Library
-) -> None:
-    """Loki would read and project all keys again whenever its document is opened again."""
-    loki = preset.load("tiny-random", ["selector={name: loki, fit_tokens: 64}"])
-    with Esa(loaded, loki, library=library) as one:
-        books = [one.ingest(note()), one.ingest(replace(note(), text=TEXT + "More. "))]
-        one.ask("When?", books[:1])
-        [state] = books[0].prefilled.layer_states(0).values()
-        for at in (1, 0):
-            one.ask("When?", books[at : at + 1])
-        [kept] = books[0].prefilled.layer_states(0).values()
-        assert kept is state
 
 
 def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
