@@ -218,14 +218,8 @@ class _Passage:
 def reply_from_rows(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """The reply to one question about open books, and the weights (N,) of the cached tokens.
-
-    Args:
-        evidence: passages. asking: keyword arguments of `Session.ask`.
-
-    Raises:
-        As `Session.ask`.
-    """
+    """The reply to one question about open books with so many passages as evidence, and the weights
+    (N,) of the cached tokens. `asking` is for `Session.ask`; raises as it does."""
     weights = AttentionWeights(session.layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = rests_on(weights, books, evidence)
@@ -253,11 +247,8 @@ def weighed_passages(
 def rests_on(
     weighed: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
-    """At most `count` passages, heaviest first, and whether the documents seem to have the answer.
-
-    Args:
-        weighed: the `trace` of the question.
-    """
+    """At most `count` passages by the `trace` of the question, heaviest first, and whether the
+    documents seem to have the answer."""
     weights = weighed.weights
     passages = heaviest(weights, books, count)
     total = sum(float(weights_of(book, weights).sum()) for book in books)
@@ -269,24 +260,15 @@ def rests_on(
 
 
 def strength(asked: Tensor, books: Sequence[Book]) -> float:
-    """Attention of the question's tokens to the best single sentence, averaged over layers.
-
+    """Attention of the question's tokens (N,) to the best single sentence, averaged over layers.
     1.0 is one token of the sentence with the full attention of some head in every layer. It does
-    not grow with the documents.
-
-    Args:
-        asked: (N,), as `AttentionWeights.question_weights`.
-    """
+    not grow with the documents."""
     each = [w for book in books for w in _by_sentence(book, weights_of(book, asked)).values()]
     return max(each, default=0.0)
 
 
 def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passage]:
-    """The passages with the most weight, none overlapping.
-
-    Args:
-        weights: (N,) of the cached tokens.
-    """
+    """The passages with the most of the cached tokens' weights (N,), none overlapping."""
     sentences = [
         (weight, -book, -start, end)
         for book, one in enumerate(books)
@@ -328,11 +310,7 @@ COLD = 1 / 64
 
 
 def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """One for each book, in shades of the heaviest token of all.
-
-    Args:
-        weights: (N,) of all cached tokens, as `AttentionWeights.weights`.
-    """
+    """One for each book by the cached tokens' weights (N,), in shades of the heaviest of all."""
     top = heaviest_token(books, weights)
     return [
         HeatMap(book.document.name, tuple(shaded_spans(book.spans, weights_of(book, weights), top)))
@@ -353,11 +331,8 @@ def heaviest_token(books: Sequence[Book], weights: Tensor) -> float:
 
 
 def shaded_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """The characters of the tokens that are not cold, ascending and apart.
-
-    Args:
-        spans: (n, 2) characters of each token. weights: (n,). top: the weight of the last shade.
-    """
+    """The characters `spans` (n, 2) of the tokens that are not cold by `weights` (n,), ascending
+    and apart; `top` is the weight of the last shade."""
     out: list[ShadedSpan] = []
     if top <= 0:
         return out

@@ -127,13 +127,11 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 
 class LexicalIndex:
-    """Words of one or several documents, for BM25 scores of their windows.
+    """Words of documents, for BM25 scores of their windows: statistics are over all of them, and a
+    question's words are stemmed as each document's. `windows[i]` is in document `documents[i]`.
 
     Args:
-        texts: of the documents; statistics of words are over all of them. words: of each; None
-            where they are not known.
-
-    `windows[i]` is in document `documents[i]`. A question's words are stemmed as each document's.
+        texts: of the documents. words: of each; None where they are not known.
     """
 
     def __init__(
@@ -259,12 +257,7 @@ def unmentioned_share(
     question: str, known: Callable[[str], bool], small: Callable[[str], bool]
 ) -> float:
     """The share of a name's words that is never mentioned, 0 to 1: of the question's name with the
-    highest one.
-
-    Args:
-        known: whether a word, as it is written, occurs in the documents; see `LexicalIndex.knows`.
-            small: of `small_words`.
-    """
+    highest one. `known`: of `LexicalIndex.knows`. `small`: of `small_words`."""
     if question.isupper():
         return 0.0
     shares = [0.0]

@@ -344,12 +344,8 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
 
 
 def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """The texts of a library, after files that have changed were read again. Raises LibraryError,
-    DiskError.
-
-    Args:
-        progress: called with the files done and all files.
-    """
+    """The texts of a library, after files that have changed were read again. `progress` is called
+    with the files done and all files. Raises LibraryError, DiskError."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _to_update(catalogue, stored)

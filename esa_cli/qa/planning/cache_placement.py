@@ -23,15 +23,12 @@ def free_on(device: torch.device) -> int:
 
 
 class CachePlacement:
-    """Where the caches of one model are.
+    """Where the caches of one model are. Raises UsageError: there is no such place.
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
         places: makes the stores; on a device that shares the host's memory, rows stay there.
         free: bytes that a device has for rows.
-
-    Raises:
-        UsageError: there is no such place.
     """
 
     def __init__(

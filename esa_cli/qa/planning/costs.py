@@ -185,14 +185,8 @@ class RowCosts(Costs):
 def reduced_widths(
     compressor: Compressor, layers: int, folded: int, scored: bool = True
 ) -> Sequence[int]:
-    """R of each layer; nothing where the score reads no reduced keys (`scored` is False).
-
-    Args:
-        folded: G D, numbers of a layer's keys.
-
-    Raises:
-        PresetError: the compressor is not for a model of this shape.
-    """
+    """R of each layer with keys of G D = `folded` numbers; nothing where the score reads no reduced
+    keys. Raises PresetError: the compressor is not for a model of this shape."""
     from esa_cli.attention.parts import Moments
 
     if not scored:

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 
 def check_joins(kind: str, stateful: bool) -> None:
-    """Raises UsageError where the rows of several documents cannot be joined.
-
-    Args:
-        kind: the model's `model_type`. stateful: its layers keep a state beside rows.
-    """
+    """Raises UsageError where the rows of several documents cannot be joined: layers of the model
+    (`kind` is its `model_type`) keep a state beside rows."""
     if stateful:
         raise UsageError(
             f"layers of this {kind} model keep a state, which is one document's: states of several "
@@ -46,10 +43,8 @@ def check_asked_together(resolved: ResolvedPreset, kind: str, stateful: bool) ->
 
 
 def hindrance(method: Method) -> str:
-    """The reason why a prefilled document cannot be stored; empty where it can.
-
-    The first segment is stored with the projections that were fitted on it.
-    """
+    """The reason why a prefilled document cannot be stored; empty where it can. The first segment
+    is stored with the projections that were fitted on it."""
     if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):

@@ -55,16 +55,14 @@ def resolve(
     method: str | None = None,
     length: int = 0,
 ) -> ResolvedPreset:
-    """The preset with its method; a `ResolvedPreset` is returned as it is. The method is built now
-    where answers come from rows.
+    """The preset with its method, which is built now where answers come from rows.
 
     Args:
-        preset: a preset, or its name or path. overrides: `key.path=value` texts for the latter.
-        method: a whole method over the preset, by its name in `esa methods`.
-        length: tokens of the documents, for methods that are made for one length.
+        preset: a preset, or its name or path with `overrides`, `key.path=value` texts. method: a
+            whole method over it, by its name in `esa methods`. length: tokens of the documents, for
+            methods that are made for one length.
 
-    Raises:
-        UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
+    Raises UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
     """
     if isinstance(preset, ResolvedPreset):
         return preset
@@ -126,15 +124,10 @@ def build_method(preset: Preset) -> Method:
 
 
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
-    """The preset with the method `name` at its token budget.
-
-    Args:
-        length: tokens the document will have; some position encodings stretch to it.
-
-    Raises:
-        UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
-        PresetError: its settings do not hold, or it takes more tokens.
-    """
+    """The preset with the method `name` at its token budget, for documents of `length` tokens, to
+    which some position encodings stretch. Raises UsageError: no such method. PluginError: its
+    recipe fails, or gives what none may set. PresetError: its settings do not hold, or it takes
+    more tokens."""
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
@@ -290,15 +283,9 @@ def check_fits_model(method: Method, model: Any) -> None:
 
 
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that the kernel which a method names runs where the model will be.
-
-    Args:
-        config: the model's config.json. device: of torch.
-
-    Raises:
-        UsageError: the kernel cannot run there, or computes no soft cap of the model's.
-        ModelError: config.json lacks a size.
-    """
+    """Checks that the kernel which a method names runs on a device of torch, for the model of a
+    config.json. Raises UsageError: it cannot run there, or computes no soft cap of the model's.
+    ModelError: config.json lacks a size."""
     from esa_cli.attention.kernels import choose
     from esa_cli.models.attachment.families import family_of, key_shape
 

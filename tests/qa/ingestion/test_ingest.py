@@ -3,7 +3,6 @@ written down of a reading. Tiny random model."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,6 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
         assert found is not None, "every bit serves who would take fewer"
         assert found.entry is not None
         assert found.entry.key == book.entry.key
-
-
 
 
 def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
