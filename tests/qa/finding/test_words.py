@@ -190,15 +190,11 @@ def small_word(word: str) -> bool:
     return word.lower() in SMALL
 
 
-@pytest.mark.parametrize(
-    "german",
-    [
-        "Als der Abend kam, stand der alte Mann auf dem Deck und sah die Segel und das Meer.",
+def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
+    german = (
         "Er war früh auf und ging mit der Schwester zu dem alten Haus. Es ist nicht weit, sagte "
-        "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus.",
-    ],
-)
-def test_where_nouns_are_capitalised_nothing_is_a_name(german: str) -> None:
+        "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus."
+    )
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
     assert PassageFinder([german], []).unmentioned("Wo stand der Kapitän?", small_word) == 0

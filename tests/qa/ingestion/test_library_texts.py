@@ -125,15 +125,3 @@ def test_an_update_that_is_stopped_continues(
     assert rest.read == 5
     assert shown[-1] == (9, 9)
     assert len(catalogue.texts.ranked("harp")) == 9
-
-
-def test_files_of_a_disk_that_is_away_stay_known(catalogue: Catalogue) -> None:
-    Path("disk").mkdir()
-    write("disk/a.txt", "one harp")
-    (first,) = update(catalogue, "disk/a.txt", folder=str(Path("disk").absolute())).records
-    Path("disk").rename("away")
-    assert len(update(catalogue, "disk/a.txt").refused) == 1
-    assert catalogue.files.all_synced() == [first]
-    Path("away").rename("disk")
-    assert update(catalogue, "disk/a.txt").readable == [first]
-    assert len(catalogue.texts.ranked("harp")) == 1

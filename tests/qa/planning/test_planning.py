@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ModelFactory
 
-from esa_cli.errors import ModelError, PresetError, ResourceError
+from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
@@ -82,42 +82,6 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     assert whole.nbytes == unmade.nbytes == sum(own.values())
     assert whole.body == unmade.body < whole.nbytes // 4
     assert whole.bytes_of(2) == whole.nbytes // 2
-
-
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-"""Of its config.json."""
-
-
-def test_latents_and_experts_are_planned_as_what_they_are(tmp_path: Path) -> None:
-    """Published: 671 billion weights, 37 billion of them (embeddings too) active, and 70,272 bytes
-    of latents a token."""
-    weights = model_shape.weights_of(folder_of(DEEPSEEK_V3, tmp_path / "v3"), "cpu", 2)
-    assert weights.nbytes / 2e9 == pytest.approx(671, abs=0.5)
-    assert (weights.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
-    method, shape = resolve(preset.load("tiny-random")).method, model_shape.shape_of(DEEPSEEK_V3)
-    rows = costs.RowCosts(shape, on_gpu=False, method=method)
-    assert rows.keys_values(1, 2) == (70_272, 0)
-    lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
-    with pytest.raises(ModelError, match="kv_lora_rank"):
-        model_shape.shape_of(lacking)
 
 
 def test_the_papers_ratios() -> None:

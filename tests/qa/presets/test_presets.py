@@ -121,7 +121,6 @@ def test_broken_files_are_refused(text: bytes, tmp_path: Path) -> None:
 
 
 FROM_TEXT = "answer.from=text"
-TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
 
 
 @pytest.mark.parametrize(
@@ -129,10 +128,6 @@ TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
     [
         "from=elsewhere", "form=verse", "passages=0", "passages=257", "passages=many", "prior=-0.5",
         "threshold=high", "adapter=3", "adaptor=x", "prompt=Text", "prompt='{passage}'",
-        "examples=[3]", "examples=[{passage: a, question: b}]",
-        "examples=[{passage: a, question: b, answer: ''}]",
-        "examples=[{passage: The cat., question: 'Who?', answer: dog}]",
-        "examples=[{passage: a, question: b, answer: a, text: c}]",
     ],
 )  # fmt: skip
 def test_what_does_not_hold_is_refused(override: str) -> None:
@@ -155,16 +150,6 @@ def extending(folder: Path, text: str) -> preset.Preset:
 def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
     answer = extending(tmp_path, f"model: hf:some/model@main\n{own}").answer
     assert answer == AnswerSettings(passages=7 if own else 16)
-
-
-def test_examples_are_of_no_model(tmp_path: Path) -> None:
-    base = f"extends: tiny-random\nanswer: {{from: text, examples: [{TOLD}]}}\n"
-    (tmp_path / "base.yaml").write_text(base, "utf-8")
-    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main"]).answer
-    assert found.source == "rows"
-    assert [one.answer for one in found.examples] == ["cat"]
-    own = ["model=hf:some/model@main", "answer.examples=[]"]
-    assert preset.load(str(tmp_path / "base.yaml"), own).answer == AnswerSettings()
 
 
 def test_a_method_answers_from_rows() -> None:
