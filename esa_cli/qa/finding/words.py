@@ -58,10 +58,10 @@ class SentenceWords:
     vocabulary: Sequence[str]
     language: str
 
-    def windows(self, words: int) -> list[TextWindow]:
-        """The text's windows of about so many words."""
-        spans = list(map(tuple, self.spans.tolist()))
-        return sentence_windows(spans, self.counts.tolist(), words)
+    def windows(self, *sizes: int) -> list[list[TextWindow]]:
+        """The text's windows of each size, in words."""
+        spans, counts = list(map(tuple, self.spans.tolist())), self.counts.tolist()
+        return [sentence_windows(spans, counts, size) for size in sizes]
 
     def as_bytes(self) -> bytes:
         """The table as `of_bytes` reads it."""
@@ -143,24 +143,28 @@ class LexicalIndex:
         self._vocabulary: dict[str, int] = {}
         for stem in chain.from_iterable(table.vocabulary for table in tables):
             self._vocabulary.setdefault(stem, len(self._vocabulary))
-        own, *wide = (
-            [table.windows(size) for table in tables]
-            for size in (WINDOW_WORDS, *(size for size, _ in AROUND))
-        )
+        sizes = (WINDOW_WORDS, *(size for size, _ in AROUND))
+        windows = [table.windows(*sizes) for table in tables]
+        own, *wide = ([cut[n] for cut in windows] for n in range(len(sizes)))
         self.windows = list(chain.from_iterable(own))
-        self.documents = [number for number, windows in enumerate(own) for _ in windows]
-        self._bm25 = [self._index(tables, windows) for windows in (own, *wide)]
-        self._nearest = [_nearest(own, windows) for windows in wide]
+        self.documents = [number for number, cut in enumerate(own) for _ in cut]
+        ids = [self._numbered(table) for table in tables]
+        ends = [table.ends.tolist() for table in tables]
+        self._bm25 = [self._index(ids, ends, cuts) for cuts in (own, *wide)]
+        self._nearest = [_nearest(own, cuts) for cuts in wide]
+
+    def _numbered(self, table: SentenceWords) -> Any:
+        """The words of a document by their numbers in all documents' vocabulary."""
+        numbers = [self._vocabulary[stem] for stem in table.vocabulary]
+        return numpy.array(numbers, dtype=numpy.int64)[table.ids]
 
     def _index(
-        self, tables: Sequence[SentenceWords], windows: Sequence[Sequence[TextWindow]]
+        self, ids: Sequence[Any], ends: Sequence[list[int]], windows: Sequence[list[TextWindow]]
     ) -> Bm25:
         """BM25 of each document's windows."""
         texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-        for table, cut in zip(tables, windows, strict=True):
-            numbers = [self._vocabulary[stem] for stem in table.vocabulary]
-            ids = numpy.array(numbers, dtype=numpy.int64)[table.ids]
-            texts += [ids[table.ends[one.first] : table.ends[one.last]] for one in cut]
+        for words, end, cut in zip(ids, ends, windows, strict=True):
+            texts += [words[end[one.first] : end[one.last]] for one in cut]
         sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
         return Bm25(numpy.concatenate(texts), sizes, len(self._vocabulary))
 
