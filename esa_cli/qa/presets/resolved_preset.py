@@ -165,7 +165,8 @@ def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]
     if not isinstance(settings, Mapping):
         raise PluginError(f"{which} gives no mapping but {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
-        raise PluginError(f"{which} sets {wrong[0]!r}", may_set)
+        hint = f"{nearest(str(wrong[0]), registry.LAID)}; the rest is the preset's"
+        raise PluginError(f"{which} sets {wrong[0]!r}", hint)
     return settings
 
 
