@@ -13,7 +13,7 @@ from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.errors import PresetError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
@@ -188,14 +188,3 @@ def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> No
     for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
             assert isinstance(asker.loaded, models.LoadedModel)
-
-
-def test_a_method_of_another_model_is_refused_at_once(
-    both: tuple[Any, Path], deferred: models.DeferredModel
-) -> None:
-    votes = ["reading=local", "score.name=vote", "selector={name: consensus, rounds: 2}"]
-    for loaded in (both[0], deferred):
-        with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
-            esa(loaded, both[1], *votes, "score.heads=[[7, 1]]")
-        with esa(loaded, both[1]):
-            pass

@@ -14,7 +14,6 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.errors import LibraryError
-from esa_cli.models.inspection import state_devices
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
@@ -163,19 +162,6 @@ def test_what_was_read_to_its_end_is_not_read_again(
         assert asked(reader, reader.ingest(str(path))) == want
 
 
-def test_each_layers_state_is_where_the_layer_is(
-    loaded: Any, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_esa(loaded, Library(tmp_path / "library")) as reader:
-        reader.ingest(str(path))
-        count = len(state_devices(loaded.model))
-        away = [torch.device("meta")] * count
-        monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.state_devices", lambda model: away)
-        found = reader.ingest(str(path))
-        assert {one.device.type for one in states_of(found)} == {"meta"}
-        assert len(found.prefilled.recurrent) == count if found.prefilled else False
-
-
 def test_the_sizes_in_the_docs() -> None:
     """Of published configurations."""
     common = {"intermediate_size": 8192, "vocab_size": 65536, "num_attention_heads": 16}
@@ -250,12 +236,16 @@ def test_states_of_other_shapes_name_their_file(
     """With a valid checksum, as a stranger's export can have them: the model would fail."""
     loaded = models.load(str(folders["qwen3_next"]), device="cpu", dtype="float32")
     library = Library(tmp_path / "library")
-    entry = entry_of(open_esa(loaded, library).ingest(str(path)))
+    with open_esa(loaded, library) as reader:
+        entry = entry_of(reader.ingest(str(path)))
     file = LibraryPaths(library.root).document(entry.key, "states")
     found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
     checksummed_file.write(file, "states", pack_states(found.segment, wrong), entry.key)
-    with pytest.raises(LibraryError, match="other shapes than this model's") as raised:
-        open_esa(loaded, library).ingest(str(path))
+    with (
+        open_esa(loaded, library) as reader,
+        pytest.raises(LibraryError, match="other shapes than this model's") as raised,
+    ):
+        reader.ingest(str(path))
     assert str(file) in raised.value.message
     assert f"esa library rm {entry.id}" in raised.value.hint

@@ -106,7 +106,9 @@ def test_what_is_in_the_library_is_not_tokenised(
 
 ROOT = Path(__file__).parents[3]
 QUESTION = "When does the gate open?"
-HEAVY = ("transformers", "torch._dynamo", "sympy")
+HEAVY = (
+    "transformers", "torch._dynamo", "sympy", "esa_cli.methods.paper", "esa_cli.attention.kernels",
+)  # fmt: skip
 CODE = """
 import json, sys
 from esa_cli.__main__ import main
@@ -158,7 +160,7 @@ def test_a_stored_document_is_asked_without_transformers(
 @pytest.mark.usefixtures("surroundings")
 def test_a_plan_is_made_without_transformers(note: str) -> None:
     _, imported = in_a_process("plan", note, "--preset", "tiny-random", "--device", "cpu")
-    assert imported == []
+    assert "transformers" not in imported
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ class AskRun:
         resolved, config = ready.resolved, ready.model.config
         if len({document.text for document in documents}) > 1:
             stateful = shape_of(config).stateful > 0
-            check_asked_together(resolved.preset, resolved.method, config["model_type"], stateful)
+            check_asked_together(resolved, config["model_type"], stateful)
         if ways.read == "never" and resolved.preset.answer.needs_rows:
             raise UsageError(
                 "--read never needs answers from passages, found by their words: here they rest on "
