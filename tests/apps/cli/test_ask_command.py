@@ -12,29 +12,12 @@ import sample_files
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.apps.chat.conversation import Exchange, transcript
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
-from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, says_not_told
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND
+from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def test_quiet_says_nothing_but_the_answer_and_warnings(esa: Esa, note: str) -> None:
-    result = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1")
-    assert result.code == 0
-    warnings = {
-        "  the documents may not contain the answer",
-        "  the answer was cut off; --max-new-tokens allows a longer one",
-    }
-    assert set(result.err.splitlines()) <= warnings
-    assert "cut off" in result.err
-    shown = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--top", "2")
-    passages = [line for line in shown.err.splitlines() if line not in warnings]
-    assert 1 <= len(passages) <= 2
-    assert all(line.startswith("  note.md, line ") for line in passages)
 
 
 def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> None:
@@ -181,18 +164,6 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
     assert "%" not in result.err
     result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
     assert (result.data["found"], result.data["quotation"]) == (False, None)
-
-
-def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    for text, warned in (("At nine.", True), (NOT_TOLD, False)):
-        evidence = (Passage("a.md", "a.md", None, 1, None, 0, 5, "Words", weight=1.0),)
-        show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
-        record = [Exchange("When?", text, evidence, found=False)]
-        below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)
-        for shown in (below, kept, in_full(evidence, False)):
-            assert "a.md, line 1" in shown
-            assert "%" not in shown, "a passage that answers nothing counts nothing"
-        assert (NOT_FOUND in below, NOT_FOUND in kept) == (warned, warned)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -51,25 +50,6 @@ def test_usage(esa: Esa, note: str, arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("compare", "note.md", "caf\udce9?", "--model", "nowhere/none"),
-        ("selftest", "needle", "--len", "9" * 30),
-        ("selftest", "needle", "--len", "101m"),
-    ],
-)
-def test_usage_before_anything_is_loaded(esa: Esa, note: str, arguments: tuple[str, ...]) -> None:
-    fail(esa(*arguments), 2, "must be")
-
-
-def test_names_that_are_empty(esa: Esa) -> None:
-    """As those of a shell's variable that is not set."""
-    for command in ("pull", "rm"):
-        fail(esa("models", command, ""), 5, "not empty")
-    fail(esa("ingest", "--words", ""), 3)
-
-
-@pytest.mark.parametrize(
     "content", [None, b"", b" \n\t", b"\x7fELF\0\0\1", b"text\0text", b"caf\x8e au lait", "folder"]
 )
 def test_documents(esa: Esa, tmp_path: Path, content: bytes | str | None) -> None:
@@ -103,22 +83,6 @@ def test_presets_plugins_and_models(
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "empty").mkdir()
     fail(esa("ask", note, "What?", *options), code, near)
-
-
-def test_an_unsupported_architecture_is_refused_before_loading(
-    esa: Esa, note: str, cache: Path, tmp_path: Path
-) -> None:
-    from esa_cli.models import resolve
-
-    config = json.loads((resolve("random:llama") / "config.json").read_text())
-    config |= {"model_type": "bloom", "architectures": ["BloomForCausalLM"]}
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/config.json").write_text(json.dumps(config))
-    tokenizer = (resolve("random:llama") / "tokenizer.json").read_bytes()
-    (tmp_path / "other/tokenizer.json").write_bytes(tokenizer)
-    rows = ("--set", "answer.from=rows")
-    result = esa("ask", note, "What?", *TINY, "--model", "./other", *rows)
-    fail(result, 5, "bloom", "docs/models.md")
 
 
 def test_a_document_that_does_not_fit(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:

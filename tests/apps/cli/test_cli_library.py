@@ -188,18 +188,6 @@ def test_questions_on_standard_input(
         assert done.out.endswith("\n\n")
 
 
-def test_a_damaged_document_is_named(esa: Esa, tmp_path: Path) -> None:
-    esa("ingest", "gate.txt")
-    (entry,) = Library().entries()
-    path = tmp_path / "library" / "documents" / f"{entry.key}.text"
-    path.write_bytes(path.read_bytes()[:-1])
-    done = esa("ask", "gate.txt", QUESTION)
-    assert (done.code, done.out) == (3, "")
-    assert f"{path} is damaged: its length or checksum is wrong" in done.err
-    assert f"esa library rm {entry.id}" in done.err
-    assert esa("library", "verify").code == 3
-
-
 def in_child(pipe: int, arguments: list[str]) -> None:
     """Runs esa as a process of its own would, what it says going to the pipe."""
     for stream in (1, 2):
@@ -229,26 +217,6 @@ def forked(
     with open(reader, encoding="utf-8") as stream:
         said = stream.read()
     return ended(number), said
-
-
-@needs_fork
-def test_ctrl_c_ends_an_ingest_that_then_goes_on(esa: Esa, tmp_path: Path) -> None:
-    esa("ingest", "gate.txt")  # so that the tiny model is made
-
-    def when_a_segment_is_there(number: int) -> None:
-        before, stop = len(files(tmp_path / "library")), time.monotonic() + 60
-        while len(files(tmp_path / "library")) < before + 3 and time.monotonic() < stop:
-            time.sleep(0.002)
-        os.kill(number, signal.SIGINT)
-
-    code, said = forked(
-        "ingest", "long.txt", "--set", "window.chunk=8", then=when_a_segment_is_there
-    )
-    assert code == 130
-    assert said.endswith("esa: interrupted\n")
-    assert len(Library().entries()) == 1
-    assert esa("ingest", "long.txt", "--set", "window.chunk=8").code == 0
-    assert all(Library().verify(entry) == [] for entry in Library().entries())
 
 
 @needs_fork
@@ -307,17 +275,6 @@ def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
             if hits == KILLS:
                 return
     raise AssertionError("the kills came too early or too late to mean anything")
-
-
-def test_a_cache_on_disk_is_the_library(esa: Esa) -> None:
-    refused = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--no-keep")
-    assert refused.code == 2
-    assert "--cache disk stores what is read in the library" in refused.err
-    asked = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--max-new-tokens", "4")
-    assert asked.code == 0
-    again = esa("ask", "gate.txt", QUESTION, "--max-new-tokens", "4")
-    assert "was read before" in again.err
-    assert again.out == asked.out
 
 
 @pytest.mark.parametrize("words", [("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION, "--keep")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +49,6 @@ def esa(
     return runner(capsys)
 
 
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file with a score that says nothing of itself, and one that does."""
-    copy_registries(monkeypatch)
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
-        '@register("score", "silent")\n@dataclass(frozen=True)\n'
-        'class Silent:\n    """A line of its own."""\n\n'
-        '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
-        "@dataclass(frozen=True)\nclass Told:\n    share: float = 0.5\n"
-    )
-    return "mine.py"
-
-
 # -- esa methods
 
 
@@ -86,32 +71,6 @@ def test_everything_is_listed_with_source_and_cost(esa: Esa) -> None:
         ), name  # fmt: skip
         assert row["about"] in long
         assert f"  cost: {row['cost']}\n  source: {row['source']}\n" in long
-
-
-def test_parts_fit_a_narrow_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.stdout", screen)
-    assert esa("methods").code == 0
-    lines = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue()).splitlines()
-    assert max(map(len, lines)) <= 80
-    (line,) = (line for line in lines if line.startswith("closed-form"))
-    assert line.split()[:4] == ["closed-form", "compressor", "the", "best"], "on one line"
-
-
-def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
-    rows = json.loads(esa("methods", "--plugin", plugin, "--json").out)
-    told, silent = ({r["name"]: r for r in rows}[name] for name in ("told", "silent"))
-    assert (told["about"], told["source"], told["cost"]) == ("as told", "A paper", "F M")
-    assert (silent["about"], silent["source"], silent["cost"]) == ("A line of its own.", "", "")
-    assert told["origin"].endswith("mine.py")
-    long = esa("methods", "--plugin", plugin, "--long").out
-    assert "silent (score)\n  A line of its own.\n  cost: not said\n  source: not said" in long
-    assert "as told" in esa("methods", "--plugin", plugin).out
 
 
 @pytest.fixture
@@ -141,28 +100,6 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
     assert "checks fail: method broken" in bad.err
 
 
-@pytest.mark.usefixtures("own_registry")
-def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
-        "from esa_cli.attention.selection import TopK\n\n"
-        "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
-        "    proximity: int = 1\n"
-    )
-    (tmp_path / "two.py").write_text(
-        "from esa_cli.methods.registry import recipe\n\n"
-        "@recipe('of-two', about='both', source='this test', cost='none')\n"
-        "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
-    )
-    alone = esa("plugins", "check", "two.py")
-    assert alone.code == 4
-    assert "of-one" in alone.out
-    both = esa("plugins", "check", "two.py", "--plugin", "one.py")
-    assert both.code == 0, both.out
-    rows = json.loads(esa("methods", "--plugin", "one.py", "--json").out)
-    assert [row["about"] for row in rows if row["name"] == "of-one"] == [""]
-
-
 # -- --method
 
 
@@ -187,29 +124,6 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     made = resolved_preset.apply(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected
-
-
-def test_a_method_is_stretched_to_all_documents(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    apply = resolved_preset.apply
-
-    def watched(name: str, chosen: preset.Preset, length: int = 0) -> preset.Preset:
-        lengths.append(length)
-        return apply(name, chosen, length)
-
-    monkeypatch.setattr(resolved_preset, "apply", watched)
-    (tmp_path / "two.txt").write_text("Another text. " * 50)
-    data = json.loads(
-        esa("ask", "note.md", "two.txt", "When?", *SHORT, "--json", "--method", "interpolation").out
-    )
-    documents = [one["tokens"] for one in data["documents"]]
-    assert len(documents) == 2
-    assert sum(documents) - 100 < lengths[-1] < sum(documents) + 100, "but for the prompt's words"
-    lengths.clear()
-    esa("ask", "note.md", "When?", *SHORT, "--method", "infllm")
-    assert lengths[-1] == 0, "nothing is measured that does not count"
 
 
 @pytest.mark.parametrize(

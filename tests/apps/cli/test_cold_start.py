@@ -18,10 +18,6 @@ from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
-from esa_cli import models
-from esa_cli.errors import UsageError
-from esa_cli.qa import api
-
 __all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -154,13 +150,6 @@ def test_a_stored_document_is_asked_without_transformers(
     assert "transformers" in imported
 
 
-@pytest.mark.process
-@pytest.mark.usefixtures("surroundings")
-def test_a_plan_is_made_without_transformers(note: str) -> None:
-    _, imported = in_a_process("plan", note, "--preset", "tiny-random", "--device", "cpu")
-    assert imported == []
-
-
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test where the model is loaded."""
@@ -188,12 +177,3 @@ def test_kernels_that_cannot_run_here(
 ) -> None:
     name, _, kernel = setting.partition("=")
     fail(esa(*command, *TINY, "--set", setting), 2, f"{name} '{kernel}' cannot run on cpu")
-
-
-@pytest.mark.parametrize("setting", ["kernel=torch-cuda"])
-def test_kernels_that_cannot_run_here_in_python(
-    monkeypatch: pytest.MonkeyPatch, setting: str
-) -> None:
-    monkeypatch.setattr(models, "load", lambda *_, **__: pytest.fail("the model was loaded"))
-    with pytest.raises(UsageError, match="cannot run on cpu"):
-        api.Esa.load("tiny-random", [setting], device="cpu")

@@ -14,7 +14,6 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
-from esa_cli.__main__ import main
 from esa_cli.qa.collecting import Collection
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -101,13 +100,6 @@ def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     assert (done.code, done.out[:22]) == (1, "0 places, 0 distinct (")
 
 
-def test_an_unread_document_is_read_again_as_a_whole(run: Esa) -> None:
-    done = run("collect", "story.txt", QUESTION, "--read", "never", "--least", "-100")
-    assert done.code == 0, done.err
-    assert "passages (100 %) were read again" in done.err
-    assert not Path("library").exists()
-
-
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ctrl-C comes when so many places have been given as the list's number says."""
@@ -156,9 +148,3 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
     fail(done, 2, "is not a results file of esa")
     fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
-
-
-def test_a_preset_that_leaves_it_open_collects_from_text(run: Esa) -> None:
-    """As `tiny-random`, and every preset of a model that is not the default's."""
-    found = main(["collect", *TINY, "story.txt", QUESTION, "--least", "-100", "-q", "--json"])
-    assert found == 0

@@ -162,31 +162,6 @@ def test_the_library_is_searched(run: Esa) -> None:
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
 
 
-def test_damage_is_said(run: Esa, tmp_path: Path) -> None:
-    assert run("ingest", "gate.txt").code == 0
-    (rows,) = (tmp_path / "library" / "segments").glob("*.seg")
-    rows.write_bytes(rows.read_bytes()[:-9])
-    fail(run("find", "gate.txt", WORDS, "-q"), 3, "is damaged")
-
-
-@pytest.mark.parametrize("most", [1, 8])
-def test_a_damaged_manifest_is_said_once(run: Esa, tmp_path: Path, most: int) -> None:
-    """Also where words choose what is opened, and with --quiet: the best may be in it."""
-    for number in range(3):
-        Path(f"pier{number}.txt").write_text(f"{BOAT} Pier {number} was never built.", "utf-8")
-    assert run("ingest", "gate.txt", *(f"pier{number}.txt" for number in range(3))).code == 0
-    one, two, *_ = sorted((tmp_path / "library" / "documents").glob("*.doc"))
-    one.write_bytes(one.read_bytes()[:-9])
-    find = ("find", "--library", WORDS, "--set", f"answer.documents={most}", "-q")
-    said = run(*find).err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"esa: left out: {one} is damaged")
-    two.write_bytes(two.read_bytes()[:-9])
-    said = run(*find).err.splitlines()
-    assert len(said) == 1
-    assert "2 documents of the library that cannot be used; `esa library list`" in said[0]
-
-
 @pytest.mark.usefixtures("no_model")
 def test_on_a_terminal_words_are_highlighted_and_places_are_links(
     run: Esa, monkeypatch: pytest.MonkeyPatch
@@ -214,16 +189,3 @@ def test_on_a_terminal_words_are_highlighted_and_places_are_links(
     assert max(map(len, body.splitlines())) <= 50
     assert "[red]northern[/red] gate :smile:." in " ".join(body.split())
     assert re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", shown)[:3] == ["Ahab", "northern", "gate"]
-
-
-@pytest.mark.usefixtures("no_model")
-def test_the_files_with_passages_best_first(run: Esa) -> None:
-    Path("pier.txt").write_text(f"{BOAT} The boat has a gate.", "utf-8")
-    named = ("find", "boat.txt", "pier.txt", "gate.txt", "gate", "--files")
-    files = run(*named).out.splitlines()
-    assert sorted(files) == ["gate.txt", "pier.txt"]
-    assert run(*named, "--top", "1").out.splitlines() == files[:1]
-    assert run(*named, "--min", "0.5").out.splitlines() == files
-    (one,) = run(*named, "--top", "1", "--json").data["files"]
-    assert set(one) == {"document", "source", "score", "passages"}
-    assert (one["document"], one["passages"] >= 1) == (files[0], True)

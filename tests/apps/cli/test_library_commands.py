@@ -14,11 +14,9 @@ import typer
 import typer.main
 from test_library import ingest, part_of, used_at
 
-from esa_cli.__main__ import main
 from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.errors import EsaError, LibraryError, UsageError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.entry_writer import Writer
 
 Run = Callable[..., str]
@@ -85,25 +83,6 @@ def test_what_is_damaged_is_listed_verified_and_removed(run: Run, library: Libra
     assert "damaged" in run("show", entry.id)
     assert run("rm", entry.id, "--yes").startswith(f"removed {entry.id}")
     assert [one.key for one in library.entries()] == [other.key]
-
-
-def test_a_catalogue_that_keeps_words_of_removed_documents_is_said_once(
-    run: Run, library: Library, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in range(3):
-        ingest(library, [number, *range(20)])
-    (library.root / NAME).unlink(missing_ok=True)
-    (library.root / NAME).mkdir()
-    first, second, _ = library.entries()
-    assert main(["library", "rm", first.id, second.id, "--yes"]) == 0
-    out, err = capsys.readouterr()
-    assert out.count("removed ") == 2
-    assert err.count("words of what was removed are still in it") == 1
-    assert main(["library", "prune"]) == 0
-    assert "cannot be written" in capsys.readouterr().err
-    (library.root / NAME).rmdir()
-    assert main(["library", "prune"]) == 0
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("archive", [False, True])
@@ -181,12 +160,3 @@ def test_prune_says_what_it_does(run: Run, library: Library) -> None:
     assert [entry.key for entry in library.entries()] == [new.key]
     with pytest.raises(EsaError, match="--max-size"):
         run("prune", "--max-size", "much")
-
-
-def test_names_do_not_steer_the_terminal(run: Run, library: Library) -> None:
-    key = library.key("w", "")
-    with library.write(key, "w", [1], Layout(1, 1, 1, "float32")) as writer:
-        assert isinstance(writer, Writer)
-        writer.layers[0].append(*torch.zeros(2, 1, 1, 1))
-        writer.finish(text="", offsets=[(0, 0)], provenance={"name": "a\x1b[31mb"})
-    assert "\x1b" not in run("list") + run("verify") + run("show", key) + run("rm", key, "-y")

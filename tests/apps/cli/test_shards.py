@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
-from command import QUICK, TINY, Esa, fail
+from command import QUICK, TINY, Esa
 
 __all__ = ["cache", "esa", "surroundings"]
 
@@ -75,12 +75,6 @@ def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.Mon
     assert len(rows("joined.jsonl")) == len(rows("whole.jsonl"))
 
 
-def test_rows_of_other_settings_are_not_joined(esa: Esa) -> None:
-    command = [*SELFTEST, "--methods", "preset", "--no-dense", "--quiet"]
-    assert esa(*command, "--seed", "7", "--out", "other.jsonl", "--shard", "1/4").code == 0
-    fail(esa(*command, "--join", "other.jsonl"), 2, "other.jsonl", "seed 7 -> 0")
-
-
 def test_shards_of_a_benchmark_are_the_benchmark(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,21 +132,6 @@ def test_shards_of_a_batch_are_the_batch(
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["kept"] == 9
     assert rows("joined.jsonl") == rows("whole.jsonl"), "in the order of the questions"
-
-
-def test_what_shards_of_a_batch_lack_is_asked(esa: Esa, questions: Path) -> None:
-    command = ["batch", str(questions), "--quiet", "--limit", "5", *SHORT, *TINY]
-    assert esa(*command, "--out", "whole.jsonl").code == 0
-    assert esa(*command, "--out", "one.jsonl", "--shard", "2/2").code == 0
-    one = rows("one.jsonl")
-    assert 0 < len(one) < 5
-    done = esa(*command, "--out", "joined.jsonl", "--join", "one.jsonl", "--json")
-    assert done.data["kept"] == len(one)
-    assert rows("joined.jsonl") == rows("whole.jsonl")
-    other = esa(*command, "--out", "o.jsonl", "--join", "one.jsonl", "--max-new-tokens", "3")
-    fail(other, 2, "one.jsonl, row 1")
-    Path("foreign.jsonl").write_text("{}\n")
-    fail(esa(*command, "--out", "o.jsonl", "--join", "foreign.jsonl"), 2, "foreign.jsonl")
 
 
 def ingest(esa: Esa, monkeypatch: pytest.MonkeyPatch, library: str, *more: str) -> list[str]:

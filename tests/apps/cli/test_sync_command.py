@@ -94,46 +94,6 @@ def test_a_lost_catalogue_comes_back_from_the_other_files(run: Esa) -> None:
     assert state(run)["removed"] == []
 
 
-def test_documents_are_known_by_whatever_path_they_were_read(run: Esa, tmp_path: Path) -> None:
-    rows = (*TINY, "--set", "answer.from=rows")
-    (tmp_path / "link").symlink_to(tmp_path / "town")
-    for path in ("town/harp.txt", "link/anvil.txt", "./town/../town/loom.txt"):
-        assert run("ingest", path, *rows).code == 0
-    run("ingest", "--words", "link")
-    Path("town/harp.txt").unlink()
-    Path("town/anvil.txt").unlink()
-    assert len(state(run, "--prune")["pruned"]) == 0, "the records are those of link/"
-    done = json.loads(run("ingest", "--words", "link", "--prune", "--json").out)
-    assert names(done["removed"]) == ["anvil", "harp"]
-    assert len(done["pruned"]) == 2
-    assert [entry.name for entry in Library().entries()] == ["loom.txt"]
-
-
-def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
-    run("ingest", "--words", "town")
-    (path,) = (Library().root / "folders").iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    (Library().root / NAME).unlink()
-    assert Library().synced_files == 0
-    assert len(state(run)["added"]) == 3
-    assert path.read_bytes() == whole
-
-
-def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(*folders: str) -> Iterator[None]:
-        for path in Path("town").iterdir():
-            path.unlink()
-        yield
-
-    monkeypatch.setattr(files, "folder_changes", changes)
-    Path("town/loom.txt").rename("loom.txt")
-    done = run("ingest", "--words", "town", "--watch", "--prune", "--yes")
-    assert done.code == 3
-    assert "so nothing is pruned" in done.err
-    assert found("town") == 2
-
-
 def test_only_files_that_do_not_exist_are_removed(run: Esa) -> None:
     Path("town/shed").mkdir()
     write("shed/kiln", "The kiln of the town. " * 9)
