@@ -13,7 +13,7 @@ from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -34,8 +34,8 @@ def chat(
     top: Top = None,
     *,
     model: ModelOptions,
-    generation: Annotated[GenerationOptions, options.Hidden()],
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    generation: GenerationOptions,
+    answer: ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents: questions that know the ones before.
@@ -55,10 +55,8 @@ def chat(
         gathered = inputs.read(named, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-            shown = passage_count(top, quiet)
-            run(
-                asker, gathered, reporter, generation.arguments(), shown, on_terminal=on_terminal
-            )  # fmt: skip
+            shown, asking = passage_count(top, quiet), generation.arguments()
+            run(asker, gathered, reporter, asking, shown, on_terminal=on_terminal)
 
 
 def run(

@@ -37,7 +37,7 @@ def demo(
         bool, option("--keep", "Keep the chronicle in the library, to ask it more.")
     ] = False,
     *,
-    model: Annotated[ModelOptions, options.Hidden("preset", "settings", "device")],
+    model: ModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Ask a generated document questions, and check the answers.

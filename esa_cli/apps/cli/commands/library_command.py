@@ -194,7 +194,7 @@ def copy(
     target: Target,
     names: AnyIds = None,
     as_json: options.Json = False,
-    quiet: Annotated[bool, option("--quiet -q", "", hidden=True)] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Copy documents to or from a folder, URL or archive.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,35 +15,22 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-Form = Annotated[
-    Literal["auto", "span", "text"] | None,
-    option(
-        "--answer auto|span|text",
-        "span: a quotation; text: in free words; auto: as the question asks for.",
-    ),
-]
-ReaderName = Annotated[
-    str | None,
-    option(
-        "--reader URL#MODEL|REF",
-        "What words answers from the passages: an OpenAI-compatible server, to which they are "
-        "sent, and its model (its first by default), or a model as for --model.",
-    ),
-]
-ReaderModel = Annotated[str | None, option("--reader-model NAME", "", hidden=True)]
-ReaderTimeout = Annotated[
-    float | None, option("--reader-timeout SECONDS", "", hidden=True, envvar="ESA_READER_TIMEOUT")
-]
+TIMEOUT = "ESA_READER_TIMEOUT"
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
-    """The form of answers, and what words them."""
+class ReaderOptions:
+    """What words answers, if not the preset's model."""
 
-    answer: Form = None
-    reader: ReaderName = None
-    reader_model: ReaderModel = None
-    reader_timeout: ReaderTimeout = None
+    reader: Annotated[
+        str | None,
+        option(
+            "--reader URL#MODEL|REF",
+            "What words answers from the passages: an OpenAI-compatible server, to which they are "
+            "sent, and its model (its first by default), or a model as for --model.",
+        ),
+    ] = None
+    answer: str | None = None
 
     @property
     def _server(self) -> tuple[str | None, str | None]:
@@ -50,9 +38,9 @@ class AnswerOptions:
         from esa_cli.qa.presets.preset_files import is_address
 
         if self.reader is None or not is_address(self.reader):
-            return self.reader, self.reader_model
+            return self.reader, None
         address, _, model = self.reader.partition("#")
-        return address, self.reader_model or model or None
+        return address, model or None
 
     @property
     def dependencies(self) -> dict[str, str | None]:
@@ -67,13 +55,15 @@ class AnswerOptions:
         """
         reader, model = self._server
         if reader is None:
-            if model is not None:
-                raise UsageError("--reader-model needs --reader", "use --reader URL#MODEL")
             return None
         from esa_cli.qa.presets.preset_files import is_address
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        timeout = self.reader_timeout if is_address(reader) else None
+        seconds = os.environ.get(TIMEOUT) if is_address(reader) else None
+        try:
+            timeout = float(seconds) if seconds else None
+        except ValueError:
+            raise UsageError(f"{TIMEOUT} must be seconds, got {seconds}", "as 600") from None
         return ReaderChoice.of(reader, model, timeout)
 
     def load_preset(
@@ -87,18 +77,18 @@ class AnswerOptions:
         Raises:
             UsageError: they are of passages, and answers come from rows.
         """
-        reader = self._server[0]
-        settings = [] if self.answer is None else [f"answer.form={json.dumps(self.answer)}"]
+        reader, form = self._server[0], self.answer
+        settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
         if reader is not None:
             settings += [f"answer.reader={json.dumps(reader)}", "answer.from=text"]
         chosen = model.load_preset(method, settings)
-        if self.answer is not None and chosen.answer.reader is not None:
+        if form is not None and chosen.answer.reader is not None:
             raise UsageError(
-                f"--answer {self.answer} is of the model that finds, and {chosen.answer.reader} "
+                f"--answer {form} is of the model that finds, and {chosen.answer.reader} "
                 "words answers in its own way",
                 "leave out --answer, or --model and --reader",
             )
-        options = {"--answer": self.answer, "--reader": self.reader}
+        options = {"--answer": form, "--reader": self.reader}
         option = next((f"{name} {value}" for name, value in options.items() if value), None)
         if option and (asked_by or chosen.answer.source == "rows"):
             rows = f"--method {asked_by}" if asked_by else f"preset {chosen.name}"
@@ -108,3 +98,16 @@ class AnswerOptions:
                 "add --set answer.from=text, and name no method or part of one",
             )
         return chosen
+
+
+@dataclass(frozen=True)
+class AnswerOptions(ReaderOptions):
+    """The form of answers, and what words them."""
+
+    answer: Annotated[
+        Literal["auto", "span", "text"] | None,
+        option(
+            "--answer auto|span|text",
+            "span: a quotation; text: in free words; auto: as the question asks for.",
+        ),
+    ] = None

@@ -1,11 +1,10 @@
 """Options that several commands share, singly and in groups.
 
-A command takes a group as one parameter; `command` makes each of its fields an option.
+A command takes a group as one parameter; `command` makes each annotated field an option.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -58,9 +57,7 @@ Plugin = Annotated[
     list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
 ]
 Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1, mps or balanced.")]
-Dtype = Annotated[
-    str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...", hidden=True)
-]
+Dtype = Annotated[str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...")]
 Method = Annotated[
     str | None,
     option(
@@ -127,17 +124,16 @@ Quiet = Annotated[bool, option("--quiet -q", "Show no progress.")]
 class ModelOptions:
     """The preset, changes of its settings, and where and how its model runs.
 
-    `--set` has precedence over the options of the same name. Raises UsageError: a setting of the
-    run has no value.
+    `dtype`, `cache` and `plugins` are no options: `--set` has them, too.
     """
 
     preset: Preset = DEFAULT_PRESET
     model: Model = None
     settings: Set = None
-    plugins: Annotated[list[Path] | None, option("--plugin FILE", "", hidden=True)] = None
+    plugins: list[Path] | None = None
     device: Device = "auto"
-    dtype: Dtype = "auto"
-    cache: Annotated[str, option("--cache PLACE", "", hidden=True)] = "auto"
+    dtype: str = "auto"
+    cache: str = "auto"
 
     def __post_init__(self) -> None:
         settings, plugins, run = list[str](), list(self.plugins or ()), dict[str, Any]()
@@ -215,56 +211,37 @@ class GenerationOptions:
         return asdict(self)
 
 
-class Hidden:
-    """In `Annotated[Group, Hidden("field")]`: help does not show these options of a group; without
-    names, none of them."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function for Typer: a parameter that is a dataclass becomes one option a field."""
+    """The function for Typer: a parameter that is a dataclass becomes one option for each of its
+    annotated fields."""
     hints = get_type_hints(function, include_extras=True)
-    groups = dict[str, Any]()
+    groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
+
+    def add(name: str, default: Any, kind: Any) -> None:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+
     for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        group, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-        if is_dataclass(group):
-            groups[parameter.name] = group
-            types = get_type_hints(group, include_extras=True)
-            hide = next((one for one in extras if isinstance(one, Hidden)), None)
-            for field in fields(group):
-                kind = types[field.name]
-                if hide is not None and (not hide.names or field.name in hide.names):
-                    kind = _hidden(kind)
-                parameters.append(_keyword(field.name, field.default, kind))
-        else:
-            parameters.append(_keyword(parameter.name, parameter.default, hint))
+        group = hints[parameter.name]
+        if not is_dataclass(group):
+            add(parameter.name, parameter.default, group)
+            continue
+        types = get_type_hints(group, include_extras=True)
+        options = [field for field in fields(group) if hasattr(types[field.name], "__metadata__")]
+        groups[parameter.name] = group, [field.name for field in options]
+        for field in options:
+            add(field.name, field.default, types[field.name])
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            own = {field.name: values.pop(field.name) for field in fields(group)}
-            values[name] = group(**own)
+        for name, (group, own) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in own})
         function(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _keyword(name: str, default: Any, kind: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _hidden(kind: Any) -> Any:
-    """The annotation of an option, hidden."""
-    base, information = get_args(kind)
-    information = copy.copy(information)
-    information.hidden = True
-    return Annotated[base, information]
 
 
 def exclusive(one: str, other: str, both: object, hint: str = "give one of them") -> None:
