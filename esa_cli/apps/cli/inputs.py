@@ -13,8 +13,7 @@ from esa_cli.system.text import has_lone_surrogate
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
-    from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
-    from esa_cli.qa.api import Esa
+    from esa_cli.documents.document import GatheredDocuments, SourceFiles
 
 Line = str | UsageError
 """A question, or why a line is not one."""
@@ -31,23 +30,21 @@ def split(
     Raises:
         UsageError: one of them is missing, or not UTF-8, or standard input is both.
     """
-    example = f'for example: esa {verb} book.txt "Who is Ahab?"'
-    if not arguments:
+    *documents, question = arguments or [""]
+    wrong = ""
+    if not arguments or not (documents or library):
         what = "a question" if library else "a document and a question"
-        raise UsageError(f"{what} must be given, got none", example)
-    *documents, question = arguments
-    if question == "-" and "-" in documents:
-        raise UsageError("standard input (-) must be a document or questions, got both", example)
-    if _is_file(question) or (question == "-" and verb != "ask"):
-        raise UsageError(f"the question is missing: {question} is a document", example)
-    if not documents and not library:
-        raise UsageError(f"got only {question!r}: name a document and a question", example)
-    if not question.strip():
-        raise UsageError("the question must not be empty", example)
-    if has_lone_surrogate(question):
-        raise UsageError(
-            "the question must be UTF-8", "set the terminal to UTF-8 and type it again"
-        )
+        wrong = f"{what} must be given, got {question!r}" if arguments else f"{what} must be given"
+    elif question == "-" and "-" in documents:
+        wrong = "standard input (-) must be a document or questions, got both"
+    elif _is_file(question) or (question == "-" and verb != "ask"):
+        wrong = f"the question is missing: {question} is a document"
+    elif not question.strip():
+        wrong = "the question must not be empty"
+    elif has_lone_surrogate(question):
+        wrong = "the question must be UTF-8"
+    if wrong:
+        raise UsageError(wrong, f'for example: esa {verb} book.txt "Who is Ahab?"')
     return documents, question
 
 
@@ -118,22 +115,6 @@ def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     for left_out in gathered.left_out:
         reporter.warn(f"esa: {left_out.line}")
     return gathered
-
-
-def ingest_or_open(asker: Esa, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
-    """A book for each document. Ctrl-C ends the reading: the rest is asked by its words alone,
-    where answers can do without. Raises DocumentError, ResourceError."""
-    books: list[Any] = []
-    try:
-        for document in documents:
-            books.append(asker.ingest(document))
-    except KeyboardInterrupt:
-        if not asker.answers_unread:
-            raise
-        reporter.settle()
-        books += [asker.open(document) for document in documents[len(books) :]]
-        reporter.warn("esa: stopped reading; what has not been read is found by its words alone")
-    return books
 
 
 def numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:

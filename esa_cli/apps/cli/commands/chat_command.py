@@ -74,10 +74,7 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    if on_terminal:
-        books = inputs.ingest_or_open(asker, documents, reporter)
-    else:
-        books = [asker.ingest(document) for document in documents]
+    books = [asker.ingest(document) for document in documents]
     reporter.settle()
     talk = Conversation(asker, books, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]

@@ -96,12 +96,7 @@ def find(
     esa find book.txt "the white whale"
     """
     from esa_cli.apps.cli.document_search import QuestionBooks
-    from esa_cli.apps.cli.output.passage_output import (
-        file_of,
-        files_of,
-        match_facts,
-        print_passages,
-    )
+    from esa_cli.apps.cli.output.passage_output import file_name, files_of, print_passages
     from esa_cli.apps.cli.passage_books import PassageBooks
     from esa_cli.qa.books import place_books
     from esa_cli.qa.finding.passage_finder import passages_with_words
@@ -141,26 +136,27 @@ def find(
         if ways.every:
             order = {book.document.name: number for number, book in enumerate(place_books(books))}
             passages = sorted(passages, key=lambda one: (order[one.document], one.start))
-        matches = files_of(passages)[: ways.top] if ways.files else passages
+        matching = files_of(passages)[: ways.top] if ways.files else []
         if ways.as_json:
             listed = asked_documents(books)
-            for facts in listed:
-                del facts["tokens"]  # not counted where there is no tokenizer
+            for one in listed:
+                del one["tokens"]  # not counted where there is no tokenizer
+            matches = matching if ways.files else [passage.as_found() for passage in passages]
             print_json(
                 {
-                    "files" if ways.files else "passages": [match_facts(m) for m in matches],
+                    "files" if ways.files else "passages": matches,
                     "read": all(book.read for book in books),
                     "documents": listed,
                     **({"searched": documents.searched} if documents.searched else {}),
-                    "left_out": [one.as_dict() for one in documents.gathered.left_out],
+                    "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if opener.loaded else None,
                     "preset": chosen.name,
                     "timing": {"open_s": round(opened - started, 3), "find_s": round(seconds, 3)},
                 }
             )
         elif ways.files:
-            for match in matches:
-                print(file_of(match))
+            for one in matching:
+                print(file_name(one["document"], one["source"]))
         else:
             print_passages(passages, question)
         unread = [book.document.name for book in books if not book.read]

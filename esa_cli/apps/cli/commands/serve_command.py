@@ -100,13 +100,13 @@ def check(documents: Sequence[str], wanted: ServeOptions) -> None:
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
     check_access(wanted.allow or [], wanted.token, wanted.host)
-    if not documents and not wanted.allow and not wanted.library:
+    if documents:
+        inputs.check(documents, questions_on_stdin=False)
+    elif not wanted.allow and not wanted.library:
         raise UsageError(
             "documents, --allow or --library must be given, got none",
             "name some, or --allow a folder whose files requests may name",
         )
-    if documents:
-        inputs.check(documents, questions_on_stdin=False)
 
 
 def check_access(folders: Sequence[Path], token: str | None, host: str | None) -> None:
@@ -115,17 +115,16 @@ def check_access(folders: Sequence[Path], token: str | None, host: str | None) -
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--allow must be a folder, got {folder}", "name one that exists")
-    if host is None:
-        return
-    if token is None and not is_loopback(host):
+    if host is not None and token is None and not is_loopback(host):
         raise UsageError(
             f"--host {host} lets other machines in, so it needs a token",
             "set $ESA_TOKEN, or give --token",
         )
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise UsageError("the token must be printable ASCII", "a header has no other characters")
-    if token is not None and len(token.split()) != 1:
-        raise UsageError("the token must be one word without spaces", "choose another")
+    is_word = token is None or (
+        token.isascii() and token.isprintable() and token.split() == [token]
+    )
+    if host is not None and not is_word:
+        raise UsageError("the token must be one word of printable ASCII", "choose another")
 
 
 def run(

@@ -2,26 +2,18 @@
 
 Called for each press of Tab, so nothing heavy is imported, and whatever fails offers nothing.
 Documents have names that strangers chose, and zsh evaluates what it is offered: a name with
-characters that a shell interprets is not offered, its id is.
+spaces, or characters that a shell interprets, is not offered, its id is.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_PLAIN = re.compile(r"[\w./@%+=,][\w ./@%+=,-]*")
+_PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
 _RECIPE = re.compile(r'^@recipe\(\s*"([^"]+)"', re.MULTILINE)
-
-
-class BashWord(str):
-    """A word as bash must be given it: bash puts it into the line as it is."""
-
-    def __format__(self, spec: str) -> str:
-        return re.sub(r"([^\w./@%+=,:-])", r"\\\1", self)
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
@@ -43,8 +35,7 @@ def documents(incomplete: str) -> list[str]:
     times = Counter(known.values())
     plain = {name for name in times if times[name] == 1 and _PLAIN.fullmatch(name)}
     ids = [key[:12] for key, name in sorted(known.items()) if incomplete or name not in plain]
-    word = BashWord if os.environ.get("_ESA_COMPLETE") == "complete_bash" else str
-    return [word(name) for name in _beginning((*sorted(plain), *ids), incomplete)]
+    return _beginning((*sorted(plain), *ids), incomplete)
 
 
 def models(incomplete: str) -> list[str]:
