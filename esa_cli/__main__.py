@@ -143,10 +143,8 @@ def _report(error: Exception) -> int:
         _say(text[:1].lower() + text[1:], f"see `{where} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
-    _say(
-        f"a bug: {type(error).__name__}: {reason}",
-        "set ESA_DEBUG=1 to see where, and please report it",
-    )
+    hint = "set ESA_DEBUG=1 to see where, and please report it"
+    _say(f"a bug: {type(error).__name__}: {reason}", hint)
     return BUG
 
 

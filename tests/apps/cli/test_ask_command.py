@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -109,23 +108,6 @@ def test_the_same_seed_gives_the_same_answer(esa: Esa, note: str) -> None:
     assert esa(*sampled, "3").out == esa(*sampled, "3").out != esa(*sampled, "4").out
 
 
-def test_on_a_terminal_there_are_bars(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    result = esa("ask", note, "When?", *TINY)
-    assert result.code == 0
-    assert "\x1b" not in result.out
-    shown = terminal.getvalue()
-    for words in ("loading the model", "reading", "tokens", "answering", "peak memory"):
-        assert words in shown
-    assert "\x1b[?25h" in shown.rpartition("answering")[2], "the cursor comes back"
-
-
 FROM_TEXT = ["--set", "answer.from=text", "--set", "answer.passages=2"]
 QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 
@@ -143,16 +125,6 @@ def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
     assert place["document"] == "note.md"
     text = Path(note).read_text("utf-8")[place["start"] : place["end"]]
     assert " ".join(text.split()) == data["answer"]
-
-
-def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = esa("ask", note, "When?", *TINY, *FROM_TEXT, *QUIET, "--answer", "text").data
-    assert (data["answered_from"], data["quotation"]) == ("text", None)
-    assert data["tokens"]["answer"] <= 4
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\n")))
-    row = esa("ask", note, "-", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
-    assert row["answered_from"] == "text"
-    assert set(row["quotation"]) == {"document", "start", "end"}
 
 
 def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None:

@@ -152,7 +152,3 @@ def test_an_interruption_of_an_import_ends_at_once(
         signal.signal(signal.SIGINT, before)
     assert end.value.code == 130
     assert "interrupted" in capsys.readouterr().err
-
-
-def test_a_message_is_one_line_whatever_the_file_is_called(esa: Esa) -> None:
-    fail(esa("ask", "no\nsuch\x1b[2J.txt", "What?", *TINY), 3, "no such")

@@ -6,8 +6,6 @@ They run `main` in this process; what ends the process, in a fork of it.
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import random
 import signal
@@ -158,34 +156,6 @@ def test_what_was_read_before_an_error_is_printed(
     done = esa("ingest", "gate.txt", "boat.txt", "--json")
     assert done.code == 6
     assert [one["name"] for one in done.data["documents"]] == ["gate.txt"]
-
-
-def questions(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    stream = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-    monkeypatch.setattr("sys.stdin", stream)
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_questions_on_standard_input(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    esa("ingest", "gate.txt")
-    wanted = esa("ask", "gate.txt", QUESTION, "--json", "--set", "window.ending=0").data
-    questions(monkeypatch, QUESTION, "", "What? " * 400, "Who has the key?")
-    more = ["--json"] if as_json else []
-    done = esa("ask", "--library", "-", "--set", "window.ending=0", *more)
-    assert done.code == 7, "one question was too long"
-    if as_json:
-        rows = [json.loads(line) for line in done.out.splitlines()]
-        assert [row["line"] for row in rows] == [1, 3, 4]
-        assert rows[0]["answer"] == wanted["answer"]
-        assert [set(passage) for passage in rows[0]["evidence"]] == [PASSAGE] * 3
-        assert "error" in rows[1]
-        assert rows[2]["question"] == "Who has the key?"
-    else:
-        assert "line 3: " in done.err
-        assert "gate.txt, line 1" in done.err
-        assert done.out.endswith("\n\n")
 
 
 def in_child(pipe: int, arguments: list[str]) -> None:

@@ -126,22 +126,6 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     assert data["window"]["selected"] == made.window.selected
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--method", "infllmm"), "did you mean 'infllm'?"),
-        (("--library", "--method", "yarn"), "made for the length of its documents"),
-    ],
-)
-def test_mistakes_are_found_before_the_model_is_loaded(
-    words: tuple[str, ...], said: str, esa: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
-    done = esa("ask", "note.md", "When?", *SHORT, *words)
-    assert done.code == 2
-    assert said in done.err
-
-
 def test_chat_and_batch_take_methods_of_any_length(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

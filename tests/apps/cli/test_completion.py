@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from test_library import ingest
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.options import completion
 from esa_cli.storage.library import Library, manifest
-from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.library_paths import LibraryPaths
 
 
@@ -83,33 +80,6 @@ def test_names_that_a_shell_would_interpret(library: Library) -> None:
     ids = {keep(library, name, 40 * i) for i, name in enumerate(hostile)}
     assert set(offered("esa library show ")) == ids
     assert "reboot" not in "".join(offered("esa library show ", "zsh"))
-
-
-def test_without_a_library_or_with_a_broken_one(library: Library, tmp_path: Path) -> None:
-    assert offered("esa library show ") == []
-    assert not library.root.exists()
-    one = keep(library, "book.txt", 0)
-    (library.root / NAME).write_bytes(b"damaged")
-    assert offered("esa library show ") == ["book.txt"]
-    next(library.root.glob("documents/*.doc")).write_bytes(b"damaged")
-    assert offered("esa library show ") == [one]
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "x").touch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESA_LIBRARY", str(tmp_path / "own"))
-        assert completion.documents("") == []
-
-
-def test_nothing_is_written_and_no_lock_waited_for(library: Library) -> None:
-    keep(library, "book.txt", 0)
-    with library.catalogue():
-        pass
-    keep(library, "other.txt", 50)
-    before = (library.root / NAME).read_bytes()
-    with closing(sqlite3.connect(library.root / NAME)) as db:
-        db.execute("BEGIN EXCLUSIVE")
-        assert offered("esa library show ") == ["book.txt", "other.txt"]
-    assert (library.root / NAME).read_bytes() == before
 
 
 def test_presets_and_methods(library: Library, tmp_path: Path) -> None:

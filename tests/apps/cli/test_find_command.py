@@ -3,7 +3,6 @@ Tiny random model, and an untrained finder of it."""
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import re
@@ -160,32 +159,3 @@ def test_the_library_is_searched(run: Esa) -> None:
         "gate.txt": False, "boat.txt": True,
     }  # fmt: skip
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
-
-
-@pytest.mark.usefixtures("no_model")
-def test_on_a_terminal_words_are_highlighted_and_places_are_links(
-    run: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    evil = "evil [link=x] \x1b]0;title\x07 #1.txt"
-    Path(evil).write_text(f"{KEY}\x1b[2J\x9b31m", "utf-8")
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert run("find", evil, WORDS, "-q").code == 0
-    shown = terminal.getvalue()
-    link = re.search(r"\x1b\]8;[^;]*;(file://[^\x1b]*)\x1b\\", shown)
-    assert link
-    assert link[1] == Path(evil).absolute().as_uri()
-    bare = re.sub(r"\x1b\]8;.*?\x1b\\|\x1b\[[\d;]*m", "", shown)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", bare)
-    assert "evil [link=x] ]0;title #1.txt:1  characters 0-" in bare
-    body = bare.split("\n", 1)[1]
-    assert max(map(len, body.splitlines())) <= 50
-    assert "[red]northern[/red] gate :smile:." in " ".join(body.split())
-    assert re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", shown)[:3] == ["Ahab", "northern", "gate"]

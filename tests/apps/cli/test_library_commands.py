@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 import typer.main
 from test_library import ingest, part_of, used_at
 
 from esa_cli.apps.cli.commands import library_command as commands
 from esa_cli.errors import EsaError, LibraryError, UsageError
-from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library import Library
 
 Run = Callable[..., str]
 
@@ -114,21 +111,6 @@ def test_documents_go_elsewhere_and_come_back(
     for places in (("library", "library"), ("a", "b"), ("library", str(tmp_path / "no" / "a.tar"))):
         with pytest.raises(UsageError):
             run("copy", *places)
-
-
-def test_the_text_is_shown_to_the_letter(
-    run: Run, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "one\x1b[31m\r\ntwo\ttab\n\n"
-    with library.write("a" * 40, "w", [1], Layout(1, 1, 1, "float32")) as writer:
-        assert isinstance(writer, Writer)
-        writer.layers[0].append(*torch.zeros(2, 1, 1, 1))
-        writer.finish(text=text, offsets=[(0, 1)], provenance={"name": "a.txt"})
-    assert run("show", "a.txt", "--text") == text
-    assert json.loads(run("show", "a.txt", "--text", "--json"))["text"] == text
-    assert "text" not in json.loads(run("show", "a.txt", "--json"))
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
-    assert run("show", "a.txt", "--text") == "one[31m\ntwo\ttab\n\n", "a terminal is not steered"
 
 
 def test_rm_wants_a_yes_and_one_document(run: Run, library: Library) -> None:

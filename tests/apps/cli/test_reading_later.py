@@ -183,17 +183,3 @@ def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
     assert [entry.rows for entry in Library().entries()] == ["index"] * kept
     if command[0] == "batch":
         assert json.loads(Path("a.jsonl").read_text("utf-8"))["read"] is True
-
-
-def test_a_script_gets_one_answer_the_one_after_reading(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(monkeypatch, "At nine.")
-    assert run(*ASK).out == "At nine.\n"
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
-    data = run(*ASK, "--json", "--no-keep").data
-    assert (data["answer"], data["read"]) == ("At nine.", True)
-    (document,) = data["documents"]
-    assert (document["read"], document["read_s"], document["id"]) == (
-        True, 0, Library().entries()[0].id
-    )  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
 from command import QUICK, TINY, Esa
 
@@ -73,34 +72,6 @@ def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.Mon
     again = esa(*command, "--out", "joined.jsonl", *joins)
     assert again.code == 0
     assert len(rows("joined.jsonl")) == len(rows("whole.jsonl"))
-
-
-def test_shards_of_a_benchmark_are_the_benchmark(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = longbench_row("x")["context"] + " The other gate is shut."
-    contexts = [{}, {}, {"context": other}, {"context": other}, {}]
-    found = [
-        longbench_row(str(number), input=f"Which gate {number}?", **more)
-        for number, more in enumerate(contexts)
-    ]
-    write(tmp_path / "data" / "qasper.jsonl", found)
-    write(tmp_path / "data" / "lcc.jsonl", [longbench_row("c", input="")])
-    command = ["bench", "longbench", "--data", "data", "--methods", "preset", "--quiet", *QUICK]
-    assert esa(*command, "--out", "whole.jsonl").code == 0
-    files, joins = run_shards(esa, *command)
-    parts = [rows(file) for file in files]
-    asked = [[(row["task"], row["id"]) for row in part] for part in parts]
-    assert asked == [
-        [("qasper", "0"), ("qasper", "1"), ("lcc", "c")],
-        [("qasper", "2"), ("qasper", "3")],
-        [("qasper", "4")],
-    ], "records about one document stay together"
-    assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
-    refuse_work(monkeypatch, "answering.session.Session.__init__")
-    done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
-    assert done.data["complete"]
-    assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
 
 
 @pytest.fixture

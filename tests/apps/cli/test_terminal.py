@@ -73,17 +73,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def test_notes_break_at_spaces_and_paths_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = narrow(monkeypatch)
-    Reporter().warn(f"esa: it was found by words alone; reading {PATH} now")
-    assert terminal.getvalue().splitlines() == [
-        "esa: it was found by words",
-        "     alone; reading",
-        f"     {PATH}",
-        "     now",
-    ]
-
-
 def test_an_answer_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = narrow(monkeypatch)
     answer = AnswerStream(terminal, Reporter())
