@@ -106,9 +106,7 @@ def _run(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        from esa_cli.apps.cli.options.completion import called_command
-
-        command(called_command(os.environ)).main(arguments, prog_name="esa")
+        command().main(arguments, prog_name="esa")
     import typer
 
     from esa_cli.apps.cli.former_names import present_arguments

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import DiskError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.system.text import has_lone_surrogate
 from esa_cli.system.work_shard import WorkShard
 
@@ -53,36 +52,6 @@ def _is_file(text: str) -> bool:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # too long for a path, as questions may be
         return False
-
-
-@contextmanager
-def no_keep_hint(keep: bool | None) -> Iterator[None]:
-    """Adds --no-keep to the hint where the library's disk has no space; `keep`: the option."""
-    try:
-        yield
-    except DiskError as error:
-        if keep is False:
-            raise
-        raise DiskError(error.message, f"{error.hint}; --no-keep stores nothing") from error
-
-
-def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
-    """Refuses, before a model is loaded, document names that cannot work.
-
-    Raises:
-        UsageError: no document, or standard input as a document where the questions come from it.
-    """
-    if not documents:
-        raise UsageError(
-            "a document must be named, got none", "name one, for example: esa chat book.txt"
-        )
-    if documents.count("-") > 1:
-        raise UsageError("standard input (-) must be named once, got more", "leave the others out")
-    if "-" in documents and questions_on_stdin:
-        raise UsageError(
-            "standard input (-) must be a document or the questions, got both",
-            "save the document to a file, and name that",
-        )
 
 
 def read(

@@ -13,7 +13,6 @@ import pytest
 from test_library import ingest
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli.options import completion
 from esa_cli.storage.library import Library, manifest
 from esa_cli.storage.library.library_paths import LibraryPaths
 
@@ -90,19 +89,7 @@ def test_presets_and_methods(library: Library, tmp_path: Path) -> None:
     assert offered("esa ask --preset zeb") == ["zebra"]
     assert "default" in offered("esa presets show def")
     assert "qwen3-4b" in offered("esa ask --model qwen3")
-    assert offered("esa chat --method infl") == ["infllm"]
-    assert offered("esa compare --methods esa,infl") == ["esa,infllm"]
-    assert offered("esa compare --methods preset,pre") == []
     assert "ask" in offered("esa a")
-
-
-def test_the_methods_are_all_there() -> None:
-    from esa_cli.methods import registry
-    from esa_cli.methods.plugin_loading import load_installed
-
-    load_installed()
-    named = {one.name for one in registry.recipes() if one.origin.startswith("esa_cli.")}
-    assert named == set(completion.shipped_methods())
 
 
 @pytest.mark.process

@@ -101,7 +101,7 @@ def ask(
     options.exclusive("--report", "-", question == "-" and ways.report is not None)
     options.exclusive("--keep", "--read never", ways.keep and ways.read == "never")
     output_paths.check("--report", ways.report)
-    with Reporter(ways.quiet) as reporter, inputs.no_keep_hint(ways.keep), ExitStack() as stack:
+    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
         timing = Timing()
         opened = _open(names, question == "-", ways, model, answer, reporter, stack, timing)
         run = AskRun(*opened, question, ways, generation.arguments(), reporter, timing)

@@ -17,7 +17,7 @@ from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import PARTIAL
+from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 @options.command
 def chat(
     documents: Annotated[
-        list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
-    ] = None,
+        list[str], typer.Argument(metavar="DOC...", help="The documents to talk about.")
+    ],
     keep: options.Keep = None,
     method: options.Method = None,
     top: Top = None,
@@ -46,13 +46,16 @@ def chat(
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.qa.opening import answerable
 
-    named = documents or []
-    inputs.check(named, questions_on_stdin=True)
+    if "-" in documents:
+        raise UsageError(
+            "standard input (-) must be a document or the questions, got both",
+            "save the document to a file, and name that",
+        )
     chosen = answer.load_preset(model, method)
     reader = answer.reader_choice()
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with Reporter(quiet) as reporter, inputs.no_keep_hint(keep):
-        gathered = inputs.read(named, reporter).documents
+    with Reporter(quiet) as reporter:
+        gathered = inputs.read(documents, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
             shown, asking = passage_count(top, quiet), generation.arguments()

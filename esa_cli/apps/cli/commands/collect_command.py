@@ -16,7 +16,7 @@ import typer
 
 from esa_cli.apps.cli.commands.ask_command import InLibrary
 from esa_cli.apps.cli.commands.find_command import Read
-from esa_cli.apps.cli.inputs import no_keep_hint, split
+from esa_cli.apps.cli.inputs import split
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.command_help import option
@@ -137,7 +137,7 @@ def collect(
     output_paths.check("--out", ways.out)
     CollectedFile.check(ways.out)
     started = time.perf_counter()
-    with Reporter(ways.quiet) as reporter, no_keep_hint(ways.keep), ExitStack() as stack:
+    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
         chosen = _preset(ways, model, answer)
         check_adapter(chosen.answer)
         files, library = source_files(names), Library()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import InLibrary
-from esa_cli.apps.cli.inputs import no_keep_hint, split
+from esa_cli.apps.cli.inputs import split
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
@@ -105,7 +105,7 @@ def find(
     ways.check()
     names, question = split(arguments or [], library=ways.library, verb="find")
     started = time.perf_counter()
-    with Reporter(ways.quiet) as reporter, no_keep_hint(ways.keep), ExitStack() as stack:
+    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
         chosen = for_finding(model.load_preset(), ways.by_words)
         check_adapter(chosen.answer)
         files, library = source_files(names), Library()

@@ -10,7 +10,6 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.completion import presets
 from esa_cli.apps.cli.output.terminal import print_table, print_text
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets.preset_files import available, user_dir
 
 app = typer.Typer(help="List and show presets, the ways of answering.")
 Name = Annotated[
@@ -23,6 +22,7 @@ Name = Annotated[
 def list_() -> None:
     """List the presets, your own and those that came with esa."""
     from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset_files import available, user_dir
 
     rows = []
     for name, path in available().items():

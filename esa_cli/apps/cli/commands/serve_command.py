@@ -100,9 +100,7 @@ def check(documents: Sequence[str], wanted: ServeOptions) -> None:
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
     check_access(wanted.allow or [], wanted.token, wanted.host)
-    if documents:
-        inputs.check(documents, questions_on_stdin=False)
-    elif not wanted.allow and not wanted.library:
+    if not documents and not wanted.allow and not wanted.library:
         raise UsageError(
             "documents, --allow or --library must be given, got none",
             "name some, or --allow a folder whose files requests may name",

@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed: stored documents, presets, models and methods.
+"""What a shell offers when Tab is pressed: stored documents, presets and models.
 
 Called for each press of Tab, so nothing heavy is imported, and whatever fails offers nothing.
 Documents have names that strangers chose, and zsh evaluates what it is offered: a name with
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
 _PLAIN = re.compile(r"[\w./@%+=,][\w./@%+=,-]*")
-_RECIPE = re.compile(r'^@recipe\(\s*"([^"]+)"', re.MULTILINE)
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
@@ -53,36 +51,3 @@ def presets(incomplete: str) -> list[str]:
         return _beginning(filter(_PLAIN.fullmatch, sorted(available())), incomplete)
     except OSError:
         return []
-
-
-def shipped_methods() -> list[str]:
-    """Names of the methods that come with esa, from their source: to import them imports torch."""
-    folder = Path(__file__).parents[3] / "methods"
-    return sorted(
-        name for path in folder.glob("*.py") for name in _RECIPE.findall(path.read_text("utf-8"))
-    )
-
-
-def methods(incomplete: str) -> list[str]:
-    """Names of methods."""
-    return _beginning(shipped_methods(), incomplete)
-
-
-def method_list(incomplete: str) -> list[str]:
-    """The same behind the last comma; `preset` and `text`, too."""
-    before, comma, last = incomplete.rpartition(",")
-    unused = set(before.split(","))
-    names = (name for name in ("preset", "text", *shipped_methods()) if name not in unused)
-    return [before + comma + name for name in _beginning(names, last)]
-
-
-def called_command(environment: Mapping[str, str]) -> str | None:
-    """The command whose words a shell wants completed; None where it may be the command itself."""
-    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
-    words = line.split()
-    is_behind = len(words) > 2 or line[-1:].isspace()
-    if "COMP_WORDS" in environment:
-        is_behind = (
-            environment.get("COMP_CWORD", "").isdigit() and int(environment["COMP_CWORD"]) > 1
-        )
-    return words[1] if len(words) > 1 and is_behind else None

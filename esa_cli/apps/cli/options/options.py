@@ -60,18 +60,13 @@ Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1, mps or
 Dtype = Annotated[str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...")]
 Method = Annotated[
     str | None,
-    option(
-        "--method NAME",
-        "Answer from rows by a whole method, by its name in `esa methods`.",
-        autocompletion=completion.methods,
-    ),
+    option("--method NAME", "Answer from rows by a whole method, by its name in `esa methods`."),
 ]
 Methods = Annotated[
     str,
     option(
         "--methods NAME,...",
         "Names from `esa methods`, with commas; `preset`: the preset as it is.",
-        autocompletion=completion.method_list,
     ),
 ]
 MethodsOrDefault = Annotated[
@@ -80,7 +75,6 @@ MethodsOrDefault = Annotated[
         "--methods NAME,...",
         "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
         "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
-        autocompletion=completion.method_list,
     ),
 ]
 MaxTokens = Annotated[
