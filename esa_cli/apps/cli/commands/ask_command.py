@@ -6,9 +6,9 @@ Everything that can be wrong without the model is found out before it is loaded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,9 +17,8 @@ import typer
 from esa_cli.apps.batch.result_row import answer_row, error_row
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options.options import AnswerOptions, GenerationOptions, ModelOptions
 from esa_cli.apps.cli.output.answer_output import (
     AnswerStream,
     Timing,
@@ -102,153 +101,122 @@ def ask(
     options.exclusive("--keep", "--read never", ways.keep and ways.read == "never")
     output_paths.check("--report", ways.report)
     with Reporter(ways.quiet) as reporter, ExitStack() as stack:
-        timing = Timing()
-        opened = _open(names, question == "-", ways, model, answer, reporter, stack, timing)
-        run = AskRun(*opened, question, ways, generation.arguments(), reporter, timing)
-        if question == "-":
-            failed = ask_lines(
-                run.esa, [], inputs.numbered_lines(sys.stdin), sys.stdout, ways.as_json,
-                reporter=reporter, options=run.generation, shown=ways.passages,
-                left_out=run.documents.gathered.left_out, documents=run.documents,
-            )  # fmt: skip
-        else:
-            failed = 0
-            run.answer()
+        run = AskRun(question, ways, generation.arguments(), reporter)
+        run.open(names, model, answer, stack)
+        failed = run.answer_lines() if question == "-" else run.answer()
     if failed:
         raise typer.Exit(PARTIAL)
 
 
-def _open(
-    names: Sequence[str],
-    lines: bool,
-    ways: AskOptions,
-    model: ModelOptions,
-    answer: AnswerOptions,
-    reporter: Reporter,
-    stack: ExitStack,
-    timing: Timing,
-) -> tuple[Esa, QuestionBooks, bool]:
-    """The loaded model, the documents, and whether they are read after a first answer. Raises
-    EsaError."""
-    from esa_cli.apps.cli.document_search import QuestionBooks
-    from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.models import parse_reference
-    from esa_cli.models.tokenization.tokenizer import read_ahead
-    from esa_cli.qa.opening import answerable
-
-    files, library = source_files(names), Library()
-    chosen = answer.load_preset(model, asked_by=ways.method)
-    output_paths.spare("--report", ways.report, files.paths)
-    chosen = chosen if ways.method else answerable(chosen, reporter)
-    from_text = chosen.answer.source == "text" and ways.method is None
-    if from_text:
-        read_ahead(parse_reference(chosen.model))
-    reader = answer.reader_choice()
-    documents = QuestionBooks(
-        files, library, reporter, stack,
-        most=chosen.answer.documents if from_text else None,
-        in_library=ways.library, keep=ways.keep,
-    )  # fmt: skip
-    ready = _prepare(chosen, model, ways, documents.gathered.documents, reporter)
-    sources = _check_room(ready, documents.gathered.documents, library, ways.keep)
-    # A script gets one answer only, the better one.
-    twice = ways.read == "after" and not (lines or ways.as_json) and sys.stdout.isatty()
-    later = twice and ready.index is not None
-    esa = stack.enter_context(
-        opened(
-            ready, model, reporter,
-            keep=ways.keep, library=library, reader=reader, reads_later=later,
-        )
-    )  # fmt: skip
-    timing.load_s = timing.lap()
-    make = esa.open if later or ways.read == "never" else esa.ingest
-    books = [make(source) for source in sources]
-    documents.open(books, esa.stored, make, files=not esa.documents.needs_rows)
-    return esa, documents, later
-
-
-def _prepare(
-    chosen: Preset,
-    model: ModelOptions,
-    ways: AskOptions,
-    documents: Sequence[Document],
-    reporter: Reporter,
-) -> Preflight:
-    """The method and the model's small files. Raises UsageError: the documents cannot be asked
-    so."""
-    from esa_cli.qa.opening import prepare
-    from esa_cli.qa.planning.model_shape import shape_of
-    from esa_cli.qa.planning.row_storage import check_asked_together
-    from esa_cli.qa.presets.resolved_preset import stretches
-
-    if ways.library and ways.method is not None and stretches(ways.method, chosen):
-        raise UsageError(
-            f"method {ways.method!r} is made for the length of its documents: --library has any",
-            "name the documents in place of --library",
-        )
-    ready = prepare(
-        chosen, model.place, reporter, method=ways.method, documents=documents, keep=ways.keep
-    )
-    resolved, config = ready.resolved, ready.model.config
-    if len({document.text for document in documents}) > 1:
-        stateful = shape_of(config).stateful > 0
-        check_asked_together(resolved.preset, resolved.method, config["model_type"], stateful)
-    if ways.read == "never" and resolved.preset.answer.needs_rows:
-        raise UsageError(
-            "--read never needs answers from passages, found by their words: here they rest on "
-            "the rows of documents that are read",
-            "leave it out, or add --set answer.from=text and name no method or part of one",
-        )
-    return ready
-
-
-def _check_room(
-    ready: Preflight, documents: Sequence[Document], library: Library, keep: bool | None
-) -> Sequence[Document | TokenisedDocument]:
-    """Documents to ingest. Raises ResourceError: memory has no room for them; ModelError."""
-    from esa_cli.system.text import text_digest
-
-    texts = list(ready.texts)
-    if not keep and ready.resolved.preset.answer.needs_rows:
-        stored = library.text_digests()
-        new = [one for one in documents if text_digest(one.text) not in stored]
-        texts = texts or ready.model.tokenise(new)
-        if new:
-            wanted = {one.text for one in new}
-            ready.planner.check(sum(len(t.ids) for t in texts if t.document.text in wanted))
-    known = {text.document.text: text for text in texts}
-    return [known.get(one.text, one) for one in documents]
-
-
-@dataclass
 class AskRun:
-    """One question, and how its answer is shown; `later`: documents are read after it."""
+    """One `esa ask`: a question, or `-` for lines of them, and what is known so far."""
 
     esa: Esa
     documents: QuestionBooks
-    later: bool
-    question: str
-    ways: AskOptions
-    generation: Mapping[str, Any]
-    reporter: Reporter
-    timing: Timing
-    books: list[Book] = field(default_factory=list)
+    books: Sequence[Book]
 
-    def answer(self) -> None:
-        """Answers, and writes what is asked for. Raises EsaError."""
+    def __init__(
+        self, question: str, ways: AskOptions, generation: Mapping[str, Any], reporter: Reporter
+    ) -> None:
+        self.question, self.ways, self.generation = question, ways, generation
+        self.reporter, self.timing = reporter, Timing()
+        self.reads_later = False
+        """Whether documents are read after a first answer."""
+
+    def open(
+        self, names: Sequence[str], model: ModelOptions, answer: AnswerOptions, stack: ExitStack
+    ) -> None:
+        """Loads the model and opens the documents. Raises EsaError."""
+        from esa_cli.apps.cli.document_search import QuestionBooks
+        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.models import parse_reference
+        from esa_cli.models.tokenization.tokenizer import read_ahead
+        from esa_cli.qa.opening import answerable
+
+        ways, reporter, files, library = self.ways, self.reporter, source_files(names), Library()
+        chosen = answer.load_preset(model, asked_by=ways.method)
+        output_paths.spare("--report", ways.report, files.paths)
+        chosen = chosen if ways.method else answerable(chosen, reporter)
+        from_text = chosen.answer.source == "text" and ways.method is None
+        if from_text:
+            read_ahead(parse_reference(chosen.model))
+        reader = answer.reader_choice()
+        self.documents = QuestionBooks(
+            files, library, reporter, stack,
+            most=chosen.answer.documents if from_text else None,
+            in_library=ways.library, keep=ways.keep,
+        )  # fmt: skip
+        named = self.documents.gathered.documents
+        ready = self._prepare(chosen, model, named)
+        sources = _check_room(ready, named, library, ways.keep)
+        # A script gets one answer only, the better one.
+        is_script = self.question == "-" or ways.as_json or not sys.stdout.isatty()
+        self.reads_later = ways.read == "after" and not is_script and ready.index is not None
+        self.esa = esa = stack.enter_context(
+            opened(
+                ready, model, reporter,
+                keep=ways.keep, library=library, reader=reader, reads_later=self.reads_later,
+            )
+        )  # fmt: skip
+        self.timing.load_s = self.timing.lap()
+        make = esa.open if self.reads_later or ways.read == "never" else esa.ingest
+        books = [make(source) for source in sources]
+        self.documents.open(books, esa.stored, make, files=not esa.documents.needs_rows)
+
+    def _prepare(
+        self, chosen: Preset, model: ModelOptions, documents: Sequence[Document]
+    ) -> Preflight:
+        """The method and the model's small files. Raises UsageError: the documents cannot be asked
+        so."""
+        from esa_cli.qa.opening import prepare
+        from esa_cli.qa.planning.model_shape import shape_of
+        from esa_cli.qa.planning.row_storage import check_asked_together
+        from esa_cli.qa.presets.resolved_preset import stretches
+
+        ways, method = self.ways, self.ways.method
+        if ways.library and method is not None and stretches(method, chosen):
+            raise UsageError(
+                f"method {method!r} is made for the length of its documents: --library has any",
+                "name the documents in place of --library",
+            )
+        ready = prepare(
+            chosen, model.place, self.reporter, method=method, documents=documents, keep=ways.keep
+        )
+        resolved, config = ready.resolved, ready.model.config
+        if len({document.text for document in documents}) > 1:
+            stateful = shape_of(config).stateful > 0
+            check_asked_together(resolved.preset, resolved.method, config["model_type"], stateful)
+        if ways.read == "never" and resolved.preset.answer.needs_rows:
+            raise UsageError(
+                "--read never needs answers from passages, found by their words: here they rest "
+                "on the rows of documents that are read",
+                "leave it out, or add --set answer.from=text and name no method or part of one",
+            )
+        return ready
+
+    def answer_lines(self) -> int:
+        """Answers the lines of standard input; how many got no answer."""
+        return ask_lines(
+            self.esa, [], inputs.numbered_lines(sys.stdin), sys.stdout, self.ways.as_json,
+            reporter=self.reporter, options=self.generation, shown=self.ways.passages,
+            left_out=self.documents.gathered.left_out, documents=self.documents,
+        )  # fmt: skip
+
+    def answer(self) -> int:
+        """Answers, and writes what is asked for; 0. Raises EsaError."""
         self.books = self.documents.about(self.question)
         self.timing.ingested(self.books)
         reply = self._ask(streamed=not self.ways.as_json)
-        if self.later and not all(book.read for book in self.books):
-            self._read_and_ask_again(reply)
-        elif self.ways.as_json:
+        if self.reads_later and not all(book.read for book in self.books):
+            reply = self._ask_again(reply)
+        if self.ways.as_json:
             print_json(self._as_dict(reply))
-            self._report(reply)
         else:
             self.reporter.note(summary(self._as_dict(reply)))
-            self._report(reply)
+        self._report(reply)
+        return 0
 
-    def _read_and_ask_again(self, first: Reply) -> None:
+    def _ask_again(self, first: Reply) -> Reply:
         """Reads what has not been read, and shows the answer after that where it is another."""
         reporter, books = self.reporter, self.books
         unread = [book.document.name for book in books if not book.read]
@@ -277,19 +245,18 @@ class AskRun:
             reporter.warn("esa: the answer after reading:")
             print(clean(reply.text), flush=True)
             show_under(reply, self.ways.passages, reporter)
-        reporter.note(summary(self._as_dict(reply)))
-        self._report(reply)
+        return reply
 
     def _ask(self, streamed: bool) -> Reply:
         """The reply; `streamed`: it is shown as it comes, with its passages."""
         ways, reporter = self.ways, self.reporter
         reporter.waiting("answering")
-        on_text: Callable[[str], None] | None = None
-        if streamed:
-            on_text = AnswerStream(sys.stdout, reporter)
-        evidence = max(ways.passages, 0 if ways.as_json else 1)
         reply = self.esa.ask(
-            self.question, self.books, evidence=evidence, on_text=on_text, **self.generation
+            self.question,
+            self.books,
+            evidence=max(ways.passages, 0 if ways.as_json else 1),
+            on_text=AnswerStream(sys.stdout, reporter) if streamed else None,
+            **self.generation,
         )
         self.timing.answer_s = self.timing.lap()
         reporter.settle()
@@ -310,6 +277,24 @@ class AskRun:
             output_paths.write(self.ways.report, page)
             if not self.ways.as_json:
                 self.reporter.note(f"esa: wrote {self.ways.report}")
+
+
+def _check_room(
+    ready: Preflight, documents: Sequence[Document], library: Library, keep: bool | None
+) -> Sequence[Document | TokenisedDocument]:
+    """Documents to ingest. Raises ResourceError: memory has no room for them; ModelError."""
+    from esa_cli.system.text import text_digest
+
+    texts = list(ready.texts)
+    if not keep and ready.resolved.preset.answer.needs_rows:
+        stored = library.text_digests()
+        new = [one for one in documents if text_digest(one.text) not in stored]
+        texts = texts or ready.model.tokenise(new)
+        if new:
+            wanted = {one.text for one in new}
+            ready.planner.check(sum(len(t.ids) for t in texts if t.document.text in wanted))
+    known = {text.document.text: text for text in texts}
+    return [known.get(one.text, one) for one in documents]
 
 
 def _first_words(reply: Reply) -> tuple[Any, ...]:

@@ -15,10 +15,13 @@ from esa_cli.apps.batch.batch_questions import BatchQuestion, read_questions, sh
 from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
-from esa_cli.apps.cli.options.shard_options import ShardOptions
+from esa_cli.apps.cli.options.options import (
+    GenerationOptions,
+    ModelOptions,
+    ReaderOptions,
+    ShardOptions,
+)
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter, print_json
 from esa_cli.errors import PARTIAL, UsageError

@@ -13,8 +13,7 @@ from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import ReaderOptions
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import PARTIAL, UsageError

@@ -18,9 +18,8 @@ from esa_cli.apps.cli.commands.ask_command import InLibrary
 from esa_cli.apps.cli.commands.find_command import Read
 from esa_cli.apps.cli.inputs import split
 from esa_cli.apps.cli.options import options, output_paths
-from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import (

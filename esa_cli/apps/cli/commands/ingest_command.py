@@ -15,8 +15,7 @@ import typer
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.options.shard_options import Shard
+from esa_cli.apps.cli.options.options import ModelOptions, Shard
 from esa_cli.apps.cli.output.terminal import Reporter, as_json, one_line, print_json, print_table
 from esa_cli.errors import PARTIAL, UsageError
 from esa_cli.storage.library import Library

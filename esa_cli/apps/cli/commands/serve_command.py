@@ -12,9 +12,8 @@ import typer
 
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import ReaderOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library

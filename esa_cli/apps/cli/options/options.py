@@ -8,21 +8,24 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from esa_cli.apps.cli.options import completion
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
+from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.qa.opening import ModelPlace
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 DEFAULT_PRESET = "default"
 RUN_SETTINGS = ("dtype", "cache", "plugin")
@@ -203,6 +206,130 @@ class GenerationOptions:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for `Esa.ask`."""
         return asdict(self)
+
+
+TIMEOUT = "ESA_READER_TIMEOUT"
+
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What words answers, if not the preset's model."""
+
+    reader: Annotated[
+        str | None,
+        option(
+            "--reader URL#MODEL|REF",
+            "What words answers from the passages: an OpenAI-compatible server, to which they are "
+            "sent, and its model (its first by default), or a model as for --model.",
+        ),
+    ] = None
+    answer: str | None = None
+
+    @property
+    def _server(self) -> tuple[str | None, str | None]:
+        """The reader without a model of the server, and that model."""
+        from esa_cli.qa.presets.preset_files import is_address
+
+        if self.reader is None or not is_address(self.reader):
+            return self.reader, None
+        address, _, model = self.reader.partition("#")
+        return address, model or None
+
+    @property
+    def dependencies(self) -> dict[str, str | None]:
+        """What answers depend on besides the preset; empty without a reader."""
+        return {} if self.reader is None else {"reader_model": self._server[1]}
+
+    def reader_choice(self) -> ReaderChoice | None:
+        """The reader that is named, not opened yet.
+
+        Raises:
+            UsageError, PresetError, ModelError: there cannot be one of this name.
+        """
+        reader, model = self._server
+        if reader is None:
+            return None
+        from esa_cli.qa.presets.preset_files import is_address
+        from esa_cli.qa.reading.reader_choice import ReaderChoice
+
+        seconds = os.environ.get(TIMEOUT) if is_address(reader) else None
+        try:
+            timeout = float(seconds) if seconds else None
+        except ValueError:
+            raise UsageError(f"{TIMEOUT} must be seconds, got {seconds}", "as 600") from None
+        return ReaderChoice.of(reader, model, timeout)
+
+    def load_preset(
+        self, model: ModelOptions, method: str | None = None, asked_by: str | None = None
+    ) -> LoadedPreset:
+        """`ModelOptions.load_preset` with these settings below those of --set.
+
+        Args:
+            asked_by: a method that will be applied to the preset later.
+
+        Raises:
+            UsageError: they are of passages, and answers come from rows.
+        """
+        reader, form = self._server[0], self.answer
+        settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
+        if reader is not None:
+            settings += [f"answer.reader={json.dumps(reader)}", "answer.from=text"]
+        chosen = model.load_preset(method, settings)
+        if form is not None and chosen.answer.reader is not None:
+            raise UsageError(
+                f"--answer {form} is of the model that finds, and {chosen.answer.reader} "
+                "words answers in its own way",
+                "leave out --answer, or --model and --reader",
+            )
+        options = {"--answer": form, "--reader": self.reader}
+        option = next((f"{name} {value}" for name, value in options.items() if value), None)
+        if option and (asked_by or chosen.answer.source == "rows"):
+            rows = f"--method {asked_by}" if asked_by else f"preset {chosen.name}"
+            raise UsageError(
+                f"{option} needs answers from passages, and {rows} answers from the rows it "
+                "selects",
+                "add --set answer.from=text, and name no method or part of one",
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class AnswerOptions(ReaderOptions):
+    """The form of answers, and what words them."""
+
+    answer: Annotated[
+        Literal["auto", "span", "text"] | None,
+        option(
+            "--answer auto|span|text",
+            "span: a quotation; text: in free words; auto: as the question asks for.",
+        ),
+    ] = None
+
+
+Shard = Annotated[
+    str | None, option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join.")
+]
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """The shard of a command that writes rows, and files with rows of other shards."""
+
+    shard: Shard = None
+    join: Annotated[
+        list[Path] | None,
+        option("--join FILE", "Take the rows of this --out of a shard first. Repeatable."),
+    ] = None
+
+    def check(self, out: Path | None) -> WorkShard:
+        """The shard. Raises UsageError: it is none, or a file to join is missing or is --out."""
+        for path in self.join or ():
+            if not path.is_file():
+                raise UsageError(f"--join must be a file, got {path}", "name the --out of a shard")
+        from esa_cli.apps.cli.options.output_paths import spare
+
+        spare("--out", out, map(str, self.join or ()), "one of the files of --join")
+        return WorkShard.parse(self.shard)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
