@@ -148,14 +148,12 @@ def _report(error: Exception) -> int:
 
 def _say(message: str, hint: str = "") -> None:
     """Writes an error, each part as one line: a file's name may have control characters."""
-    from esa_cli.apps.cli.output.terminal import wrapped
-
     _settle(sys.stdout)
     with contextlib.suppress(OSError, ValueError):
         for begin, text in (("esa: ", message), ("     ", hint)):
             plain = "".join(letter if letter.isprintable() else " " for letter in text).strip()
             if plain:
-                print(wrapped(begin + plain, sys.stderr), file=sys.stderr)
+                print(begin + plain, file=sys.stderr)
     _settle(sys.stderr)
 
 

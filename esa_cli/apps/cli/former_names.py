@@ -29,13 +29,11 @@ OPTIONS = {
 }
 """Former options with another name today."""
 REMOVED = {"--reader-model": "--reader URL#MODEL", "--reader-timeout": "$ESA_READER_TIMEOUT"}
-SYNONYMS = {"search": "find", "query": "ask", "summarize": "ask", "summarise": "ask"}
-"""Words of other tools, and the command that does it here."""
 
 
 def present_arguments(arguments: list[str]) -> list[str]:
     """The arguments by today's names; standard error says which were replaced. `ask` is put before
-    a document. Raises UsageError: a word of another tool, or an option that is gone."""
+    a document. Raises UsageError: an option is gone."""
     if not arguments or arguments[0].startswith("-"):
         return arguments
     name, *rest = arguments
@@ -50,8 +48,6 @@ def present_arguments(arguments: list[str]) -> list[str]:
         rest = _copy(*rest)
     elif name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
         name, rest = "ask", arguments
-    elif name in SYNONYMS:
-        raise UsageError(f"there is no command {name}", f"`esa {SYNONYMS[name]}` does that")
     end = rest.index("--") if "--" in rest else len(rest)
     words = list[str]()
     for word in rest[:end]:

@@ -31,13 +31,13 @@ def split(
     """
     *documents, question = arguments or [""]
     wrong = ""
-    if not arguments or not (documents or library):
-        what = "a question" if library else "a document and a question"
-        wrong = f"{what} must be given, got {question!r}" if arguments else f"{what} must be given"
-    elif question == "-" and "-" in documents:
+    if question == "-" and "-" in documents:
         wrong = "standard input (-) must be a document or questions, got both"
     elif _is_file(question) or (question == "-" and verb != "ask"):
         wrong = f"the question is missing: {question} is a document"
+    elif not arguments or not (documents or library):
+        what = "a question" if library else "a document and a question"
+        wrong = f"{what} must be given, got {question!r}" if arguments else f"{what} must be given"
     elif not question.strip():
         wrong = "the question must not be empty"
     elif has_lone_surrogate(question):

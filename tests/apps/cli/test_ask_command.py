@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-import sample_files
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
@@ -17,26 +16,6 @@ from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
 __all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    for name in ("a.txt", "copy.txt"):
-        (tmp_path / "docs" / name).write_text("The gate opens at nine.")
-    (tmp_path / "docs" / "scan\x1b[31m.pdf").write_bytes(sample_files.pdf([None]))
-    (tmp_path / "docs" / "empty.txt").touch()
-    result = esa("ask", "docs", "When?", *TINY, "--json", "--quiet", "--max-new-tokens", "1")
-    data = json.loads(result.out)
-    assert [one["source"] for one in data["documents"]] == ["docs/a.txt"]
-    assert [one["source"] for one in data["left_out"]] == [
-        "docs", "docs/scan\x1b[31m.pdf", "docs/copy.txt",
-    ]  # fmt: skip
-    assert "has no text" in data["left_out"][1]["why"]
-    said = result.err.splitlines()
-    assert said[0] == "esa: docs: 3 files to read; left out: 1 empty (empty.txt)"
-    assert said[1].startswith("esa: left out: the document docs/scan[31m.pdf has no text")
-    assert said[2] == "esa: left out: docs/copy.txt: the same text again, asked once"
-    assert len(said) == 3
 
 
 def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) -> None:

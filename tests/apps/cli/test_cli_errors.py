@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.__main__ import _Interrupts, main
+from esa_cli.__main__ import main
 from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
 
@@ -123,32 +122,3 @@ def test_an_interruption_that_a_library_answers_with_an_error(
     assert result.code == code
     assert "a bug" not in result.err
     assert ("interrupted" in result.err) == (code == 130)
-
-
-def test_an_interruption_of_an_import_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is imported would catch the KeyboardInterrupt, or C++ code abort the process."""
-    source = (
-        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\n"
-        "except KeyboardInterrupt:\n    raise AttributeError('half imported')\n"
-    )
-    (tmp_path / "imported_slowly.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr("os._exit", leave)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(SystemExit) as end, _Interrupts(leave=True):
-            importlib.import_module("imported_slowly")
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(KeyboardInterrupt), _Interrupts(leave=True):
-            signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert end.value.code == 130
-    assert "interrupted" in capsys.readouterr().err

@@ -247,16 +247,6 @@ def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
     raise AssertionError("the kills came too early or too late to mean anything")
 
 
-@pytest.mark.parametrize("words", [("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION, "--keep")])
-def test_what_cannot_be_kept_is_refused_before_it_is_read(esa: Esa, words: tuple[str, ...]) -> None:
-    infllm = ("--set", "selector.name=infllm", "--set", "position.name=infllm")
-    done = esa(*words, *infllm)
-    assert done.code == 2
-    assert "cannot be kept in the library: its selector gathers" in done.err
-    assert "reading" not in done.err
-    assert esa("ask", "gate.txt", QUESTION, *infllm).code == 0
-
-
 def test_ingest_as_json_and_in_both_kinds_of_rows(esa: Esa) -> None:
     done = esa("ingest", "gate.txt", "boat.txt", "--json", "--quiet")
     assert (done.code, done.err) == (0, "")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_fixtures import cache, runner, surroundings
@@ -15,7 +13,7 @@ from conftest import copy_registries
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.methods import registry
 from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.resolved_preset import resolve
 
 __all__ = ["cache", "surroundings"]
 
@@ -124,32 +122,3 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     made = resolved_preset.apply(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected
-
-
-def test_chat_and_batch_take_methods_of_any_length(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr("esa_cli.qa.api.Esa.__init__", _noting(seen))
-    monkeypatch.setattr("sys.stdin", io.StringIO("When?\n"))
-    assert esa("chat", "note.md", *SHORT, "--method", "quest").code == 0
-    (tmp_path / "q.jsonl").write_text('{"question": "When?", "documents": ["note.md"]}\n')
-    batch = ("batch", "q.jsonl", "--out", "a.jsonl", *SHORT)
-    assert esa(*batch, "--method", "streaming-llm").code == 0
-    assert seen == ["quest", "none"]
-    for command in (("chat", "note.md", *SHORT), batch):
-        refused = esa(*command, "--method", "yarn")
-        assert refused.code == 2
-        assert "esa ask DOC... QUESTION --method yarn" in refused.err
-
-
-def _noting(seen: list[str]) -> Any:
-    from esa_cli.qa.api import Esa as Asker
-
-    begin = Asker.__init__
-
-    def noted(self: Any, loaded: Any, chosen: ResolvedPreset, **options: Any) -> None:
-        seen.append(chosen.preset.selector["name"])
-        begin(self, loaded, chosen, **options)
-
-    return noted

@@ -34,29 +34,6 @@ def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.Monkey
     return lambda command, *more: esa(command, *TINY, *finder, *more)
 
 
-def test_the_table_says_how_much_was_read(run: Esa) -> None:
-    done = run("collect", "story.txt", QUESTION, *ALL)
-    assert done.code == 0, done.err
-    head, *rows = done.out.splitlines()
-    assert head.split() == ["place", "words", "sentence"]
-    assert rows
-    assert all(row.startswith("story.txt:") for row in rows)
-    said = done.err.splitlines()
-    total = said[-2].split()[1]
-    assert said[-2] == f"esa: {total} of {total} passages (100 %) were read again"
-    assert said[-1].endswith("misses places and adds wrong ones: see docs/answers.md")
-    quiet = run("collect", "story.txt", QUESTION, *ALL, "-q")
-    assert (quiet.out, quiet.err) == (done.out, "")
-    scores = sorted(
-        one["score"] for one in run("collect", "story.txt", QUESTION, *ALL, "--json").data["places"]
-    )
-    part = run(
-        "collect", "story.txt", QUESTION, "--least", "-100", "--min", str(scores[-1] - 0.001)
-    )
-    assert " passages (" in part.err
-    assert "; a lower --min may find more" in part.err
-
-
 def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
     data = run("collect", "story.txt", QUESTION, *ALL, "--json", "-q").data
     assert set(data) == {

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from esa_cli.qa.answering.reply import Passage
+    from esa_cli.qa.api import Esa
 
 TOP = 8
 Read = Annotated[
@@ -109,9 +110,16 @@ def find(
         chosen = for_finding(model.load_preset(), ways.by_words)
         check_adapter(chosen.answer)
         files, library = source_files(names), Library()
-        opener = PassageBooks(
-            chosen, model, library, reporter, stack, read=ways.read == "first", keep=ways.keep
-        )
+        reads = ways.read == "first"
+
+        def load() -> Esa:
+            from esa_cli.apps.cli.open_esa import opened
+
+            # Where nothing is read, a library that cannot be written is no matter.
+            keep = ways.keep if reads or library.writable else False
+            return stack.enter_context(opened(chosen, model, reporter, keep=keep, library=library))
+
+        opener = PassageBooks(chosen, model, library, reporter, load, read=reads)
         documents = QuestionBooks(
             files, library, reporter, stack,
             most=chosen.answer.documents, in_library=ways.library, keep=ways.keep,
@@ -119,7 +127,7 @@ def find(
         named = [opener.open(document) for document in documents.gathered.documents]
         documents.open(named, opener.stored, opener.open)
         books = documents.about(question, having_words=ways.by_words)
-        opened = time.perf_counter()
+        began = time.perf_counter()
         reporter.waiting("searching")
         passages: Sequence[Passage]
         if ways.by_words:
@@ -131,7 +139,7 @@ def find(
         else:
             most = None if ways.every or ways.files else ways.top or TOP
             passages = opener.passages(question, books, most, ways.minimum)
-        seconds = time.perf_counter() - opened
+        seconds = time.perf_counter() - began
         reporter.settle()
         if ways.every:
             order = {book.document.name: number for number, book in enumerate(place_books(books))}
@@ -151,7 +159,7 @@ def find(
                     "left_out": [file.as_dict() for file in documents.gathered.left_out],
                     "model": chosen.model if opener.loaded else None,
                     "preset": chosen.name,
-                    "timing": {"open_s": round(opened - started, 3), "find_s": round(seconds, 3)},
+                    "timing": {"open_s": round(began - started, 3), "find_s": round(seconds, 3)},
                 }
             )
         elif ways.files:

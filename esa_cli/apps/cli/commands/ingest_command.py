@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,10 +24,10 @@ from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
+    from esa_cli.apps.engine.engine import Engine
     from esa_cli.apps.engine.ingest_worker import IngestReport
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.presets.preset import Preset
 
 RowKind = Literal["int8", "native"]
 SETTLE_S = 1.0
@@ -99,15 +99,25 @@ def ingest(
             return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
 
         def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
-            from esa_cli.apps.engine.ingest_worker import ingest_document
+            from esa_cli.apps.engine import ingest_worker as worker
+            from esa_cli.apps.engine.engine import LocalEngine, ray_engine
+            from esa_cli.qa.opening import prepare
+            from esa_cli.storage.library.library_paths import default_root
 
-            assert chosen is not None
             if is_local:
                 for document in documents:
-                    yield ingest_document(asker(), document, rows, reporter)
+                    yield worker.ingest_document(asker(), document, rows, reporter)
+                return
+            assert chosen is not None
+            prepare(chosen, model.place, reporter, keep=True)
+            task = worker.IngestWorker(chosen, model, rows, default_root().absolute())
+            processes: AbstractContextManager[Engine]
+            if engine == "local":
+                processes = nullcontext(LocalEngine(reporter, workers or 1))
             else:
-                by_ray = engine == "ray"
-                yield from _by_workers(documents, chosen, model, rows, by_ray, workers, reporter)
+                processes = ray_engine(reporter, workers, model.device)
+            with processes as opened_engine:
+                yield from worker.ingest_by(opened_engine, task, documents, reporter)
 
         if follows:
             _follow(documents, None if words else asker, watch, prune, yes, reporter, in_json)
@@ -119,30 +129,6 @@ def check_engine(engine: str) -> None:
     """Raises UsageError: it is not installed."""
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
-
-
-def _by_workers(
-    documents: Sequence[Document],
-    chosen: Preset,
-    model: ModelOptions,
-    rows: RowKind,
-    by_ray: bool,
-    workers: int | None,
-    reporter: Reporter,
-) -> Iterator[IngestReport]:
-    """Reads the documents in processes of this machine or of a Ray cluster. Raises EsaError."""
-    from esa_cli.apps.engine.engine import LocalEngine, ray_engine
-    from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by
-    from esa_cli.qa.opening import prepare
-    from esa_cli.storage.library.library_paths import default_root
-
-    prepare(chosen, model.place, reporter, keep=True)
-    worker = IngestWorker(chosen, model, rows, default_root().absolute())
-    if by_ray:
-        with ray_engine(reporter, workers, model.device) as engine:
-            yield from ingest_by(engine, worker, documents, reporter)
-    else:
-        yield from ingest_by(LocalEngine(reporter, workers or 1), worker, documents, reporter)
 
 
 def _read(

@@ -86,7 +86,9 @@ def show(
     elif text:
         print_text(library.text(entry))
     else:
-        print_table(("", ""), list(_facts(entry).items()))
+        facts = entry.as_json()
+        facts |= facts.pop("provenance", {}) | {"size": size_text(entry.nbytes)}
+        print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
 
 @app.command("verify")
@@ -257,30 +259,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
         "" if entry.damage else entry.rows,
         _label(entry),
     )
-
-
-def _facts(entry: Entry) -> dict[str, str]:
-    """Labels and values of a stored document for people; `--json` has the settings too."""
-    if entry.damage:
-        return {"id": entry.key, "document": _label(entry)}
-    layout = entry.layout
-    shape = f"{layout.layers} layers, {layout.dtype}"
-    if entry.rows == "index":
-        shape = f"{layout.width} numbers a token"
-    table = {
-        "id": entry.key,
-        "document": _label(entry),
-        "size": size_text(entry.nbytes),
-        "tokens": f"{entry.tokens:,}",
-        "characters": f"{entry.characters:,}",
-        "rows": f"{entry.rows}, {shape}",
-        "read": _minute(entry.created),
-        "used": _minute(entry.used),
-    }
-    for key, value in entry.provenance.items():
-        if key not in ("name", "rows"):
-            table[key] = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return {key: value for key, value in table.items() if value}
 
 
 def _label(entry: Entry) -> str:

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,21 +43,6 @@ def clean(text: str) -> str:
 def one_line(text: str) -> str:
     """Clean, and on one line: names of files may have line breaks."""
     return clean(text).replace("\n", " ")
-
-
-def wrapped(text: str, stream: TextIO) -> str:
-    """A note or an error as lines of the terminal's width, what follows the first line below its
-    words; unchanged where there is no terminal. A path stays in one piece, to be copied."""
-    if not stream.isatty():
-        return text
-    start = re.match(r"esa: | *", text)
-    return textwrap.fill(
-        text,
-        max(20, shutil.get_terminal_size().columns),
-        subsequent_indent=" " * (start.end() if start else 0),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def as_json(data: object, indent: int | None = None) -> str:
@@ -185,8 +169,7 @@ class Reporter:
             self.note(text)
 
     def _print(self, text: str, style: str | None) -> None:
-        lines = wrapped(one_line(text), self.console.file)
-        self.console.print(lines, style=style, markup=False, soft_wrap=True)
+        self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
