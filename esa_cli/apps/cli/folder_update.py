@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from esa_cli.apps.cli.output.progress_display import token_progress
@@ -116,7 +116,7 @@ class FolderUpdate:
     def summary(self) -> str:
         """One line."""
         changes = self.state.changes
-        counts = {
+        counts: dict[str, tuple[Sequence[object], bool]] = {
             "added": (changes.added, True),
             "changed": (changes.changed, True),
             "removed": (self.state.removed, True),
