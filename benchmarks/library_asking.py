@@ -14,13 +14,14 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.document_search import BestBooks, document_search
+from esa_cli.apps.cli.document_search import QuestionBooks
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
@@ -46,12 +47,14 @@ def write_documents(
 def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> dict[str, Any]:
     """The row of all questions; the first one loads what the others find there."""
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
-    with document_search(SourceFiles((), ()), library, reporter, most=most, in_library=True) as one:
-        assert one is not None, "there must be more documents than are opened"
-        books = BestBooks(one, esa.stored, esa.open, reporter)
+    with ExitStack() as stack:
+        none = SourceFiles((), ())
+        documents = QuestionBooks(none, library, reporter, stack, most=most, in_library=True)
+        documents.open([], esa.stored, esa.open)
         for fact in facts:
             started = time.perf_counter()
-            reply = esa.ask(fact["question"], books.books(fact["question"]))
+            reply = esa.ask(fact["question"], documents.about(fact["question"]))
+            assert documents.searched, "there must be more documents than are opened"
             seconds.append(time.perf_counter() - started)
             right += answered(reply.text, fact["answers"])
     return {

@@ -106,9 +106,7 @@ def _run(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        from esa_cli.apps.cli.options.completion import called_command
-
-        command(called_command(os.environ)).main(arguments, prog_name="esa")
+        command().main(arguments, prog_name="esa")
     import typer
 
     from esa_cli.apps.cli.former_names import present_arguments
@@ -143,23 +141,19 @@ def _report(error: Exception) -> int:
         _say(text[:1].lower() + text[1:], f"see `{where} --help`")
         return USAGE
     reason = (str(error).splitlines() or [""])[0]
-    _say(
-        f"a bug: {type(error).__name__}: {reason}",
-        "set ESA_DEBUG=1 to see where, and please report it",
-    )
+    hint = "set ESA_DEBUG=1 to see where, and please report it"
+    _say(f"a bug: {type(error).__name__}: {reason}", hint)
     return BUG
 
 
 def _say(message: str, hint: str = "") -> None:
     """Writes an error, each part as one line: a file's name may have control characters."""
-    from esa_cli.apps.cli.output.terminal import wrapped
-
     _settle(sys.stdout)
     with contextlib.suppress(OSError, ValueError):
         for begin, text in (("esa: ", message), ("     ", hint)):
             plain = "".join(letter if letter.isprintable() else " " for letter in text).strip()
             if plain:
-                print(wrapped(begin + plain, sys.stderr), file=sys.stderr)
+                print(begin + plain, file=sys.stderr)
     _settle(sys.stderr)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from esa_cli.apps.cli.cli_app import command
+from esa_cli.apps.cli.former_names import SHORT
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"]
@@ -71,13 +72,14 @@ def test_commands_and_options_that_pages_name_exist() -> None:
             if verb is program and re.fullmatch(r"[a-z]+", words[0] if words else ""):
                 pytest.fail(f"{page.name}: {line}")
             known = {name for one in verb.params for name in one.opts + one.secondary_opts}
+            known |= set(SHORT) if "--set" in known else set()
             options = {
                 word.split("=")[0].strip("[],.)") for word in words if re.match("--[a-z]", word)
             }
             assert options <= known | {"--help", "--version"}, f"{page.name}: {line}"
             checked += len(options)
         alone = names(page, r"`(--[a-z][a-z-]*)[ =`]")
-        assert alone <= every | OTHER_OPTIONS, page.name
+        assert alone <= every | OTHER_OPTIONS | set(SHORT), page.name
     assert checked > 30
 
 

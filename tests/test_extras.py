@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from esa_cli.apps.cli.commands.ingest_command import check_engine
 from esa_cli.apps.cli.commands.mcp_command import check_sdk
 from esa_cli.apps.cli.commands.serve_command import ServeOptions
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
-from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.needlebench import gpt4
@@ -39,7 +39,7 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("mcp", "mcp", check_sdk),
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),
     ("plot", "matplotlib", lambda: new_figure(1, 1)),
-    ("ray", "ray", lambda: EngineOptions("ray").check()),
+    ("ray", "ray", lambda: check_engine("ray")),
     ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),

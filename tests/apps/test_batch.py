@@ -583,7 +583,7 @@ def test_the_command_says_what_is_wrong_first_and_ends_with_seven(
     command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "all.jsonl")
     result = command(monkeypatch, None, "q.jsonl", "--out", "all.jsonl")  # type: ignore[arg-type]
     assert result.exit_code == 0, "a finished batch opens no model"
-    for changed in (["--set", "window.selected=32"], [*FROM_TEXT, "--answer", "span"]):
+    for changed in (["--set", "window.selected=32"], [*FROM_TEXT, "--set", "answer.form=span"]):
         result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "all.jsonl", *changed)
         assert isinstance(result.exception, UsageError)
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esa_cli.apps.cli.output.answer_output import weighed_place
 from esa_cli.errors import HistoryError
 from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
 
@@ -108,17 +109,6 @@ class Conversation:
                 if not turns:
                     raise
                 del turns[0]
-
-
-def place(passage: Passage) -> str:
-    """The location of a passage: `book.pdf, page 3, line 40`."""
-    page = f", page {passage.page}" if passage.page is not None else ""
-    return f"{passage.document}{page}, line {passage.line}"
-
-
-def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
-    """The location of a passage with how much it counts for the answer that was found, if any."""
-    return f"{place(passage)}{chapter}" + (f" ({passage.weight:.0%})" if found else "")
 
 
 def transcript(path: Path, model: str, documents: Sequence[str], record: Sequence[Exchange]) -> str:

@@ -1,4 +1,4 @@
-"""Documents of a question where there are many: their words are searched, and the best are opened.
+"""The books of a question. Of many documents the words are searched, and the best are opened.
 
 Candidates are the files of folders and patterns, and with `--library` its documents and the files
 of `esa ingest --words`. Documents that are named one by one are asked in any case.
@@ -7,17 +7,17 @@ of `esa ingest --words`. Documents that are named one by one are asked in any ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from itertools import islice
 
+from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, EsaError, UsageError
-from esa_cli.qa.books import Book
+from esa_cli.qa.books import Book, distinct
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, Entry, Library
 
@@ -29,250 +29,225 @@ OpenPath = Callable[[str], Book]
 """Makes a book of a file. Raises DocumentError."""
 
 
-class DocumentSearch:
-    """Candidates of a catalogue that has the words of all of them.
+class QuestionBooks:
+    """The books of questions: of all named documents, and of the candidates all or the best.
 
     Args:
-        candidates: by the digest of their text. most: how many are asked.
+        stack: closes the catalogue. in_library: the library's documents are candidates, too.
+        most: candidates that are opened for a question; None: all of them.
+        keep: False: words of files are not kept, unless the library is asked, too.
+
+    Raises:
+        DocumentError: nothing can be read. LibraryError. DiskError: `keep`, and there is no room
+            for the words.
     """
 
-    def __init__(self, catalogue: Catalogue, candidates: dict[str, LibraryText], most: int) -> None:
-        self._catalogue, self._candidates, self.most = catalogue, candidates, most
-
-    def __len__(self) -> int:
-        return len(self._candidates)
-
-    def open_all_with_words(self, question: str) -> None:
-        """Has every candidate with a word of the question opened, instead of the best."""
-        digests = {text.digest for text in self._catalogue.texts.ranked(question)}
-        self.most = max(1, len(digests & self._candidates.keys()))
-
-    def ranked(self, question: str) -> list[LibraryText]:
-        """The candidates, best first; those without a word of the question last, as they come."""
-        ranked = self._catalogue.texts.ranked(question)
-        order = dict.fromkeys([*(text.digest for text in ranked), *self._candidates])
-        return [self._candidates[digest] for digest in order if digest in self._candidates]
-
-
-class BestBooks:
-    """Opens the best documents of a search, and keeps them open for the next question."""
-
     def __init__(
-        self, search: DocumentSearch, stored: OpenEntry, make: OpenPath, reporter: Reporter
+        self,
+        files: SourceFiles,
+        library: Library,
+        reporter: Reporter,
+        stack: ExitStack,
+        *,
+        most: int | None,
+        in_library: bool = False,
+        keep: bool | None = None,
     ) -> None:
-        self._search, self._stored, self._make = search, stored, make
-        self._reporter = reporter
-        self._open: dict[LibraryText, Book] = {}
-        """The last used last."""
+        self.library, self.reporter, self._stack = library, reporter, stack
+        self.in_library, self.most = in_library, most
+        self._catalogue: Catalogue | None = None
+        self._candidates: dict[str, LibraryText] = {}
+        """By the digest of their text."""
+        self._books, self._open = list[Book](), dict[LibraryText, Book]()
         self.searched = 0
         """Documents whose words were searched for the last question, if fewer were opened."""
+        named = tuple(source for source in files.sources if not source.of)
+        alone = SourceFiles(named, files.left_out)
+        several = [path for path in files.paths if path not in set(alone.paths)]
+        if most is not None and (len(several) > most or (in_library and library.exists)):
+            self._search(several, most, keep)
+        self.gathered = read_files(alone if self._catalogue else files, reporter)
+        """The documents that are asked in any case."""
 
-    def books(self, question: str) -> list[Book]:
-        """The best documents that can be opened. Raises UsageError: there is none."""
-        search, reporter, most = self._search, self._reporter, self._search.most
+    def open(
+        self, books: Sequence[Book], stored: OpenEntry, make: OpenPath, *, files: bool = True
+    ) -> None:
+        """Takes the books of `gathered`, and how others are opened; opens all of the library where
+        it is not searched.
+
+        Args:
+            files: whether files of the library can be asked that no stored document has.
+
+        Raises:
+            UsageError: no document of the library can be asked.
+        """
+        self._stored, self._make, self._books = stored, make, list(books)
+        if self.in_library and self._catalogue is None:
+            self._books += self._library_books(make if files else None)
+
+    def about(self, question: str, *, having_words: bool = False) -> list[Book]:
+        """The books of a question.
+
+        Args:
+            having_words: every candidate with a word of it, in place of the best.
+
+        Raises:
+            UsageError: no candidate can be opened.
+        """
+        best = (
+            [] if self._catalogue is None else self._best(self._catalogue, question, having_words)
+        )
+        return distinct([*self._books, *best])
+
+    def _best(self, catalogue: Catalogue, question: str, having_words: bool) -> list[Book]:
+        reporter, candidates = self.reporter, self._candidates
+        ranked = [text.digest for text in catalogue.texts.ranked(question)]
+        most = self.most or 0
+        if having_words:
+            most = max(1, len(candidates.keys() & set(ranked)))
         books, left_out = list[Book](), 0
-        for candidate in search.ranked(question):
+        for digest in dict.fromkeys([*ranked, *candidates]):
             if len(books) == most:
                 break
+            if digest not in candidates:
+                continue
+            candidate = candidates[digest]
             with reporter.brief():
-                book = self._open.pop(candidate, None) or self._book(candidate)
+                book = self._open.pop(candidate, None) or self._candidate_book(candidate)
             if book is None:
                 left_out += 1
             else:
                 books.append(book)
-                self._open[candidate] = book
+                self._open[candidate] = book  # the last used last
         for candidate in list(islice(self._open, max(0, len(self._open) - KEPT * most))):
             del self._open[candidate]
         if not books:
             raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
-        self.searched = len(search) if len(books) < len(search) else 0
-        line = f"esa: searched {len(search):,} documents by their words, "
+        self.searched = len(candidates) if len(books) < len(candidates) else 0
+        line = f"esa: searched {len(candidates):,} documents by their words, "
         line += f"opened the best {len(books)}"
         if left_out:
             line += f"; left out: {left_out:,} that cannot be read, or were read otherwise"
         (reporter.warn if left_out else reporter.note)(line)
         return books
 
-    def _book(self, candidate: LibraryText) -> Book | None:
-        book, errors = _open_text(candidate, self._stored, self._make)
+    def _candidate_book(self, candidate: LibraryText) -> Book | None:
+        book, errors = self._open_text(candidate, self._make)
         for error in errors:
             if not isinstance(error, UsageError):  # else it was read by another model
-                self._reporter.left_out(error.message)
+                self.reporter.left_out(error.message)
         return book
 
+    def _open_text(
+        self, text: LibraryText, make: OpenPath | None
+    ) -> tuple[Book | None, list[EsaError]]:
+        """The book of a text, and the errors of what could not be opened."""
+        errors = list[EsaError]()
+        for entry in text.entries:
+            try:
+                return self._stored(entry), errors
+            except (UsageError, DocumentError) as error:
+                errors.append(error)
+        try:
+            return (make(text.path) if make and text.path else None), errors
+        except DocumentError as error:
+            return None, [*errors, error]
 
-def library_books(
-    stored: OpenEntry, library: Library, reporter: Reporter, make: OpenPath | None = None
-) -> list[Book]:
-    """A book of every text of the library that this model and method can be asked about, in the
-    order in which they were ingested. Reports what is left out.
-
-    Args:
-        make: makes a book of a file, where no stored document has its text; None: such files are
-            left out.
-
-    Raises:
-        UsageError: there is none.
-    """
-    texts = LibraryTexts()
-    if library.exists:
-        with library.search_catalogue() as catalogue:
-            texts = _library_texts(catalogue, reporter)
-            _report_left_out(texts, reporter)
-    books, unread = list[Book](), 0
-    with reporter.brief():
+    def _library_books(self, make: OpenPath | None) -> list[Book]:
+        """The books of all of the library, in the order in which they were ingested; reports what
+        this model and method cannot be asked about."""
+        texts, reporter = LibraryTexts(), self.reporter
+        if self.library.exists:
+            with self.library.search_catalogue() as catalogue:
+                texts = self._library_texts(catalogue)
+                self._report_left_out(texts)
+        books, unread = list[Book](), 0
         for text in texts.texts:
-            book, errors = _open_text(text, stored, make)
+            with reporter.brief():
+                book, errors = self._open_text(text, make)
             if book is not None:
                 books.append(book)
                 continue
             unread += not errors
             for error in errors:
                 reporter.left_out(error.message)
-    if unread:
-        reporter.left_out(f"{unread:,} files that were not read with this preset")
-    if not books:
-        raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
-    return books
+        if unread:
+            reporter.left_out(f"{unread:,} files that were not read with this preset")
+        if not books:
+            hint = "`esa ingest` reads one"
+            raise UsageError("the library has no document for this preset", hint)
+        return books
 
-
-def _open_text(
-    text: LibraryText, stored: OpenEntry, make: OpenPath | None
-) -> tuple[Book | None, list[EsaError]]:
-    """The book of a text, and the errors of what could not be opened."""
-    errors = list[EsaError]()
-    for entry in text.entries:
+    def _search(self, several: Sequence[str], most: int, keep: bool | None) -> None:
+        """Puts the words of all candidates into a catalogue, if there are more than `most`."""
+        library, stores = self.library, self.in_library or keep is not False
         try:
-            return stored(entry), errors
-        except (UsageError, DocumentError) as error:
-            errors.append(error)
-    try:
-        return (make(text.path) if make and text.path else None), errors
-    except DocumentError as error:
-        return None, [*errors, error]
-
-
-def named_alone(files: SourceFiles) -> SourceFiles:
-    """Without the files of folders and patterns."""
-    named = tuple(source for source in files.sources if not source.of)
-    return SourceFiles(named, files.left_out)
-
-
-@contextmanager
-def document_search(
-    files: SourceFiles,
-    library: Library,
-    reporter: Reporter,
-    *,
-    most: int,
-    in_library: bool = False,
-    keep: bool | None = None,
-) -> Iterator[DocumentSearch | None]:
-    """The search over files of folders and patterns and, if `in_library`, over the library; None
-    where there are at most `most` candidates, or this Python's sqlite3 cannot search: all of them
-    are then to be asked.
-
-    Args:
-        keep: False: words of files are not kept, unless the library is asked, too.
-
-    Raises:
-        DocumentError: there is no candidate that can be read. LibraryError. DiskError: `keep`, and
-            there is no room for the words.
-    """
-    named = set(named_alone(files).paths)
-    several = [path for path in files.paths if path not in named]
-    if len(several) <= most and not (in_library and library.exists):
-        yield None
-        return
-    search = partial(_search, several, in_library, most, reporter)
-    stores = in_library or keep is not False
-    with ExitStack() as stack:
-        try:
-            opened = library.search_catalogue() if stores else library.catalogue(False)
-            result = _entered(stack, opened, search)
+            self._index(
+                library.search_catalogue() if stores else library.catalogue(False), several, most
+            )
         except DiskError as error:
             if keep:
                 raise
-            reporter.settle()
-            reporter.warn(f"esa: words of files are not kept: {error.message}")
-            result = _entered(stack, library.search_catalogue(copy=True), search)
-        yield result
+            self.reporter.settle()
+            self.reporter.warn(f"esa: words of files are not kept: {error.message}")
+            self._index(library.search_catalogue(copy=True), several, most)
 
+    def _index(
+        self, opened: AbstractContextManager[Catalogue], several: Sequence[str], most: int
+    ) -> None:
+        reporter = self.reporter
+        with ExitStack() as own:
+            catalogue = own.enter_context(opened)
+            library = self._library_texts(catalogue) if self.in_library else LibraryTexts()
+            is_stored = [bool(text.entries) for text in library.texts]
+            if len(several) + len(is_stored) <= most and all(is_stored):
+                return
+            if not catalogue.texts.searchable:
+                reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
+                return
+            self._report_left_out(library)
+            candidates = self._file_candidates(catalogue, several) if several else {}
+            if any(is_stored):
+                progress = token_progress(reporter, "words of the library", unit="documents")
+                for error in catalogue.add_stored_texts(progress):
+                    reporter.left_out(error.message)
+                reporter.settle()
+            self._candidates = candidates | {text.digest: text for text in library.texts}
+            self._catalogue = catalogue
+            self._stack.push(own.pop_all())
 
-def _entered(
-    stack: ExitStack,
-    opened: AbstractContextManager[Catalogue],
-    search: Callable[[Catalogue], DocumentSearch | None],
-) -> DocumentSearch | None:
-    """The search in the catalogue, which the stack closes."""
-    with ExitStack() as own:
-        result = search(own.enter_context(opened))
-        stack.push(own.pop_all())
-    return result
+    def _library_texts(self, catalogue: Catalogue) -> LibraryTexts:
+        progress = token_progress(self.reporter, "words of the files", unit="files")
+        texts = texts_of(catalogue, progress)
+        self.reporter.settle()
+        return texts
 
+    def _file_candidates(
+        self, catalogue: Catalogue, several: Sequence[str]
+    ) -> dict[str, LibraryText]:
+        """The files by the digests of their texts; reports those that cannot be read."""
+        names = {os.path.abspath(path): path for path in several}
+        progress = token_progress(self.reporter, "words of the files", unit="files")
+        changes = FileIndexing(catalogue).update(list(names), progress)
+        self.reporter.settle()
+        if changes.refused and not changes.readable:
+            raise DocumentError(changes.refused[0].why, changes.refused[0].hint)
+        self._report_refused([names[one.path] for one in changes.refused])
+        candidates: dict[str, LibraryText] = {}
+        for record in changes.readable:
+            candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
+        return candidates
 
-def _search(
-    several: Sequence[str], in_library: bool, most: int, reporter: Reporter, catalogue: Catalogue
-) -> DocumentSearch | None:
-    """The search, with the words of all candidates in the catalogue; else as `document_search`."""
-    library = _library_texts(catalogue, reporter) if in_library else LibraryTexts()
-    if len(several) + len(library.texts) <= most and all(one.entries for one in library.texts):
-        return None
-    if not catalogue.texts.searchable:
-        reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
-        return None
-    _report_left_out(library, reporter)
-    candidates = _file_candidates(catalogue, several, reporter)
-    if any(one.entries for one in library.texts):
-        progress = token_progress(reporter, "words of the library", unit="documents")
-        for error in catalogue.add_stored_texts(progress):
-            reporter.left_out(error.message)
-        reporter.settle()
-    candidates |= {one.digest: one for one in library.texts}
-    return DocumentSearch(catalogue, candidates, most)
+    def _report_left_out(self, library: LibraryTexts) -> None:
+        self._report_refused([one.path for one in library.refused])
+        errors = [entry.error for entry in library.damaged]
+        if len(errors) == 1:
+            self.reporter.left_out(errors[0].message)
+        elif errors:
+            count = f"{len(errors):,} documents of the library that cannot be used"
+            self.reporter.left_out(count, "`esa library list` says why")
 
-
-def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
-    texts = texts_of(catalogue, token_progress(reporter, "words of the files", unit="files"))
-    reporter.settle()
-    return texts
-
-
-def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
-    _report_refused([one.path for one in library.refused], reporter)
-    errors = [entry.error for entry in library.damaged]
-    if len(errors) == 1:
-        reporter.left_out(errors[0].message)
-    elif errors:
-        reporter.left_out(
-            f"{len(errors):,} documents of the library that cannot be used",
-            "`esa library list` says why",
-        )
-
-
-def _file_candidates(
-    catalogue: Catalogue, several: Sequence[str], reporter: Reporter
-) -> dict[str, LibraryText]:
-    """The files by the digests of their texts, each text once; reports those that cannot be
-    read."""
-    names = {os.path.abspath(path): path for path in several}
-    if not names:
-        return {}
-    progress = token_progress(reporter, "words of the files", unit="files")
-    changes = FileIndexing(catalogue).update(list(names), progress)
-    reporter.settle()
-    refused = changes.refused
-    if refused and not changes.readable:
-        raise DocumentError(refused[0].why, refused[0].hint)
-    _report_refused([names[one.path] for one in refused], reporter)
-    candidates: dict[str, LibraryText] = {}
-    for record in changes.readable:
-        candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
-    return candidates
-
-
-def _report_refused(paths: Sequence[str], reporter: Reporter) -> None:
-    """Reports files that cannot be read."""
-    if paths:
-        count = f"{len(paths):,} {'file' if len(paths) == 1 else 'files'}"
-        reporter.left_out(f"{count} that cannot be read ({first_names(paths)})")
+    def _report_refused(self, paths: Sequence[str]) -> None:
+        if paths:
+            count = f"{len(paths):,} {'file' if len(paths) == 1 else 'files'}"
+            self.reporter.left_out(f"{count} that cannot be read ({first_names(paths)})")

@@ -1,9 +1,9 @@
-"""One update of the library with a folder: its words, what a model reads, and what is reported."""
+"""Updates of the library with a folder: its words, what a model reads, and what is reported."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from esa_cli.apps.cli.output.progress_display import token_progress
@@ -28,6 +28,8 @@ class FolderUpdate:
             where no document is left: later the disk may have gone away.
     """
 
+    state: FolderState
+
     def __init__(
         self,
         folder: str,
@@ -39,49 +41,38 @@ class FolderUpdate:
     ) -> None:
         self._folder, self._library, self._read = folder, library, read
         self._prune, self._if_empty, self._reporter = prune, if_empty, reporter
-        self._state: FolderState | None = None
-        self._reported: set[FileRecord] = set()
-        self.removed: list[str] = []
-        """Paths of files that do not exist any more, and did at the update before."""
+        self._is_first = True
+        self._gone, self._reported = set[str](), set[FileRecord]()
+        self.removed, self.read_ids, self.pruned_ids = list[str](), list[str](), list[str]()
+        """Paths of files that existed at the update before; ids of documents."""
         self.failed: list[FileRecord] = []
         """Files that cannot be read."""
-        self.read_ids: list[str] = []
-        """What the model read."""
-        self.pruned_ids: list[str] = []
-        """Documents that were removed from the library."""
         self.seconds = 0.0
-
-    @property
-    def state(self) -> FolderState:
-        assert self._state is not None, "after `run`"
-        return self._state
 
     def run(self) -> FolderUpdate:
         """Updates the library, and reports in a line each what cannot be read. Raises
         DocumentError, LibraryError, ResourceError."""
-        started, before, reporter = time.perf_counter(), self._state, self._reporter
-        progress = None
-        if before is None:
+        started, reporter, progress = time.perf_counter(), self._reporter, None
+        if self._is_first:
             progress = token_progress(reporter, f"files of {self._folder}", unit="files")
         with self._library.catalogue() as catalogue:
-            self._state = sync_folder(
+            self.state = sync_folder(
                 catalogue, self._folder,
                 prune=self._prune, if_empty=self._if_empty, progress=progress,
             )  # fmt: skip
-        self._if_empty = False
         reporter.settle()
-        known = [record.path for record in before.removed] if before else []
         removed = [record.path for record in self.state.removed]
-        self.removed = [path for path in removed if path not in known]
+        self.removed = [path for path in removed if path not in self._gone]
         self.failed, self.read_ids = list(self.state.changes.refused), []
         if self._read is not None:
             self._read_new(self._read)
         for record in self.failed:
             if record not in self._reported:
                 reporter.left_out(record.why, record.hint)
-        self._reported = set(self.failed)
-        for left_out in () if before else self.state.left_out:
+        for left_out in self.state.left_out if self._is_first else ():
             reporter.warn(f"esa: {left_out.line}")
+        self._gone, self._reported = set(removed), set(self.failed)
+        self._is_first = self._if_empty = False
         self.pruned_ids = self._pruned() if self._prune else []
         self.seconds = time.perf_counter() - started
         return self
@@ -124,15 +115,16 @@ class FolderUpdate:
     @property
     def summary(self) -> str:
         """One line."""
-        changes, failed = self.state.changes, len(self.failed)
-        parts = [
-            f"{len(changes.added):,} added",
-            f"{len(changes.changed):,} changed",
-            f"{len(self.state.removed):,} removed",
-            *([f"{failed:,} cannot be read"] if failed else []),
-            *([f"{len(self.read_ids):,} read by the model"] if self._read else []),
-            *([f"{len(self.pruned_ids):,} documents pruned"] if self.pruned_ids else []),
-        ]
+        changes = self.state.changes
+        counts: dict[str, tuple[Sequence[object], bool]] = {
+            "added": (changes.added, True),
+            "changed": (changes.changed, True),
+            "removed": (self.state.removed, True),
+            "cannot be read": (self.failed, False),
+            "read by the model": (self.read_ids, self._read is not None),
+            "documents pruned": (self.pruned_ids, False),
+        }
+        parts = [f"{len(n):,} {what}" for what, (n, always) in counts.items() if n or always]
         return f"{len(changes.records):,} files: {', '.join(parts)}; {time_text(self.seconds)}"
 
     def as_dict(self) -> dict[str, Any]:

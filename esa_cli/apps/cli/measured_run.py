@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.engine_options import ShardOptions
+from esa_cli.apps.cli.options.options import ShardOptions
 from esa_cli.apps.cli.options.output_paths import goes_on
 from esa_cli.errors import EsaError
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,9 +29,8 @@ class PassageBooks:
     that is to be read, needs the model; the others are searched by their words without one.
 
     Args:
-        preset: of `adapter_files.for_finding`. stack: closes the model. read: whether a document
-            that has not been read for the preset's finder is read. keep: as `open_esa.opened`.
-        load: gives an `Esa`, or what finds as one, where the model is loaded elsewhere.
+        preset: of `adapter_files.for_finding`. load: gives an `Esa`, or what finds as one. read:
+            whether a document that has not been read for the preset's finder is read.
 
     Raises:
         UsageError: there is no such device or dtype, or $ESA_MEMORY_LIMIT is not a size.
@@ -44,18 +42,14 @@ class PassageBooks:
         model: ModelOptions,
         library: Library,
         reporter: Reporter,
-        stack: ExitStack,
+        load: Callable[[], Esa],
         *,
         read: bool = False,
-        keep: bool | None = None,
-        load: Callable[[], Any] | None = None,
     ) -> None:
         # At once: later it would look as if each document was of another model.
         _ = model.place, machine.memory_limit()
-        self.preset, self._model, self._library = preset, model, library
-        self._reporter, self._stack = reporter, stack
-        self._read, self._keep = read, keep
-        self._load = load or self._open_model
+        self.preset, self._library, self._reporter = preset, library, reporter
+        self._load, self._read = load, read
         self.loaded = False
         """Whether the model is."""
 
@@ -96,15 +90,6 @@ class PassageBooks:
 
     @cached_property
     def _asker(self) -> Esa:
-        asker: Esa = self._load()
+        asker = self._load()
         self.loaded = True
         return asker
-
-    def _open_model(self) -> Esa:
-        from esa_cli.apps.cli.open_esa import opened
-
-        # Where nothing is read, a library that cannot be written is no matter.
-        keep = self._keep if self._read or self._library.writable else False
-        return self._stack.enter_context(
-            opened(self.preset, self._model, self._reporter, keep=keep, library=self._library)
-        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field
@@ -185,7 +184,7 @@ class DocumentTools:
         named = self.documents.find(documents)
         opener = PassageBooks(
             for_finding(self._preset), self._model, self.documents.library or Library(),
-            self._reporter, ExitStack(), load=lambda: self.asker,
+            self._reporter, lambda: self.asker,
         )  # fmt: skip
         notes = list[str]()
         opened = self.documents.open(named, None, query, notes, make=opener.open)

@@ -50,7 +50,7 @@ class ReaderChoice:
         Raises UsageError, PresetError, ModelError: there cannot be one of this name."""
         if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
             raise UsageError(
-                f"--reader-timeout must be above 0 and at most {LONGEST_S} seconds, "
+                f"$ESA_READER_TIMEOUT must be above 0 and at most {LONGEST_S} seconds, "
                 f"got {timeout_s:g}",
                 "leave it out for 900",
             )

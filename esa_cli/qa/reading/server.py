@@ -38,7 +38,7 @@ CHANGEABLE = {"temperature": None, "top_p": None, "seed": None,
               "max_tokens": "max_completion_tokens"}  # fmt: skip
 """Parameters that some models refuse -> the one to send in its place."""
 _END = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
-_SLOW = "choose a smaller model by --reader-model, or give a longer --reader-timeout"
+_SLOW = "choose a smaller model by --reader URL#MODEL, or give a longer $ESA_READER_TIMEOUT"
 
 
 class BrokenAnswerError(Exception):
@@ -199,7 +199,7 @@ class ServerReader:
         ids = [one.get("id") for one in data or () if isinstance(one, dict)]
         names = [name for name in ids if isinstance(name, str) and name]
         if not names and model is None:
-            raise self._error("lists no models", "name one by --reader-model NAME")
+            raise self._error("lists no models", "name one by --reader URL#MODEL NAME")
         return names
 
     def _no_connection(self, error: requests.RequestException) -> ReaderError:
@@ -229,7 +229,7 @@ class ServerReader:
         """A status other than 200."""
         status, message = response.status_code, _message(response)
         what = f"refuses the question with status {status}"
-        hint = "choose another model by --reader-model, or ask a shorter question"
+        hint = "choose another model by --reader URL#MODEL, or ask a shorter question"
         if 300 <= status < 400:
             message = _short(response.headers.get("location", "another address"))
             what, hint = "has moved", "give that address"
@@ -238,7 +238,11 @@ class ServerReader:
         elif status == 404 and (self._known or "model" in message.lower()):
             names = ", ".join(self._known[:8])
             what = f"has no model {self.name}"
-            hint = f"it has {names}; --reader-model NAME" if names else "name one by --reader-model"
+            hint = (
+                f"it has {names}; --reader URL#MODEL NAME"
+                if names
+                else "name one by --reader URL#MODEL"
+            )
         elif status == 404:
             what, hint = "has no chat completions there", _END
         elif status == 429:

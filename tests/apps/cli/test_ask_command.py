@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
 
 import pytest
-import sample_files
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
-from esa_cli.apps.chat.conversation import Exchange, transcript
-from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
-from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, says_not_told
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND
+from esa_cli.qa.answering.reply import NOT_TOLD, says_not_told
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def test_quiet_says_nothing_but_the_answer_and_warnings(esa: Esa, note: str) -> None:
-    result = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1")
-    assert result.code == 0
-    warnings = {
-        "  the documents may not contain the answer",
-        "  the answer was cut off; --max-new-tokens allows a longer one",
-    }
-    assert set(result.err.splitlines()) <= warnings
-    assert "cut off" in result.err
-    shown = esa("ask", note, "When?", *TINY, "--quiet", "--max-new-tokens", "1", "--top", "2")
-    passages = [line for line in shown.err.splitlines() if line not in warnings]
-    assert 1 <= len(passages) <= 2
-    assert all(line.startswith("  note.md, line ") for line in passages)
-
-
-def test_what_is_left_out_is_said_and_in_the_json(esa: Esa, tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    for name in ("a.txt", "copy.txt"):
-        (tmp_path / "docs" / name).write_text("The gate opens at nine.")
-    (tmp_path / "docs" / "scan\x1b[31m.pdf").write_bytes(sample_files.pdf([None]))
-    (tmp_path / "docs" / "empty.txt").touch()
-    result = esa("ask", "docs", "When?", *TINY, "--json", "--quiet", "--max-new-tokens", "1")
-    data = json.loads(result.out)
-    assert [one["source"] for one in data["documents"]] == ["docs/a.txt"]
-    assert [one["source"] for one in data["left_out"]] == [
-        "docs", "docs/scan\x1b[31m.pdf", "docs/copy.txt",
-    ]  # fmt: skip
-    assert "has no text" in data["left_out"][1]["why"]
-    said = result.err.splitlines()
-    assert said[0] == "esa: docs: 3 files to read; left out: 1 empty (empty.txt)"
-    assert said[1].startswith("esa: left out: the document docs/scan[31m.pdf has no text")
-    assert said[2] == "esa: left out: docs/copy.txt: the same text again, asked once"
-    assert len(said) == 3
 
 
 def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) -> None:
@@ -126,23 +87,6 @@ def test_the_same_seed_gives_the_same_answer(esa: Esa, note: str) -> None:
     assert esa(*sampled, "3").out == esa(*sampled, "3").out != esa(*sampled, "4").out
 
 
-def test_on_a_terminal_there_are_bars(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    result = esa("ask", note, "When?", *TINY)
-    assert result.code == 0
-    assert "\x1b" not in result.out
-    shown = terminal.getvalue()
-    for words in ("loading the model", "reading", "tokens", "answering", "peak memory"):
-        assert words in shown
-    assert "\x1b[?25h" in shown.rpartition("answering")[2], "the cursor comes back"
-
-
 FROM_TEXT = ["--set", "answer.from=text", "--set", "answer.passages=2"]
 QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 
@@ -162,16 +106,6 @@ def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
     assert " ".join(text.split()) == data["answer"]
 
 
-def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = esa("ask", note, "When?", *TINY, *FROM_TEXT, *QUIET, "--answer", "text").data
-    assert (data["answered_from"], data["quotation"]) == ("text", None)
-    assert data["tokens"]["answer"] <= 4
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\n")))
-    row = esa("ask", note, "-", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
-    assert row["answered_from"] == "text"
-    assert set(row["quotation"]) == {"document", "start", "end"}
-
-
 def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None:
     ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
     result = esa(*ask, "--set", "answer.threshold=1000000.0")
@@ -181,18 +115,6 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
     assert "%" not in result.err
     result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
     assert (result.data["found"], result.data["quotation"]) == (False, None)
-
-
-def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    for text, warned in (("At nine.", True), (NOT_TOLD, False)):
-        evidence = (Passage("a.md", "a.md", None, 1, None, 0, 5, "Words", weight=1.0),)
-        show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
-        record = [Exchange("When?", text, evidence, found=False)]
-        below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)
-        for shown in (below, kept, in_full(evidence, False)):
-            assert "a.md, line 1" in shown
-            assert "%" not in shown, "a passage that answers nothing counts nothing"
-        assert (NOT_FOUND in below, NOT_FOUND in kept) == (warned, warned)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ They run `main` in this process; what ends the process, in a fork of it.
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import random
 import signal
@@ -160,46 +158,6 @@ def test_what_was_read_before_an_error_is_printed(
     assert [one["name"] for one in done.data["documents"]] == ["gate.txt"]
 
 
-def questions(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    stream = io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-    monkeypatch.setattr("sys.stdin", stream)
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_questions_on_standard_input(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch, as_json: bool
-) -> None:
-    esa("ingest", "gate.txt")
-    wanted = esa("ask", "gate.txt", QUESTION, "--json", "--set", "window.ending=0").data
-    questions(monkeypatch, QUESTION, "", "What? " * 400, "Who has the key?")
-    more = ["--json"] if as_json else []
-    done = esa("ask", "--library", "-", "--set", "window.ending=0", *more)
-    assert done.code == 7, "one question was too long"
-    if as_json:
-        rows = [json.loads(line) for line in done.out.splitlines()]
-        assert [row["line"] for row in rows] == [1, 3, 4]
-        assert rows[0]["answer"] == wanted["answer"]
-        assert [set(passage) for passage in rows[0]["evidence"]] == [PASSAGE] * 3
-        assert "error" in rows[1]
-        assert rows[2]["question"] == "Who has the key?"
-    else:
-        assert "line 3: " in done.err
-        assert "gate.txt, line 1" in done.err
-        assert done.out.endswith("\n\n")
-
-
-def test_a_damaged_document_is_named(esa: Esa, tmp_path: Path) -> None:
-    esa("ingest", "gate.txt")
-    (entry,) = Library().entries()
-    path = tmp_path / "library" / "documents" / f"{entry.key}.text"
-    path.write_bytes(path.read_bytes()[:-1])
-    done = esa("ask", "gate.txt", QUESTION)
-    assert (done.code, done.out) == (3, "")
-    assert f"{path} is damaged: its length or checksum is wrong" in done.err
-    assert f"esa library rm {entry.id}" in done.err
-    assert esa("library", "verify").code == 3
-
-
 def in_child(pipe: int, arguments: list[str]) -> None:
     """Runs esa as a process of its own would, what it says going to the pipe."""
     for stream in (1, 2):
@@ -229,26 +187,6 @@ def forked(
     with open(reader, encoding="utf-8") as stream:
         said = stream.read()
     return ended(number), said
-
-
-@needs_fork
-def test_ctrl_c_ends_an_ingest_that_then_goes_on(esa: Esa, tmp_path: Path) -> None:
-    esa("ingest", "gate.txt")  # so that the tiny model is made
-
-    def when_a_segment_is_there(number: int) -> None:
-        before, stop = len(files(tmp_path / "library")), time.monotonic() + 60
-        while len(files(tmp_path / "library")) < before + 3 and time.monotonic() < stop:
-            time.sleep(0.002)
-        os.kill(number, signal.SIGINT)
-
-    code, said = forked(
-        "ingest", "long.txt", "--set", "window.chunk=8", then=when_a_segment_is_there
-    )
-    assert code == 130
-    assert said.endswith("esa: interrupted\n")
-    assert len(Library().entries()) == 1
-    assert esa("ingest", "long.txt", "--set", "window.chunk=8").code == 0
-    assert all(Library().verify(entry) == [] for entry in Library().entries())
 
 
 @needs_fork
@@ -307,27 +245,6 @@ def test_an_ingest_killed_at_random_moments_answers_as_one_that_was_not(
             if hits == KILLS:
                 return
     raise AssertionError("the kills came too early or too late to mean anything")
-
-
-def test_a_cache_on_disk_is_the_library(esa: Esa) -> None:
-    refused = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--no-keep")
-    assert refused.code == 2
-    assert "--cache disk stores what is read in the library" in refused.err
-    asked = esa("ask", "gate.txt", QUESTION, "--cache", "disk", "--max-new-tokens", "4")
-    assert asked.code == 0
-    again = esa("ask", "gate.txt", QUESTION, "--max-new-tokens", "4")
-    assert "was read before" in again.err
-    assert again.out == asked.out
-
-
-@pytest.mark.parametrize("words", [("ingest", "gate.txt"), ("ask", "gate.txt", QUESTION, "--keep")])
-def test_what_cannot_be_kept_is_refused_before_it_is_read(esa: Esa, words: tuple[str, ...]) -> None:
-    infllm = ("--set", "selector.name=infllm", "--set", "position.name=infllm")
-    done = esa(*words, *infllm)
-    assert done.code == 2
-    assert "cannot be kept in the library: its selector gathers" in done.err
-    assert "reading" not in done.err
-    assert esa("ask", "gate.txt", QUESTION, *infllm).code == 0
 
 
 def test_ingest_as_json_and_in_both_kinds_of_rows(esa: Esa) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_fixtures import cache, runner, surroundings
@@ -16,7 +13,7 @@ from conftest import copy_registries
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.methods import registry
 from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import ResolvedPreset, resolve
+from esa_cli.qa.presets.resolved_preset import resolve
 
 __all__ = ["cache", "surroundings"]
 
@@ -50,20 +47,6 @@ def esa(
     return runner(capsys)
 
 
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A file with a score that says nothing of itself, and one that does."""
-    copy_registries(monkeypatch)
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n\n"
-        '@register("score", "silent")\n@dataclass(frozen=True)\n'
-        'class Silent:\n    """A line of its own."""\n\n'
-        '@register("score", "told", about="as told", source="A paper", cost="F M")\n'
-        "@dataclass(frozen=True)\nclass Told:\n    share: float = 0.5\n"
-    )
-    return "mine.py"
-
-
 # -- esa methods
 
 
@@ -86,32 +69,6 @@ def test_everything_is_listed_with_source_and_cost(esa: Esa) -> None:
         ), name  # fmt: skip
         assert row["about"] in long
         assert f"  cost: {row['cost']}\n  source: {row['source']}\n" in long
-
-
-def test_parts_fit_a_narrow_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    screen = Terminal()
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("sys.stdout", screen)
-    assert esa("methods").code == 0
-    lines = re.sub("\x1b\\[[0-9;]*m", "", screen.getvalue()).splitlines()
-    assert max(map(len, lines)) <= 80
-    (line,) = (line for line in lines if line.startswith("closed-form"))
-    assert line.split()[:4] == ["closed-form", "compressor", "the", "best"], "on one line"
-
-
-def test_a_plugin_may_say_what_its_parts_are(esa: Esa, plugin: str) -> None:
-    rows = json.loads(esa("methods", "--plugin", plugin, "--json").out)
-    told, silent = ({r["name"]: r for r in rows}[name] for name in ("told", "silent"))
-    assert (told["about"], told["source"], told["cost"]) == ("as told", "A paper", "F M")
-    assert (silent["about"], silent["source"], silent["cost"]) == ("A line of its own.", "", "")
-    assert told["origin"].endswith("mine.py")
-    long = esa("methods", "--plugin", plugin, "--long").out
-    assert "silent (score)\n  A line of its own.\n  cost: not said\n  source: not said" in long
-    assert "as told" in esa("methods", "--plugin", plugin).out
 
 
 @pytest.fixture
@@ -141,28 +98,6 @@ def test_a_file_of_recipes_only_is_a_plugin(esa: Esa, tmp_path: Path) -> None:
     assert "checks fail: method broken" in bad.err
 
 
-@pytest.mark.usefixtures("own_registry")
-def test_a_recipe_of_one_file_with_a_selector_of_another(esa: Esa, tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text(
-        "from dataclasses import dataclass\nfrom esa_cli.methods.registry import register\n"
-        "from esa_cli.attention.selection import TopK\n\n"
-        "@register('selector', 'of-one')\n@dataclass(frozen=True)\nclass OfOne(TopK):\n"
-        "    proximity: int = 1\n"
-    )
-    (tmp_path / "two.py").write_text(
-        "from esa_cli.methods.registry import recipe\n\n"
-        "@recipe('of-two', about='both', source='this test', cost='none')\n"
-        "def two(base):\n    return {'selector': {'name': 'of-one'}}\n"
-    )
-    alone = esa("plugins", "check", "two.py")
-    assert alone.code == 4
-    assert "of-one" in alone.out
-    both = esa("plugins", "check", "two.py", "--plugin", "one.py")
-    assert both.code == 0, both.out
-    rows = json.loads(esa("methods", "--plugin", "one.py", "--json").out)
-    assert [row["about"] for row in rows if row["name"] == "of-one"] == [""]
-
-
 # -- --method
 
 
@@ -187,71 +122,3 @@ def test_ask_answers_by_any_method(name: str, esa: Esa) -> None:
     made = resolved_preset.apply(name, preset.load("tiny-random"))
     assert (data["selector"], data["position"]) == (made.selector["name"], made.position["name"])
     assert data["window"]["selected"] == made.window.selected
-
-
-def test_a_method_is_stretched_to_all_documents(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    apply = resolved_preset.apply
-
-    def watched(name: str, chosen: preset.Preset, length: int = 0) -> preset.Preset:
-        lengths.append(length)
-        return apply(name, chosen, length)
-
-    monkeypatch.setattr(resolved_preset, "apply", watched)
-    (tmp_path / "two.txt").write_text("Another text. " * 50)
-    data = json.loads(
-        esa("ask", "note.md", "two.txt", "When?", *SHORT, "--json", "--method", "interpolation").out
-    )
-    documents = [one["tokens"] for one in data["documents"]]
-    assert len(documents) == 2
-    assert sum(documents) - 100 < lengths[-1] < sum(documents) + 100, "but for the prompt's words"
-    lengths.clear()
-    esa("ask", "note.md", "When?", *SHORT, "--method", "infllm")
-    assert lengths[-1] == 0, "nothing is measured that does not count"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--method", "infllmm"), "did you mean 'infllm'?"),
-        (("--library", "--method", "yarn"), "made for the length of its documents"),
-    ],
-)
-def test_mistakes_are_found_before_the_model_is_loaded(
-    words: tuple[str, ...], said: str, esa: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
-    done = esa("ask", "note.md", "When?", *SHORT, *words)
-    assert done.code == 2
-    assert said in done.err
-
-
-def test_chat_and_batch_take_methods_of_any_length(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr("esa_cli.qa.api.Esa.__init__", _noting(seen))
-    monkeypatch.setattr("sys.stdin", io.StringIO("When?\n"))
-    assert esa("chat", "note.md", *SHORT, "--method", "quest").code == 0
-    (tmp_path / "q.jsonl").write_text('{"question": "When?", "documents": ["note.md"]}\n')
-    batch = ("batch", "q.jsonl", "--out", "a.jsonl", *SHORT)
-    assert esa(*batch, "--method", "streaming-llm").code == 0
-    assert seen == ["quest", "none"]
-    for command in (("chat", "note.md", *SHORT), batch):
-        refused = esa(*command, "--method", "yarn")
-        assert refused.code == 2
-        assert "esa ask DOC... QUESTION --method yarn" in refused.err
-
-
-def _noting(seen: list[str]) -> Any:
-    from esa_cli.qa.api import Esa as Asker
-
-    begin = Asker.__init__
-
-    def noted(self: Any, loaded: Any, chosen: ResolvedPreset, **options: Any) -> None:
-        seen.append(chosen.preset.selector["name"])
-        begin(self, loaded, chosen, **options)
-
-    return noted

@@ -14,7 +14,6 @@ from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 from tiny_finder import tiny_finder
 
-from esa_cli.__main__ import main
 from esa_cli.qa.collecting import Collection
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -33,29 +32,6 @@ def run(surroundings: None, esa: Esa, tmp_path: Path, monkeypatch: pytest.Monkey
     finder = tiny_finder(tmp_path / "finder")
 
     return lambda command, *more: esa(command, *TINY, *finder, *more)
-
-
-def test_the_table_says_how_much_was_read(run: Esa) -> None:
-    done = run("collect", "story.txt", QUESTION, *ALL)
-    assert done.code == 0, done.err
-    head, *rows = done.out.splitlines()
-    assert head.split() == ["place", "words", "sentence"]
-    assert rows
-    assert all(row.startswith("story.txt:") for row in rows)
-    said = done.err.splitlines()
-    total = said[-2].split()[1]
-    assert said[-2] == f"esa: {total} of {total} passages (100 %) were read again"
-    assert said[-1].endswith("misses places and adds wrong ones: see docs/answers.md")
-    quiet = run("collect", "story.txt", QUESTION, *ALL, "-q")
-    assert (quiet.out, quiet.err) == (done.out, "")
-    scores = sorted(
-        one["score"] for one in run("collect", "story.txt", QUESTION, *ALL, "--json").data["places"]
-    )
-    part = run(
-        "collect", "story.txt", QUESTION, "--least", "-100", "--min", str(scores[-1] - 0.001)
-    )
-    assert " passages (" in part.err
-    assert "; a lower --min may find more" in part.err
 
 
 def test_json_csv_and_lines_have_the_same_places(run: Esa) -> None:
@@ -99,13 +75,6 @@ def test_where_nothing_fits_the_exit_code_is_one(run: Esa) -> None:
     assert (done.code, done.out, done.err) == (1, "", "")
     done = run("collect", "--count", "story.txt", QUESTION, "--least", "100", "-q")
     assert (done.code, done.out[:22]) == (1, "0 places, 0 distinct (")
-
-
-def test_an_unread_document_is_read_again_as_a_whole(run: Esa) -> None:
-    done = run("collect", "story.txt", QUESTION, "--read", "never", "--least", "-100")
-    assert done.code == 0, done.err
-    assert "passages (100 %) were read again" in done.err
-    assert not Path("library").exists()
 
 
 @pytest.fixture
@@ -156,9 +125,3 @@ def test_a_stopped_run_keeps_what_it_found_and_goes_on(run: Esa, stopping: list[
     done = run("collect", "story.txt", QUESTION, *ALL, "--out", "other.jsonl")
     fail(done, 2, "is not a results file of esa")
     fail(run("collect", "story.txt", QUESTION, "--out", "story.txt"), 2, "--out")
-
-
-def test_a_preset_that_leaves_it_open_collects_from_text(run: Esa) -> None:
-    """As `tiny-random`, and every preset of a model that is not the default's."""
-    found = main(["collect", *TINY, "story.txt", QUESTION, "--least", "-100", "-q", "--json"])
-    assert found == 0

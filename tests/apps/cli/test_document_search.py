@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -88,32 +87,6 @@ def test_named_documents_are_asked_beside_the_best(run: Esa) -> None:
     assert "searched 9 documents" in asked.err
 
 
-def test_few_files_are_all_asked(run: Esa) -> None:
-    asked = run("ask", "town", "How old is the kiln?", "--json", most=10)
-    assert len(names(asked)) == 10
-    assert "searched" not in asked.err
-    assert "searched" not in json.loads(asked.out)
-    assert not Library().exists
-
-
-def test_words_are_not_kept_with_no_keep(run: Esa) -> None:
-    asked = run("ask", "town", "How old is the kiln?", "--json", "--no-keep")
-    assert names(asked)[0] == "3.txt"
-    assert not Library().exists
-
-
-def test_each_line_says_what_was_searched(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
-    monkeypatch.setattr("sys.stdin", lines)
-    asked = run("ask", "town", "-", "--json")
-    assert asked.code == 0, asked.err
-    rows = [json.loads(line) for line in asked.out.splitlines()]
-    assert [row["searched"] for row in rows] == [10, 10]
-    assert [row["documents"][0]["name"] for row in rows] == ["3.txt", "9.txt"]
-    alone = json.loads(run("ask", "town", "How old is the kiln?", "--json").out)
-    assert rows[0]["documents"][0].keys() == alone["documents"][0].keys()
-
-
 def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     rows = ("--set", "answer.from=rows")
     assert run("ingest", *(f"town/{at}.txt" for at in range(5)), *rows, "-q").code == 0
@@ -133,23 +106,6 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     gone = run(*other)
     assert gone.code == 2
     assert "no document can be asked with this preset" in gone.err
-
-
-def test_without_full_text_search_all_are_opened(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sqlite3.connect
-
-    class Connection(sqlite3.Connection):
-        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:  # type: ignore[override]
-            if "fts5" in sql:
-                raise sqlite3.OperationalError("no such module: fts5")
-            return super().execute(sql, *values)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(
-        sqlite3, "connect", lambda *given, **more: real(*given, factory=Connection, **more)
-    )
-    asked = run("ask", "town", "How old is the kiln?", "--json")
-    assert len(names(asked)) == 10
-    assert "this Python's sqlite3 has no FTS5" in asked.err
 
 
 def test_where_the_disk_is_full_words_are_not_kept_unless_they_must_be(

@@ -3,7 +3,6 @@ Tiny random model, and an untrained finder of it."""
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import re
@@ -160,70 +159,3 @@ def test_the_library_is_searched(run: Esa) -> None:
         "gate.txt": False, "boat.txt": True,
     }  # fmt: skip
     assert all(os.path.isabs(one["source"]) for one in both["documents"])
-
-
-def test_damage_is_said(run: Esa, tmp_path: Path) -> None:
-    assert run("ingest", "gate.txt").code == 0
-    (rows,) = (tmp_path / "library" / "segments").glob("*.seg")
-    rows.write_bytes(rows.read_bytes()[:-9])
-    fail(run("find", "gate.txt", WORDS, "-q"), 3, "is damaged")
-
-
-@pytest.mark.parametrize("most", [1, 8])
-def test_a_damaged_manifest_is_said_once(run: Esa, tmp_path: Path, most: int) -> None:
-    """Also where words choose what is opened, and with --quiet: the best may be in it."""
-    for number in range(3):
-        Path(f"pier{number}.txt").write_text(f"{BOAT} Pier {number} was never built.", "utf-8")
-    assert run("ingest", "gate.txt", *(f"pier{number}.txt" for number in range(3))).code == 0
-    one, two, *_ = sorted((tmp_path / "library" / "documents").glob("*.doc"))
-    one.write_bytes(one.read_bytes()[:-9])
-    find = ("find", "--library", WORDS, "--set", f"answer.documents={most}", "-q")
-    said = run(*find).err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"esa: left out: {one} is damaged")
-    two.write_bytes(two.read_bytes()[:-9])
-    said = run(*find).err.splitlines()
-    assert len(said) == 1
-    assert "2 documents of the library that cannot be used; `esa library list`" in said[0]
-
-
-@pytest.mark.usefixtures("no_model")
-def test_on_a_terminal_words_are_highlighted_and_places_are_links(
-    run: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    evil = "evil [link=x] \x1b]0;title\x07 #1.txt"
-    Path(evil).write_text(f"{KEY}\x1b[2J\x9b31m", "utf-8")
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert run("find", evil, WORDS, "-q").code == 0
-    shown = terminal.getvalue()
-    link = re.search(r"\x1b\]8;[^;]*;(file://[^\x1b]*)\x1b\\", shown)
-    assert link
-    assert link[1] == Path(evil).absolute().as_uri()
-    bare = re.sub(r"\x1b\]8;.*?\x1b\\|\x1b\[[\d;]*m", "", shown)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", bare)
-    assert "evil [link=x] ]0;title #1.txt:1  characters 0-" in bare
-    body = bare.split("\n", 1)[1]
-    assert max(map(len, body.splitlines())) <= 50
-    assert "[red]northern[/red] gate :smile:." in " ".join(body.split())
-    assert re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", shown)[:3] == ["Ahab", "northern", "gate"]
-
-
-@pytest.mark.usefixtures("no_model")
-def test_the_files_with_passages_best_first(run: Esa) -> None:
-    Path("pier.txt").write_text(f"{BOAT} The boat has a gate.", "utf-8")
-    named = ("find", "boat.txt", "pier.txt", "gate.txt", "gate", "--files")
-    files = run(*named).out.splitlines()
-    assert sorted(files) == ["gate.txt", "pier.txt"]
-    assert run(*named, "--top", "1").out.splitlines() == files[:1]
-    assert run(*named, "--min", "0.5").out.splitlines() == files
-    (one,) = run(*named, "--top", "1", "--json").data["files"]
-    assert set(one) == {"document", "source", "score", "passages"}
-    assert (one["document"], one["passages"] >= 1) == (files[0], True)

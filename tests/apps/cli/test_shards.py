@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
-from command import QUICK, TINY, Esa, fail
+from command import QUICK, TINY, Esa
 
 __all__ = ["cache", "esa", "surroundings"]
 
@@ -75,40 +74,6 @@ def test_shards_of_a_selftest_are_the_selftest(esa: Esa, monkeypatch: pytest.Mon
     assert len(rows("joined.jsonl")) == len(rows("whole.jsonl"))
 
 
-def test_rows_of_other_settings_are_not_joined(esa: Esa) -> None:
-    command = [*SELFTEST, "--methods", "preset", "--no-dense", "--quiet"]
-    assert esa(*command, "--seed", "7", "--out", "other.jsonl", "--shard", "1/4").code == 0
-    fail(esa(*command, "--join", "other.jsonl"), 2, "other.jsonl", "seed 7 -> 0")
-
-
-def test_shards_of_a_benchmark_are_the_benchmark(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = longbench_row("x")["context"] + " The other gate is shut."
-    contexts = [{}, {}, {"context": other}, {"context": other}, {}]
-    found = [
-        longbench_row(str(number), input=f"Which gate {number}?", **more)
-        for number, more in enumerate(contexts)
-    ]
-    write(tmp_path / "data" / "qasper.jsonl", found)
-    write(tmp_path / "data" / "lcc.jsonl", [longbench_row("c", input="")])
-    command = ["bench", "longbench", "--data", "data", "--methods", "preset", "--quiet", *QUICK]
-    assert esa(*command, "--out", "whole.jsonl").code == 0
-    files, joins = run_shards(esa, *command)
-    parts = [rows(file) for file in files]
-    asked = [[(row["task"], row["id"]) for row in part] for part in parts]
-    assert asked == [
-        [("qasper", "0"), ("qasper", "1"), ("lcc", "c")],
-        [("qasper", "2"), ("qasper", "3")],
-        [("qasper", "4")],
-    ], "records about one document stay together"
-    assert by_text(chain(*parts)) == by_text(rows("whole.jsonl"))
-    refuse_work(monkeypatch, "answering.session.Session.__init__")
-    done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
-    assert done.data["complete"]
-    assert by_text(rows("joined.jsonl")) == by_text(rows("whole.jsonl"))
-
-
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     for name in "abc":
@@ -138,21 +103,6 @@ def test_shards_of_a_batch_are_the_batch(
     done = esa(*command, "--out", "joined.jsonl", *joins, "--json")
     assert done.data["kept"] == 9
     assert rows("joined.jsonl") == rows("whole.jsonl"), "in the order of the questions"
-
-
-def test_what_shards_of_a_batch_lack_is_asked(esa: Esa, questions: Path) -> None:
-    command = ["batch", str(questions), "--quiet", "--limit", "5", *SHORT, *TINY]
-    assert esa(*command, "--out", "whole.jsonl").code == 0
-    assert esa(*command, "--out", "one.jsonl", "--shard", "2/2").code == 0
-    one = rows("one.jsonl")
-    assert 0 < len(one) < 5
-    done = esa(*command, "--out", "joined.jsonl", "--join", "one.jsonl", "--json")
-    assert done.data["kept"] == len(one)
-    assert rows("joined.jsonl") == rows("whole.jsonl")
-    other = esa(*command, "--out", "o.jsonl", "--join", "one.jsonl", "--max-new-tokens", "3")
-    fail(other, 2, "one.jsonl, row 1")
-    Path("foreign.jsonl").write_text("{}\n")
-    fail(esa(*command, "--out", "o.jsonl", "--join", "foreign.jsonl"), 2, "foreign.jsonl")
 
 
 def ingest(esa: Esa, monkeypatch: pytest.MonkeyPatch, library: str, *more: str) -> list[str]:

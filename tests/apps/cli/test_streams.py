@@ -94,16 +94,6 @@ def test_a_full_disk_under_the_output(command: str) -> None:
     assert lines(result)[0].startswith("esa: the output cannot be written: No space left")
 
 
-@needs_full
-def test_a_full_disk_under_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with FULL.open("w") as full:
-        monkeypatch.setattr("sys.stdout", full)
-        assert main(["ask", "note.md", "What?", "-p", "tiny-random", "--quiet"]) == 6
-    assert "esa: the output cannot be written" in capsys.readouterr().err
-
-
 @pytest.mark.process
 @needs_shell
 @pytest.mark.parametrize(

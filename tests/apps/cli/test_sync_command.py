@@ -14,7 +14,6 @@ from command import TINY, Esa
 
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
@@ -76,64 +75,6 @@ def test_new_changed_and_removed_files(run: Esa) -> None:
     assert state(run)["removed"] == []
 
 
-def test_a_lost_catalogue_comes_back_from_the_other_files(run: Esa) -> None:
-    run("ingest", "--words", "town")
-    Path("town/loom.txt").unlink()
-    run("ingest", "--words", "town")
-    (Library().root / NAME).unlink()
-    assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
-    asked = run("ask", "--library", "Where is the harp?", *TINY, "--json", "--set", TEXT)
-    assert json.loads(asked.out)["documents"][0]["name"] == "harp.txt"
-    (Library().root / NAME).unlink()
-    again = state(run)
-    assert (again["added"], again["changed"], names(again["removed"])) == ([], [], ["loom"])
-    assert (found("harp"), found("loom")) == (1, 0), "words of what exists are made again"
-    run("library", "prune")
-    assert names(state(run, "--prune")["removed"]) == ["loom"]
-    (Library().root / NAME).unlink()
-    assert state(run)["removed"] == []
-
-
-def test_documents_are_known_by_whatever_path_they_were_read(run: Esa, tmp_path: Path) -> None:
-    rows = (*TINY, "--set", "answer.from=rows")
-    (tmp_path / "link").symlink_to(tmp_path / "town")
-    for path in ("town/harp.txt", "link/anvil.txt", "./town/../town/loom.txt"):
-        assert run("ingest", path, *rows).code == 0
-    run("ingest", "--words", "link")
-    Path("town/harp.txt").unlink()
-    Path("town/anvil.txt").unlink()
-    assert len(state(run, "--prune")["pruned"]) == 0, "the records are those of link/"
-    done = json.loads(run("ingest", "--words", "link", "--prune", "--json").out)
-    assert names(done["removed"]) == ["anvil", "harp"]
-    assert len(done["pruned"]) == 2
-    assert [entry.name for entry in Library().entries()] == ["loom.txt"]
-
-
-def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
-    run("ingest", "--words", "town")
-    (path,) = (Library().root / "folders").iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    (Library().root / NAME).unlink()
-    assert Library().synced_files == 0
-    assert len(state(run)["added"]) == 3
-    assert path.read_bytes() == whole
-
-
-def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(*folders: str) -> Iterator[None]:
-        for path in Path("town").iterdir():
-            path.unlink()
-        yield
-
-    monkeypatch.setattr(files, "folder_changes", changes)
-    Path("town/loom.txt").rename("loom.txt")
-    done = run("ingest", "--words", "town", "--watch", "--prune", "--yes")
-    assert done.code == 3
-    assert "so nothing is pruned" in done.err
-    assert found("town") == 2
-
-
 def test_only_files_that_do_not_exist_are_removed(run: Esa) -> None:
     Path("town/shed").mkdir()
     write("shed/kiln", "The kiln of the town. " * 9)
@@ -169,33 +110,6 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
     Path("town").rmdir()
     Path("elsewhere").rename("town")
     assert json.loads(run("library", "list", "--json").out)["synced_files"] == 3
-
-
-def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
-    run: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esa_cli.apps.cli.folder_update import FolderUpdate
-
-    rows = ("--prune", *TINY, "--set", "answer.from=rows")
-    run("ingest", "town", *rows)
-    Path("town/loom.txt").rename("town/mill.txt")
-    Path("copy.txt").write_bytes(Path("town/harp.txt").read_bytes())
-    run("ask", "copy.txt", "harp?", *TINY, "--set", "answer.from=text")
-    pruned = state(run, "--prune")
-    assert (names(pruned["removed"]), pruned["pruned"]) == (["loom"], [])
-    real = FolderUpdate._read_new
-
-    def read(self: FolderUpdate, reads: Any) -> None:
-        write("anvil", "A new anvil. " * 9, 3e9)  # after its digest was taken
-        real(self, reads)
-
-    monkeypatch.setattr(FolderUpdate, "_read_new", read)
-    write("anvil", "An old anvil. " * 9, 2e9)
-    last = state(run, "--prune", *rows)
-    assert len(last["pruned"]) == 1
-    every = [one for part in Library().divided_entries() for one in part]
-    texts = [Library().text(one) for one in every if one.name == "anvil.txt"]
-    assert texts == ["A new anvil. " * 9]
 
 
 def test_the_model_reads_what_is_new(run: Esa) -> None:

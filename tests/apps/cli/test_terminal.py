@@ -6,11 +6,9 @@ import io
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-from esa_cli.__main__ import main
 from esa_cli.apps.cli.output import terminal
 from esa_cli.apps.cli.output.answer_output import AnswerStream
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -58,22 +56,6 @@ def test_words_of_documents_are_shown_as_they_are(
     assert not set(BIDI) & set(told) - {*"evil x"}
 
 
-def test_a_preset_does_not_steer_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    path = tmp_path / "esa/presets/p.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text('extends: tiny-random\ndescription: "\\0\\e[31m\\x9b\\u202e:key:\\nx"\n')
-    assert main(["presets", "list"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^p +yours +\[31m:key:", out, re.MULTILINE)
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
-    assert main(["presets", "show", str(path)]) == 0
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", capsys.readouterr().out)
-
-
 PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
 
 
@@ -89,25 +71,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     for name, value in {"COLUMNS": "30", "TERM": "dumb", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     return stream
-
-
-def test_notes_break_at_spaces_and_paths_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = narrow(monkeypatch)
-    Reporter().warn(f"esa: it was found by words alone; reading {PATH} now")
-    assert terminal.getvalue().splitlines() == [
-        "esa: it was found by words",
-        "     alone; reading",
-        f"     {PATH}",
-        "     now",
-    ]
-
-
-def test_errors_break_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = narrow(monkeypatch)
-    assert main(["ask", "note.md", "What?", "--read", "never", "--keep"]) == 2
-    lines = terminal.getvalue().splitlines()
-    assert len(lines) > 2
-    assert max(map(len, lines)) <= 30
 
 
 def test_an_answer_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

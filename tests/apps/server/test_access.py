@@ -129,8 +129,7 @@ def call(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *words: str) -> Any:
     "words",
     [
         [], ["a.txt", "--host", "0.0.0.0"], ["a.txt", "--token", ""], ["a.txt", "--token", "a b"],
-        ["a.txt", "--token", "\u00e9"], ["--allow", "nowhere"], ["a.txt", "--max-body", "much"],
-        ["a.txt", "--max-body", "0"],
+        ["a.txt", "--token", "\u00e9"], ["--allow", "nowhere"],
     ],
 )  # fmt: skip
 def test_servers_that_cannot_be(

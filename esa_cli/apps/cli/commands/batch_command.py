@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,20 +15,17 @@ from esa_cli.apps.batch.batch_questions import BatchQuestion, read_questions, sh
 from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import EngineOptions, ShardOptions
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options.options import (
+    GenerationOptions,
+    ModelOptions,
+    ReaderOptions,
+    ShardOptions,
+)
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter, print_json
 from esa_cli.errors import PARTIAL, UsageError
 from esa_cli.system.machine import time_text
-
-if TYPE_CHECKING:
-    from esa_cli.system.jsonl import OrderedJsonLines
-
-    Answering = Callable[[OrderedJsonLines, int, Callable[[], None]], None]
-    """Answers those of so many questions that have no row, and calls back after each."""
 
 
 @options.command
@@ -56,10 +53,9 @@ def batch(
     method: options.Method = None,
     *,
     shards: ShardOptions,
-    engines: EngineOptions,
     model: ModelOptions,
-    generation: Annotated[GenerationOptions, options.Hidden()],
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    generation: GenerationOptions,
+    answer: ReaderOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -68,38 +64,13 @@ def batch(
     Stopped in the middle, the same command goes on where it was. Exit code 7: some questions
     got an error in place of an answer.
     """
+    from esa_cli.apps.cli.open_esa import opened
     from esa_cli.qa.opening import answerable
 
-    engines.check()
     chosen = answer.load_preset(model, method)
     asking = {**generation.arguments(), "evidence": top}
-    reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
-
-    def answer_here(answers: OrderedJsonLines, end: int, progress: Callable[[], None]) -> None:
-        from esa_cli.apps.cli.open_esa import opened
-
-        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-            run_batch(
-                asker, asked, answers, asking, limit=end, progress=progress,
-                say=lambda text: reporter.warn(f"esa: {text}"),
-            )  # fmt: skip
-
-    def answer_by_workers(
-        answers: OrderedJsonLines, end: int, progress: Callable[[], None]
-    ) -> None:
-        from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
-        from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.library_paths import default_root
-
-        prepare(chosen, model.place, reporter, keep=keep)
-        if reader is not None and reader.address is not None:
-            url = reader.address.url
-            reporter.note(f"esa: questions and the passages found are sent to {url}", dim=False)
-        worker = BatchWorker(chosen, model, keep, reader, asking, default_root().absolute())
-        with engines.open(reporter, model.device) as engine:
-            batch_by(engine, worker, asked, answers, end, progress)
-
-    try:
+    reader, shard, started = answer.reader_choice(), shards.check(out), time.monotonic()
+    with Reporter(quiet) as reporter:
         chosen = chosen if method else answerable(chosen, reporter)
         settings = chosen.model_dump(mode="json", exclude={"name", "description"})
         depends = {**asking, **answer.dependencies, "preset": settings}
@@ -109,11 +80,38 @@ def batch(
             count, asked = end, shard_of_questions(asked[:limit], shard)
             end = len(asked)
             reporter.note(f"esa: shard {shard}: {end} of {count} questions", dim=False)
-        answering = answer_here if engines.local else answer_by_workers
-        joined = shards.join or ()
-        failed = _run(asked, end, answering, out, retry_failed, joined, reporter, as_json)
-    finally:
+        with answers_file(out, asked, retry_failed) as answers:
+            join_answers(answers, asked[:end], shards.join or ())
+            before = sum(answers.has(index) for index in range(end))
+            if before:
+                reporter.note(f"esa: {before} questions of an earlier run are kept")
+            if before < end:
+                shown = token_progress(reporter, "", unit="questions")
+                done = itertools.count(1)
+                try:
+                    with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
+                        run_batch(
+                            asker, asked, answers, asking, limit=end,
+                            progress=lambda: shown(next(done), end - before),
+                            say=lambda text: reporter.warn(f"esa: {text}"),
+                        )  # fmt: skip
+                except KeyboardInterrupt:
+                    reporter.settle()
+                    reporter.warn("esa: stopped; the same command goes on")
+                    raise
         reporter.settle()
+        took, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
+        if as_json:
+            print_json(
+                {
+                    "questions": end, "answered": end - failed, "failed": failed, "kept": before,
+                    "seconds": round(took, 1), "out": str(out),
+                }
+            )  # fmt: skip
+        answered = f"{end - failed} of {end} questions answered"
+        reporter.note(f"esa: {answered} in {time_text(took)}, in {out}")
+        if failed:
+            reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
     if failed:
         raise typer.Exit(PARTIAL)
 
@@ -139,46 +137,3 @@ def _read_questions(
         if not os.path.exists(document):
             reporter.warn(f"esa: there is no document {document}")
     return questions
-
-
-def _run(
-    questions: Sequence[BatchQuestion],
-    end: int,
-    answering: Answering,
-    out: Path,
-    retry: bool,
-    joined: Sequence[Path],
-    reporter: Reporter,
-    as_json: bool,
-) -> int:
-    """Answers those of the first `end` questions that have no row in `out`, and returns how
-    many got an error."""
-    started = time.monotonic()
-    with answers_file(out, questions, retry) as answers:
-        join_answers(answers, questions[:end], joined)
-        before = sum(answers.has(index) for index in range(end))
-        if before:
-            reporter.note(f"esa: {before} questions of an earlier run are kept")
-        if before < end:
-            try:
-                shown = token_progress(reporter, "", unit="questions")
-                done = itertools.count(1)
-                answering(answers, end, lambda: shown(next(done), end - before))
-            except KeyboardInterrupt:
-                reporter.settle()
-                reporter.warn("esa: stopped; the same command goes on")
-                raise
-    reporter.settle()
-    took, failed = time.monotonic() - started, sum(index < end for index in answers.failed)
-    if as_json:
-        print_json(
-            {
-                "questions": end, "answered": end - failed, "failed": failed, "kept": before,
-                "seconds": round(took, 1), "out": str(out),
-            }
-        )  # fmt: skip
-    answered = f"{end - failed} of {end} questions answered"
-    reporter.note(f"esa: {answered} in {time_text(took)}, in {out}")
-    if failed:
-        reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
-    return failed

@@ -13,11 +13,10 @@ from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
-from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import PARTIAL
+from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
 @options.command
 def chat(
     documents: Annotated[
-        list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
-    ] = None,
+        list[str], typer.Argument(metavar="DOC...", help="The documents to talk about.")
+    ],
     keep: options.Keep = None,
     method: options.Method = None,
     top: Top = None,
     *,
     model: ModelOptions,
-    generation: Annotated[GenerationOptions, options.Hidden()],
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    generation: GenerationOptions,
+    answer: ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents: questions that know the ones before.
@@ -46,19 +45,20 @@ def chat(
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.qa.opening import answerable
 
-    named = documents or []
-    inputs.check(named, questions_on_stdin=True)
+    if "-" in documents:
+        raise UsageError(
+            "standard input (-) must be a document or the questions, got both",
+            "save the document to a file, and name that",
+        )
     chosen = answer.load_preset(model, method)
     reader = answer.reader_choice()
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    with Reporter(quiet) as reporter, inputs.no_keep_hint(keep):
-        gathered = inputs.read(named, reporter).documents
+    with Reporter(quiet) as reporter:
+        gathered = inputs.read(documents, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-            shown = passage_count(top, quiet)
-            run(
-                asker, gathered, reporter, generation.arguments(), shown, on_terminal=on_terminal
-            )  # fmt: skip
+            shown, asking = passage_count(top, quiet), generation.arguments()
+            run(asker, gathered, reporter, asking, shown, on_terminal=on_terminal)
 
 
 def run(
@@ -76,10 +76,7 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    if on_terminal:
-        books = inputs.ingest_or_open(asker, documents, reporter)
-    else:
-        books = [asker.ingest(document) for document in documents]
+    books = [asker.ingest(document) for document in documents]
     reporter.settle()
     talk = Conversation(asker, books, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]

@@ -16,11 +16,10 @@ import typer
 
 from esa_cli.apps.cli.commands.ask_command import InLibrary
 from esa_cli.apps.cli.commands.find_command import Read
-from esa_cli.apps.cli.inputs import no_keep_hint, read_files, split
-from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
+from esa_cli.apps.cli.inputs import split
+from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import (
@@ -56,10 +55,7 @@ class CollectOptions:
 
     count: Annotated[bool, option("--count", "Only how many places there are.")] = False
     form: Annotated[
-        Literal["table", "csv", "jsonl"],
-        option(
-            "--format table|csv|jsonl", "Of standard output; csv and jsonl come as they are found."
-        ),
+        Literal["table", "csv", "jsonl"], option("--format table|csv|jsonl", "Of standard output.")
     ] = "table"
     minimum: Annotated[
         float | None,
@@ -121,92 +117,73 @@ def collect(
         ),
     ] = None,
     *,
-    ways: Annotated[CollectOptions, options.Hidden("keep")],
+    ways: CollectOptions,
     model: ModelOptions,
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    answer: ReaderOptions,
 ) -> None:
     """Collect every place in documents that answers a question.
 
     esa collect book.txt "How old is somebody?"
     """
-    from esa_cli.apps.cli.options.output_paths import check
-    from esa_cli.apps.collect.collected_file import CollectedFile
-
-    ways.check()
-    documents, question = split(arguments or [], library=ways.library, verb="collect")
-    check("--out", ways.out)
-    CollectedFile.check(ways.out)
-    with Reporter(ways.quiet) as reporter, no_keep_hint(ways.keep), ExitStack() as stack:
-        places = _Places(ways, reporter)
-        _collect(documents, question, ways, model, answer, places, stack)
-    if not places.all:
-        raise typer.Exit(NOT_FOUND)
-
-
-def _collect(
-    names: Sequence[str],
-    question: str,
-    ways: CollectOptions,
-    model: ModelOptions,
-    answer: AnswerOptions,
-    places: _Places,
-    stack: ExitStack,
-) -> None:
-    """Collects, and says on standard error how much was read. Raises EsaError."""
-    from esa_cli.apps.cli.document_search import library_books
+    from esa_cli.apps.cli.document_search import QuestionBooks
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.options.output_paths import spare
     from esa_cli.apps.collect.collected_file import CollectedFile
-    from esa_cli.qa.books import distinct
     from esa_cli.qa.collecting import distinct_places
     from esa_cli.qa.presets.adapter_files import check_adapter
 
-    started, reporter = time.perf_counter(), places.reporter
-    chosen = _preset(ways, model, answer)
-    check_adapter(chosen.answer)
-    files, library = source_files(names), Library()
-    reader = answer.reader_choice()
-    spare("--out", ways.out, files.paths)
-    gathered = read_files(files, reporter)
-    esa = stack.enter_context(
-        opened(chosen, model, reporter, keep=ways.keep, library=library, reader=reader)
-    )
-    make = esa.ingest if ways.read == "first" else esa.open
-    books = [make(document) for document in gathered.documents]
-    if ways.library:
-        books += library_books(esa.stored, library, reporter, make)
-    books = distinct(books)
-    about = {"documents": [book.document.name for book in books], "preset": chosen.name}
-    key = _key(question, chosen, books, {**ways.how, **answer.dependencies})
-    file = stack.enter_context(CollectedFile(ways.out, question, key, about))
-    coverage = places.follow(esa, question, books, file)
-    wording = esa.reader.name if esa.reader else esa.name
-    caveat = f"{wording} misses places and adds wrong ones"
-    different = distinct_places(places.all)
-    if ways.as_json:
-        print_json(
-            {
-                "question": question,
-                "count": len(places.all) if coverage.read else None,
-                "distinct": len(different) if coverage.read else None,
-                "caveat": caveat,
-                "places": [p.as_row() for p in (different if ways.distinct else places.all)],
-                "coverage": coverage._asdict(),
-                "documents": asked_documents(books),
-                "left_out": [one.as_dict() for one in gathered.left_out],
-                "model": chosen.model,
-                "reader": None if esa.reader is None else esa.reader.name,
-                "preset": chosen.name,
-                "seconds": round(time.perf_counter() - started, 3),
-            }
+    ways.check()
+    names, question = split(arguments or [], library=ways.library, verb="collect")
+    output_paths.check("--out", ways.out)
+    CollectedFile.check(ways.out)
+    started = time.perf_counter()
+    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
+        chosen = _preset(ways, model, answer)
+        check_adapter(chosen.answer)
+        files, library = source_files(names), Library()
+        reader = answer.reader_choice()
+        output_paths.spare("--out", ways.out, files.paths)
+        documents = QuestionBooks(
+            files, library, reporter, stack, most=None, in_library=ways.library
         )
-    elif coverage.read and ways.count:
-        print(f"{_count(len(places.all))}, {len(different):,} distinct ({caveat})")
-    elif coverage.read:
-        reporter.note(f"esa: {caveat}: see docs/answers.md")
+        esa = stack.enter_context(
+            opened(chosen, model, reporter, keep=ways.keep, library=library, reader=reader)
+        )
+        make = esa.ingest if ways.read == "first" else esa.open
+        named = [make(document) for document in documents.gathered.documents]
+        documents.open(named, esa.stored, make)
+        books = documents.about(question)
+        about = {"documents": [book.document.name for book in books], "preset": chosen.name}
+        key = _key(question, chosen, books, {**ways.how, **answer.dependencies})
+        file = stack.enter_context(CollectedFile(ways.out, question, key, about))
+        places, coverage = _collect(esa, question, books, ways, file, reporter)
+        caveat = f"{esa.reader.name if esa.reader else esa.name} misses places and adds wrong ones"
+        different = distinct_places(places)
+        if ways.as_json:
+            print_json(
+                {
+                    "question": question,
+                    "count": len(places) if coverage.read else None,
+                    "distinct": len(different) if coverage.read else None,
+                    "caveat": caveat,
+                    "places": [p.as_row() for p in (different if ways.distinct else places)],
+                    "coverage": coverage._asdict(),
+                    "documents": asked_documents(books),
+                    "left_out": [one.as_dict() for one in documents.gathered.left_out],
+                    "model": chosen.model,
+                    "reader": None if esa.reader is None else esa.reader.name,
+                    "preset": chosen.name,
+                    "seconds": round(time.perf_counter() - started, 3),
+                }
+            )
+        elif coverage.read and ways.count:
+            print(f"{_count(len(places))}, {len(different):,} distinct ({caveat})")
+        elif coverage.read:
+            reporter.note(f"esa: {caveat}: see docs/answers.md")
+    if not places:
+        raise typer.Exit(NOT_FOUND)
 
 
-def _preset(ways: CollectOptions, model: ModelOptions, answer: AnswerOptions) -> Preset:
+def _preset(ways: CollectOptions, model: ModelOptions, answer: ReaderOptions) -> Preset:
     """The preset with answers from text, which are its own or those that `from` leaves open."""
     from esa_cli.qa.opening import from_text
 
@@ -240,86 +217,76 @@ def _key(question: str, chosen: Preset, books: Sequence[Book], how: dict[str, An
     return text_digest(json.dumps(facts, sort_keys=True))[:16]
 
 
-class _Places:
-    """The places so far, and how they are shown."""
+def _collect(
+    esa: Esa,
+    question: str,
+    books: Sequence[Book],
+    ways: CollectOptions,
+    file: CollectedFile,
+    reporter: Reporter,
+) -> tuple[list[CollectedPlace], Coverage]:
+    """All places, those of earlier runs first, and how much was read; prints them, also where the
+    run is stopped."""
+    progress: Progress | None = None  # its clock starts when passages have been found
 
-    def __init__(self, ways: CollectOptions, reporter: Reporter) -> None:
-        self.ways, self.reporter = ways, reporter
-        self.all: list[CollectedPlace] = []
-        self._words: set[str] = set()
+    def show(done: int, total: int) -> None:
+        nonlocal progress
+        file.reached(collection.settled, collection.coverage)
+        progress = progress or token_progress(reporter, "reading again", unit="passages")
+        progress(done, total)
 
-    def follow(
-        self, esa: Esa, question: str, books: Sequence[Book], file: CollectedFile
-    ) -> Coverage:
-        """Takes all places, those of earlier runs first; how much was read."""
-        reporter, earlier = self.reporter, file.earlier.places
-        progress: Progress | None = None  # its clock starts when passages have been found
-
-        def show(done: int, total: int) -> None:
-            nonlocal progress
-            file.reached(places.settled, places.coverage)
-            progress = progress or token_progress(reporter, "reading again", unit="passages")
-            progress(done, total)
-
-        reporter.waiting("finding passages")
-        places = esa.collect(question, books, **self.ways.how, progress=show, after=file.earlier)
-        if earlier:
-            reporter.note(f"esa: kept from an earlier run: {_count(len(earlier))}")
-        for place in earlier:
-            self._add(place)
-        try:
-            for place in places:
-                file.add(place)
-                reporter.settle()
-                self._add(place)
-        except BaseException:
-            reporter.settle()
-            self._print_table()
-            goes_on = "; the same command goes on" if self.ways.out else ""
-            reporter.warn(f"esa: stopped: {_read_text(places.coverage)}{goes_on}")
-            raise
-        finally:
-            file.reached(places.settled, places.coverage, stopped=True)
+    reporter.waiting("finding passages")
+    earlier = file.earlier
+    collection = esa.collect(question, books, **ways.how, progress=show, after=earlier)
+    places = list(earlier.places)
+    if places:
+        reporter.note(f"esa: kept from an earlier run: {_count(len(places))}")
+    try:
+        for place in collection:
+            file.add(place)
+            places.append(place)
+    except BaseException:
         reporter.settle()
-        self._print_table()
-        coverage = places.coverage
-        if coverage.read:
-            more = "; a lower --min may find more" if coverage.read < coverage.passages else ""
-            reporter.note(f"esa: {_read_text(coverage)}{more}")
-        else:
-            reporter.warn("esa: no passage has so high a score, so none was read; lower --min")
-        return coverage
+        _print(places, ways)
+        goes_on = "; the same command goes on" if ways.out else ""
+        reporter.warn(f"esa: stopped: {_read_text(collection.coverage)}{goes_on}")
+        raise
+    finally:
+        file.reached(collection.settled, collection.coverage, stopped=True)
+    reporter.settle()
+    _print(places, ways)
+    coverage = collection.coverage
+    if coverage.read:
+        more = "; a lower --min may find more" if coverage.read < coverage.passages else ""
+        reporter.note(f"esa: {_read_text(coverage)}{more}")
+    else:
+        reporter.warn("esa: no passage has so high a score, so none was read; lower --min")
+    return places, coverage
 
-    def _add(self, place: CollectedPlace) -> None:
-        """Takes a place in its turn; CSV and JSON lines are written at once."""
-        self.all.append(place)
-        if self.ways.distinct and place.words in self._words:
-            return
-        self._words.add(place.words)
-        row = place.as_row()
-        if self.ways.form == "jsonl":
-            print(as_json(row), flush=True)
-        elif self.ways.form == "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            if len(self.all) == 1:
-                writer.writerow(FIELDS)
-            writer.writerow("" if row[name] is None else clean(str(row[name])) for name in FIELDS)
-            sys.stdout.flush()
 
-    def _print_table(self) -> None:
-        """Writes the places so far, unless they go out in another form."""
-        from esa_cli.qa.collecting import distinct_places
+def _print(places: Sequence[CollectedPlace], ways: CollectOptions) -> None:
+    """Writes the places to standard output, unless their number or one JSON object is wanted."""
+    from esa_cli.qa.collecting import distinct_places
 
-        ways = self.ways
-        if not self.all or ways.count or ways.as_json or ways.form != "table":
-            return
+    if not places or ways.count or ways.as_json:
+        return
+    shown = distinct_places(places) if ways.distinct else places
+    if ways.form == "table":
         rows = []
-        for place in distinct_places(self.all) if ways.distinct else self.all:
+        for place in shown:
             page = "" if place.page is None else f", page {place.page}"
             words = place.answer or place.text
             cells = (f"{place.document}:{place.line}{page}", words, place.sentence)
             rows.append([one_line(" ".join(cell.split())) for cell in cells])
         print_table(("place", "words", "sentence"), rows)
+    elif ways.form == "jsonl":
+        for place in shown:
+            print(as_json(place.as_row()))
+    else:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for row in (place.as_row() for place in shown):
+            writer.writerow("" if row[name] is None else clean(str(row[name])) for name in FIELDS)
 
 
 def _count(places: int) -> str:

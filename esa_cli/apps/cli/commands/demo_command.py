@@ -37,7 +37,7 @@ def demo(
         bool, option("--keep", "Keep the chronicle in the library, to ask it more.")
     ] = False,
     *,
-    model: Annotated[ModelOptions, options.Hidden("preset", "settings", "device")],
+    model: ModelOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Ask a generated document questions, and check the answers.
@@ -50,18 +50,12 @@ def demo(
     from esa_cli.models import parse_reference
     from esa_cli.qa.opening import answerable
 
-    started, reporter, screen = time.perf_counter(), Reporter(quiet), make_console(sys.stdout)
-    text = build()
+    started, screen, text = time.perf_counter(), make_console(sys.stdout), build()
     document = Document(NAME, text, SOURCE, "utf-8", len(text.encode()))
-    try:
-        chosen = model.load_preset()
-        words, size = len(text.split()), size_text(document.bytes)
-        show(
-            screen,
-            f"esa demo: questions about a chronicle of {words:,} words ({size}) that esa makes up, "
-            "with facts strewn into it\n",
-            "bold",
-        )
+    with Reporter(quiet) as reporter:
+        chosen, size = model.load_preset(), size_text(document.bytes)
+        about = f"a chronicle of {len(text.split()):,} words ({size}) that esa makes up"
+        show(screen, f"esa demo: questions about {about}, with facts strewn into it\n", "bold")
         name = parse_reference(chosen.model).name
         line = f"1. The model, {name}, is loaded; the first use fetches it, then it is kept."
         show(screen, line)
@@ -74,14 +68,13 @@ def demo(
             how = f"read in {time_text(book.read_s)}" if book.read_s else "read before"
             rest = f"{times}; {how}" if book.read else "; nothing is read in advance"
             show(screen, f"   {book.tokens:,} tokens{rest}.")
-            asking = questions(count)
             show(
                 screen,
                 "3. The questions are in other words than the text's. Below each answer: whether "
                 "it is right, and the passage it rests on, with how much that counts.\n",
             )
             since = time.perf_counter()
-            right = sum(ask(esa, book, question, screen, reporter) for question in asking)
+            right = sum(ask(esa, book, one, screen, reporter) for one in questions(count))
             now = time.perf_counter()
             spent = {"loading": loaded - started, "reading": book.read_s, "answering": now - since}
             shares = ", ".join(f"{what} {time_text(seconds)}" for what, seconds in spent.items())
@@ -89,13 +82,6 @@ def demo(
             show(screen, total, "bold")
             where = f"in the library; esa library rm {NAME} removes it" if keep else "not kept"
             show(screen, f'The chronicle is {where}. Your own documents: esa ask FILE "QUESTION"')
-    except KeyboardInterrupt:
-        reporter.settle()
-        kept = "what was read of it is in the library" if keep else "nothing of it is kept"
-        reporter.warn(f"esa: the demo ends here; {kept}. A model that was fetched stays")
-        raise
-    finally:
-        reporter.settle()
 
 
 def questions(count: int) -> list[Reworded]:

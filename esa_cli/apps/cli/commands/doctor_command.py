@@ -23,6 +23,7 @@ _PACKAGES = (
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
 """What runs models, kernels of attention, and what packs weights or computes with packed ones."""
+BYTES = ("total", "available", "limit", "free", "free_disk")
 
 
 def doctor(as_json: options.Json = False) -> None:
@@ -42,8 +43,7 @@ def doctor(as_json: options.Json = False) -> None:
             rows += [(f"{key} {name}", _text(name, part)) for name, part in value.items()]
         elif key == "devices":
             rows += [
-                (gpu["device"], f"{gpu['name']}, {_text('free', gpu.get('free', 0))} free")
-                for gpu in value
+                (gpu["device"], f"{gpu['name']}, {_text('free', gpu['free'])}") for gpu in value
             ]
         elif key != "hints":
             rows.append((key.replace("_", " "), _text(key, value)))
@@ -52,22 +52,19 @@ def doctor(as_json: options.Json = False) -> None:
         print(f"hint: {hint}")
 
 
-BYTES = ("total", "available", "limit", "free", "free_disk")
-
-
 def _text(name: str, value: Any) -> str:
     """A fact for people."""
-    if name in BYTES and value is not None:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if name in BYTES:
         return size_text(value)
-    if isinstance(value, list):
-        return ", ".join(value)
-    words = {None: "none", True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def report() -> dict[str, Any]:
     """The whole report as one JSON object; sizes in bytes."""
     import psutil
+    import torch
 
     from esa_cli.attention.kernels import available
     from esa_cli.models import DEFAULT_MODEL, list_models, path_of
@@ -82,8 +79,7 @@ def report() -> dict[str, Any]:
         try:
             return part()
         except EsaError as error:
-            texts = (text.rstrip(".") for text in (error.message, error.hint) if text)
-            broken.append("; ".join(texts))
+            broken.append(f"{error.message}; {error.hint}".rstrip("; "))
         except (OSError, RuntimeError) as error:
             broken.append(str(error))
         return otherwise
@@ -92,12 +88,18 @@ def report() -> dict[str, Any]:
     cache = value(home, Path(os.environ.get("ESA_HOME", ""))).absolute()
     folder = next(place for place in (cache, *cache.parents) if place.is_dir())
     default = value(lambda: path_of(DEFAULT_MODEL), None)
+    level = torch.backends.cpu.get_cpu_capability()
     facts: dict[str, Any] = {
         "esa": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: version_of(name) for name in _PACKAGES},
-        "processor": _processor(),
+        "processor": {
+            "avx2": level in ("AVX2", "AVX512"),
+            "avx512": level == "AVX512",
+            "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
         "memory": {
             "total": psutil.virtual_memory().total,
             "available": value(machine.available_memory, machine.free_memory()),
@@ -122,26 +124,8 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def _processor() -> dict[str, Any]:
-    """Features and counts of the CPU, as torch sees it."""
-    import psutil
-    import torch
-
-    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-    if not capabilities:
-        level = torch.backends.cpu.get_cpu_capability()
-        capabilities = {"avx2": level != "DEFAULT", "avx512_f": level == "AVX512"}
-    return {
-        "avx2": bool(capabilities.get("avx2")),
-        "avx512": bool(capabilities.get("avx512_f")),
-        "bfloat16": any(capabilities.get(k) for k in ("avx512_bf16", "amx_bf16")),
-        "cores": psutil.cpu_count(logical=False) or os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def _devices() -> list[dict[str, Any]]:
-    """GPUs that torch can use, with their memory in bytes."""
+    """GPUs that torch can use, with their free memory in bytes."""
     import torch
 
     gpus: list[dict[str, Any]] = []
@@ -150,7 +134,7 @@ def _devices() -> list[dict[str, Any]]:
         name = torch.cuda.get_device_name(index)
         gpus.append({"device": f"cuda:{index}", "name": name, "free": free, "total": total})
     if torch.backends.mps.is_available():
-        gpus.append({"device": "mps", "name": platform.processor()})
+        gpus.append({"device": "mps", "name": platform.processor(), "free": 0})
     return gpus
 
 
@@ -158,17 +142,14 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     """Hints about missing parts and scarce resources."""
     no_model, gpus = facts["default_model"] is None, facts["devices"]
     cuda = any(gpu["device"].startswith("cuda") for gpu in gpus)
+    little_disk, slow = facts["free_disk"] < 1 << 30, not facts["processor"]["avx2"] and not gpus
     hints = {
         "the default model is not here yet: `esa models pull`, or just ask": no_model,
-        "less than 1 GiB of disk is free: point ESA_HOME to another disk": (
-            no_model and facts["free_disk"] < 1 << 30
-        ),
+        "less than 1 GiB of disk is free: point ESA_HOME to another disk": no_model and little_disk,
         "this machine has an NVIDIA driver, but this torch cannot use it": (
             shutil.which("nvidia-smi") and not cuda
         ),
-        "torch finds no AVX2 here; reading will be slow": (
-            not facts["processor"]["avx2"] and not gpus
-        ),
+        "torch finds no AVX2 here; reading will be slow": slow and platform.machine() == "x86_64",
         "less than 2 GiB of memory is free: close other programs": (
             facts["memory"]["available"] < 2 << 30
         ),

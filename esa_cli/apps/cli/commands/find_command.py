@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from esa_cli.apps.cli.commands.ask_command import InLibrary
-from esa_cli.apps.cli.inputs import no_keep_hint, read_files, split
+from esa_cli.apps.cli.inputs import split
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from esa_cli.qa.answering.reply import Passage
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.api import Esa
 
 TOP = 8
 Read = Annotated[
@@ -89,111 +89,89 @@ def find(
         ),
     ] = None,
     *,
-    ways: Annotated[FindOptions, options.Hidden("keep")],
+    ways: FindOptions,
     model: ModelOptions,
 ) -> None:
     """Find passages in documents, without an answer.
 
     esa find book.txt "the white whale"
     """
+    from esa_cli.apps.cli.document_search import QuestionBooks
+    from esa_cli.apps.cli.output.passage_output import file_name, files_of, print_passages
+    from esa_cli.apps.cli.passage_books import PassageBooks
+    from esa_cli.qa.books import place_books
+    from esa_cli.qa.finding.passage_finder import passages_with_words
+    from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
+
     ways.check()
-    documents, question = split(arguments or [], library=ways.library, verb="find")
-    with Reporter(ways.quiet) as reporter, no_keep_hint(ways.keep), ExitStack() as stack:
-        passages = _find(documents, question, ways, model, reporter, stack)
+    names, question = split(arguments or [], library=ways.library, verb="find")
+    started = time.perf_counter()
+    with Reporter(ways.quiet) as reporter, ExitStack() as stack:
+        chosen = for_finding(model.load_preset(), ways.by_words)
+        check_adapter(chosen.answer)
+        files, library = source_files(names), Library()
+        reads = ways.read == "first"
+
+        def load() -> Esa:
+            from esa_cli.apps.cli.open_esa import opened
+
+            # Where nothing is read, a library that cannot be written is no matter.
+            keep = ways.keep if reads or library.writable else False
+            return stack.enter_context(opened(chosen, model, reporter, keep=keep, library=library))
+
+        opener = PassageBooks(chosen, model, library, reporter, load, read=reads)
+        documents = QuestionBooks(
+            files, library, reporter, stack,
+            most=chosen.answer.documents, in_library=ways.library, keep=ways.keep,
+        )  # fmt: skip
+        named = [opener.open(document) for document in documents.gathered.documents]
+        documents.open(named, opener.stored, opener.open)
+        books = documents.about(question, having_words=ways.by_words)
+        began = time.perf_counter()
+        reporter.waiting("searching")
+        passages: Sequence[Passage]
+        if ways.by_words:
+            result = passages_with_words(question, place_books(books))
+            passages = result.passages
+            if 0 < result.most < result.words:
+                part = f"{result.most} of the {result.words} words"
+                reporter.note(f"esa: no passage has all of the words; these have {part}")
+        else:
+            most = None if ways.every or ways.files else ways.top or TOP
+            passages = opener.passages(question, books, most, ways.minimum)
+        seconds = time.perf_counter() - began
+        reporter.settle()
+        if ways.every:
+            order = {book.document.name: number for number, book in enumerate(place_books(books))}
+            passages = sorted(passages, key=lambda one: (order[one.document], one.start))
+        matching = files_of(passages)[: ways.top] if ways.files else []
+        if ways.as_json:
+            listed = asked_documents(books)
+            for one in listed:
+                del one["tokens"]  # not counted where there is no tokenizer
+            matches = matching if ways.files else [passage.as_found() for passage in passages]
+            print_json(
+                {
+                    "files" if ways.files else "passages": matches,
+                    "read": all(book.read for book in books),
+                    "documents": listed,
+                    **({"searched": documents.searched} if documents.searched else {}),
+                    "left_out": [file.as_dict() for file in documents.gathered.left_out],
+                    "model": chosen.model if opener.loaded else None,
+                    "preset": chosen.name,
+                    "timing": {"open_s": round(began - started, 3), "find_s": round(seconds, 3)},
+                }
+            )
+        elif ways.files:
+            for one in matching:
+                print(file_name(one["document"], one["source"]))
+        else:
+            print_passages(passages, question)
+        unread = [book.document.name for book in books if not book.read]
+        if unread and chosen.answer.has_index:
+            which, them = first_names(unread), "it" if len(unread) == 1 else "them"
+            note = f"not read, searched by words alone: {which}; --read first reads {them}"
+            reporter.note(f"esa: {note}")
     if not passages:
         reporter.warn("esa: no passage fits")
         raise typer.Exit(NOT_FOUND)
-
-
-def _find(
-    names: Sequence[str],
-    question: str,
-    ways: FindOptions,
-    model: ModelOptions,
-    reporter: Reporter,
-    stack: ExitStack,
-) -> Sequence[Passage]:
-    """Opens the documents, finds passages and prints them. Raises EsaError."""
-    from esa_cli.apps.cli import document_search as searching
-    from esa_cli.apps.cli.output import passage_output as output
-    from esa_cli.apps.cli.passage_books import PassageBooks
-    from esa_cli.qa.books import distinct, place_books
-    from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
-
-    started = time.perf_counter()
-    chosen = for_finding(model.load_preset(), ways.by_words)
-    check_adapter(chosen.answer)
-    files, library = source_files(names), Library()
-    opener = PassageBooks(
-        chosen, model, library, reporter, stack, read=ways.read == "first", keep=ways.keep
-    )
-    search = stack.enter_context(
-        searching.document_search(
-            files, library, reporter,
-            most=chosen.answer.documents, in_library=ways.library, keep=ways.keep,
-        )
-    )  # fmt: skip
-    gathered = read_files(files if search is None else searching.named_alone(files), reporter)
-    books, searched = [opener.open(document) for document in gathered.documents], 0
-    if search is not None:
-        if ways.by_words:
-            search.open_all_with_words(question)
-        best = searching.BestBooks(search, opener.stored, opener.open, reporter)
-        books += best.books(question)
-        searched = best.searched
-    elif ways.library:
-        books += searching.library_books(opener.stored, library, reporter, opener.open)
-    books, opened = distinct(books), time.perf_counter()
-    reporter.waiting("searching")
-    passages = _passages(question, books, ways, opener, reporter)
-    seconds = time.perf_counter() - opened
-    reporter.settle()
-    if ways.every:
-        order = {book.document.name: number for number, book in enumerate(place_books(books))}
-        passages = sorted(passages, key=lambda one: (order[one.document], one.start))
-    matches = output.files_of(passages)[: ways.top] if ways.files else passages
-    if ways.as_json:
-        documents = asked_documents(books)
-        for facts in documents:
-            del facts["tokens"]  # not counted where there is no tokenizer
-        print_json(
-            {
-                "files" if ways.files else "passages": [output.match_facts(m) for m in matches],
-                "read": all(book.read for book in books),
-                "documents": documents,
-                **({"searched": searched} if searched else {}),
-                "left_out": [one.as_dict() for one in gathered.left_out],
-                "model": chosen.model if opener.loaded else None,
-                "preset": chosen.name,
-                "timing": {"open_s": round(opened - started, 3), "find_s": round(seconds, 3)},
-            }
-        )
-    elif ways.files:
-        for match in matches:
-            print(output.file_of(match))
-    else:
-        output.print_passages(passages, question)
-    unread = [book.document.name for book in books if not book.read]
-    if unread and chosen.answer.has_index:
-        which, them = first_names(unread), "it" if len(unread) == 1 else "them"
-        note = f"not read, searched by words alone: {which}; --read first reads {them}"
-        reporter.note(f"esa: {note}")
-    return passages
-
-
-def _passages(
-    question: str, books: list[Book], ways: FindOptions, opener: Any, reporter: Reporter
-) -> Sequence[Passage]:
-    """The passages, best first."""
-    from esa_cli.qa.books import place_books
-    from esa_cli.qa.finding.passage_finder import passages_with_words
-
-    if not ways.by_words:
-        most = None if ways.every or ways.files else ways.top or TOP
-        passages: Sequence[Passage] = opener.passages(question, books, most, ways.minimum)
-        return passages
-    result = passages_with_words(question, place_books(books))
-    if 0 < result.most < result.words:
-        part = f"{result.most} of the {result.words} words"
-        reporter.note(f"esa: no passage has all of the words; these have {part}")
-    return result.passages

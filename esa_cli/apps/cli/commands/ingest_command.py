@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,21 +15,19 @@ import typer
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import EngineOptions, Shard
-from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.output.terminal import Reporter, print_json, print_table
-from esa_cli.errors import PARTIAL
+from esa_cli.apps.cli.options.options import ModelOptions, Shard
+from esa_cli.apps.cli.output.terminal import Reporter, as_json, one_line, print_json, print_table
+from esa_cli.errors import PARTIAL, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import size_text, time_text
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
+    from esa_cli.apps.engine.engine import Engine
     from esa_cli.apps.engine.ingest_worker import IngestReport
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
-
-    Opening = Callable[[], AbstractContextManager[Esa]]
 
 RowKind = Literal["int8", "native"]
 SETTLE_S = 1.0
@@ -57,10 +56,24 @@ def ingest(
         option("--rows int8|native", "How keys and values are kept: in 8 bits, or bit for bit."),
     ] = "int8",
     shard: Shard = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        option(
+            "--engine local|ray",
+            "local: this process, or --workers of this machine; ray: actors of a Ray cluster.",
+        ),
+    ] = "local",
+    workers: Annotated[
+        int | None,
+        option(
+            "--workers N",
+            "Processes of this machine; of --engine ray actors, else one for each GPU or machine.",
+            min=1,
+        ),
+    ] = None,
     *,
-    engines: EngineOptions,
     model: ModelOptions,
-    as_json: options.Json = False,
+    in_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Read documents once into the library, for all questions.
@@ -70,50 +83,60 @@ def ingest(
     """
     from esa_cli.qa.presets.adapter_files import without_adapter
 
-    engines.check()
-    follows, is_divided = watch or words or prune, shard is not None or not engines.local
+    check_engine(engine)
+    is_local = engine == "local" and workers is None
+    follows, is_divided = watch or words or prune, shard is not None or not is_local
     name = "--watch" if watch else "--words" if words else "--prune"
     options.exclusive(name, "--shard, --workers and --engine ray", follows and is_divided)
-    reporter = Reporter(quiet)
     chosen = None if words else without_adapter(model.load_preset())
+    with Reporter(quiet) as reporter, ExitStack() as stack:
 
-    def opened() -> AbstractContextManager[Esa]:
-        from esa_cli.apps.cli import open_esa
+        @cache
+        def asker() -> Esa:
+            from esa_cli.apps.cli.open_esa import opened
 
-        assert chosen is not None
-        return open_esa.opened(chosen, model, reporter, keep=True, rows=rows)
+            assert chosen is not None
+            return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
 
-    def work(documents: Sequence[Document]) -> Iterator[IngestReport]:
-        from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
-        from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.library_paths import default_root
+        def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
+            from esa_cli.apps.engine import ingest_worker as worker
+            from esa_cli.apps.engine.engine import LocalEngine, ray_engine
+            from esa_cli.qa.opening import prepare
+            from esa_cli.storage.library.library_paths import default_root
 
-        assert chosen is not None
-        if engines.local:
-            with opened() as esa:
+            if is_local:
                 for document in documents:
-                    yield ingest_document(esa, document, rows, reporter)
-            return
-        prepare(chosen, model.place, reporter, keep=True)
-        worker = IngestWorker(chosen, model, rows, default_root().absolute())
-        with engines.open(reporter, model.device) as engine:
-            yield from ingest_by(engine, worker, documents, reporter)
+                    yield worker.ingest_document(asker(), document, rows, reporter)
+                return
+            assert chosen is not None
+            prepare(chosen, model.place, reporter, keep=True)
+            task = worker.IngestWorker(chosen, model, rows, default_root().absolute())
+            processes: AbstractContextManager[Engine]
+            if engine == "local":
+                processes = nullcontext(LocalEngine(reporter, workers or 1))
+            else:
+                processes = ray_engine(reporter, workers, model.device)
+            with processes as opened_engine:
+                yield from worker.ingest_by(opened_engine, task, documents, reporter)
 
-    try:
         if follows:
-            _update(documents, None if words else opened, watch, prune, yes, reporter, as_json)
+            _follow(documents, None if words else asker, watch, prune, yes, reporter, in_json)
         else:
-            _read(documents, shard, work, reporter, as_json)
-    finally:
-        reporter.settle()
+            _read(documents, shard, read, reporter, in_json)
+
+
+def check_engine(engine: str) -> None:
+    """Raises UsageError: it is not installed."""
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
 
 
 def _read(
     names: Sequence[str],
     shard: str | None,
-    work: Callable[[Sequence[Document]], Iterable[IngestReport]],
+    read: Callable[[Sequence[Document]], Iterable[IngestReport]],
     reporter: Reporter,
-    as_json: bool,
+    in_json: bool,
 ) -> None:
     """Has all documents read, and prints what the library has of them; after an error those
     that were read before it."""
@@ -122,80 +145,71 @@ def _read(
     reports: list[IngestReport] = []
     gathered = inputs.read(names, reporter, WorkShard.parse(shard))
     try:
-        if gathered.documents:
-            for report in work(gathered.documents):
-                reports.append(report)
+        for report in read(gathered.documents) if gathered.documents else ():
+            reports.append(report)
         record_read_folders(Library(), names)
     finally:
         reporter.settle()
         if sys.exc_info()[0] is None or reports:
-            if as_json:
+            if in_json:
                 left_out = [one.as_dict() for one in gathered.left_out]
                 rows = [one.as_dict() for one in reports]
                 print_json({"documents": rows, "left_out": left_out})
             else:
-                table = [
-                    (
-                        one.id or "not kept",
-                        f"{one.tokens:,}",
-                        "" if one.bytes is None else size_text(one.bytes),
-                        time_text(one.read_s) if one.read_s else "before",
-                        one.name,
-                    )
-                    for one in reports
-                ]
-                print_table(("id", "tokens", "size", "read in", "document"), table)
+                headers = ("id", "tokens", "size", "read in", "document")
+                print_table(headers, [_cells(one) for one in reports])
 
 
-def _update(
+def _cells(report: IngestReport) -> tuple[str, ...]:
+    return (
+        report.id or "not kept",
+        f"{report.tokens:,}",
+        "" if report.bytes is None else size_text(report.bytes),
+        time_text(report.read_s) if report.read_s else "before",
+        report.name,
+    )
+
+
+def _follow(
     names: Sequence[str],
-    opened: Opening | None,
+    asker: Callable[[], Esa] | None,
     watch: bool,
     prune: bool,
     yes: bool,
     reporter: Reporter,
-    as_json: bool,
+    in_json: bool,
 ) -> None:
-    """Brings the library up to date with folders, once or until Ctrl-C; `opened`: a model
+    """Brings the library up to date with folders, once or until Ctrl-C; the model of `asker`
     reads them, too."""
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.qa.ingestion.library_texts import check_folder
     from esa_cli.system.files import folder_changes
 
-    library = Library()
+    def read(path: str) -> str | None:
+        assert asker is not None
+        entry = asker().ingest(path).entry
+        return entry.id if entry else None
+
+    library, model = Library(), read if asker else None
     paths = [check_folder(name, library) for name in names]
-    with ExitStack() as stack:
-
-        @cache
-        def asker() -> Esa:
-            assert opened is not None
-            return stack.enter_context(opened())
-
-        def read(path: str) -> str | None:
-            entry = asker().ingest(path).entry
-            return entry.id if entry else None
-
-        model = read if opened else None
-        updates = [FolderUpdate(path, library, model, prune, yes, reporter) for path in paths]
-        for update in updates:
-            _show_update(update.run(), as_json)
-        if watch:
-            reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C")
-            for _ in folder_changes(*paths):
-                time.sleep(SETTLE_S)
-                for update in updates:
-                    if update.run().is_changed:
-                        _show_update(update, as_json)
+    updates = [FolderUpdate(path, library, model, prune, yes, reporter) for path in paths]
+    for update in updates:
+        _show_update(update.run(), in_json)
+    if watch:
+        reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C")
+        for _ in folder_changes(*paths):
+            time.sleep(SETTLE_S)
+            for update in updates:
+                if update.run().is_changed:
+                    _show_update(update, in_json)
     if any(update.failed for update in updates):
         raise typer.Exit(PARTIAL)
 
 
-def _show_update(update: FolderUpdate, as_json: bool) -> None:
-    from esa_cli.apps.cli.output import terminal
-
-    if as_json:
-        print(terminal.as_json(update.as_dict()), flush=True)
+def _show_update(update: FolderUpdate, in_json: bool) -> None:
+    if in_json:
+        print(as_json(update.as_dict()), flush=True)
         return
     for path in update.removed:
-        print(terminal.one_line(f"removed {path}"))
+        print(one_line(f"removed {path}"))
     print(update.summary, flush=True)

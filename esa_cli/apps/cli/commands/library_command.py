@@ -86,7 +86,9 @@ def show(
     elif text:
         print_text(library.text(entry))
     else:
-        print_table(("", ""), list(facts(entry).items()))
+        facts = entry.as_json()
+        facts |= facts.pop("provenance", {}) | {"size": size_text(entry.nbytes)}
+        print_table(("", ""), [(key, str(value)) for key, value in facts.items()])
 
 
 @app.command("verify")
@@ -101,29 +103,22 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
         print_json({"documents": rows})
     else:
         for entry, errors in results:
-            print(f"{entry.id}  {_worst(errors)}  {_label(entry)}")
+            print(f"{entry.id}  {_state(errors)}  {_label(entry)}")
             for error in errors:
                 print(f"    {one_line(error.message)}")
-    for state, kind, what, hint in (
-        ("damaged", LibraryError, "are damaged", "`esa library rm {}`, and ingest them again"),
-        (
-            "another format", ForeignVersionError, "are of another format",
-            "use the esa that wrote them, or `esa library rm {}`",
-        ),
-        ("unreadable", UnreadableError, "cannot be read", "check who may read them, and the disk"),
-    ):  # fmt: skip
-        ids = [entry.id for entry, errors in results if _worst(errors) == state]
-        if ids:
-            count = f"{len(ids)} of {len(results)} documents"
-            raise kind(f"{count} {what}", hint.format(" ".join(ids)))
+    bad = [errors[0] for _, errors in results if errors]
+    if bad:
+        kind = type(bad[0])
+        count = f"{len(bad)} of {len(results)} documents are {_state(bad)}"
+        raise kind(f"{count}; the first: {bad[0].message}", bad[0].hint)
 
 
-def _worst(errors: Sequence[LibraryError]) -> str:
-    """The state of a document with these errors."""
-    kinds = {ForeignVersionError: "another format", UnreadableError: "unreadable"}
-    states = {kinds.get(type(error), "damaged") for error in errors}
-    order = ("damaged", "another format", "unreadable")
-    return next((state for state in order if state in states), "good")
+def _state(errors: Sequence[LibraryError]) -> str:
+    """Of a document with these errors, the first of which says why it cannot be used."""
+    if not errors:
+        return "good"
+    states = {ForeignVersionError: "of another format", UnreadableError: "unreadable"}
+    return states.get(type(errors[0]), "damaged")
 
 
 @app.command("rm")
@@ -142,13 +137,7 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
     for entry in entries:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({_label(entry)}), {freed} freed")
-    _warn_of_catalogue(library)
-
-
-def _warn_of_catalogue(library: Library) -> None:
-    """Warns, once, that words of what was removed are still in the catalogue."""
-    if library.catalogue_note:
-        Reporter().warn(f"esa: {library.catalogue_note}")
+    _warn(library.catalogue_note)
 
 
 @app.command("prune")
@@ -163,7 +152,7 @@ def prune(
     most = None if max_size is None else parse_size(max_size, "--max-size")
     library = Library()
     done = library.prune(most, dry_run=dry_run)
-    _warn_of_catalogue(library)
+    _warn(library.catalogue_note)
     if as_json:
         print_json(
             {
@@ -176,15 +165,13 @@ def prune(
             }
         )
         return
-    would = "would remove" if dry_run else "removed"
+    removed, freed = ("would remove", "would be freed") if dry_run else ("removed", "freed")
     for entry in done.removed:
-        print(f"{would} {entry.id} ({_label(entry)})")
+        print(f"{removed} {entry.id} ({_label(entry)})")
     if done.leftovers:
-        print(f"{would} {done.leftovers} files that belong to no document")
-    if done.left_alone:
-        ids = " ".join(entry.id for entry in done.left_alone)
-        print(f"left alone, as they cannot be used: {ids}")
-    freed = "would be freed" if dry_run else "freed"
+        print(f"{removed} {done.leftovers} files that belong to no document")
+    for entry in done.left_alone:
+        print(f"left alone, as it cannot be used: {entry.id}")
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
 
@@ -194,7 +181,7 @@ def copy(
     target: Target,
     names: AnyIds = None,
     as_json: options.Json = False,
-    quiet: Annotated[bool, option("--quiet -q", "", hidden=True)] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Copy documents to or from a folder, URL or archive.
 
@@ -274,29 +261,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def facts(entry: Entry) -> dict[str, str]:
-    """Labels and values of a stored document for people; `--json` has the settings too."""
-    if entry.damage:
-        return {"id": entry.key, "document": _label(entry)}
-    layout = entry.layout
-    kind, shape = entry.rows, f"{layout.layers} layers, {layout.dtype}"
-    table = {
-        "id": entry.key,
-        "document": _label(entry),
-        "size": size_text(entry.nbytes),
-        "tokens": f"{entry.tokens:,}",
-        "characters": f"{entry.characters:,}",
-        "rows": f"index, {layout.width} numbers a token" if kind == "index" else f"{kind}, {shape}",
-        "states": size_text(entry.sizes["states"]) if layout.states else "",
-        "read": _minute(entry.created),
-        "used": _minute(entry.used),
-    }
-    for key, value in entry.provenance.items():
-        if key not in ("name", "rows"):
-            table[key] = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return {key: value for key, value in table.items() if value}
-
-
 def _label(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
@@ -308,3 +272,8 @@ def _label(entry: Entry) -> str:
 def _minute(seconds: float) -> str:
     """Day and minute; nothing for 0."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
+
+
+def _warn(note: str) -> None:
+    if note:
+        Reporter().warn(f"esa: {note}")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from esa_cli.apps.cli.commands.serve_command import Host, Port, Token, check_access
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
@@ -42,7 +41,7 @@ def mcp(
     token: Token = None,
     *,
     model: ModelOptions,
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    answer: ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the library to assistants and editors (MCP).

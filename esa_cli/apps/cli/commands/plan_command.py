@@ -35,22 +35,21 @@ def plan(
     from esa_cli.qa.opening import answerable, prepare
     from esa_cli.qa.reading.reader_choice import reader_bytes, reader_of
 
-    reader: int | None = 0
     with Reporter(quiet or as_json) as reporter:
-        chosen = model.load_preset()
         gathered = inputs.read(documents, reporter).documents
-        chosen = answerable(chosen, reporter, loads=False)
+        chosen = answerable(model.load_preset(), reporter, loads=False)
         ready = prepare(chosen, model.place, reporter)
-        counts = [ready.model.count_tokens(document.text) for document in gathered]
-        planner, choice = ready.planner, reader_of(ready.resolved.preset)
-        if choice is not None:
-            reader = reader_bytes(choice, planner.dtype.itemsize, planner.packing)
-            planner.memory -= reader or 0
-        planned, stored = planner.plan(sum(counts)), _stored_bytes(ready, counts)
+    counts = [ready.model.count_tokens(document.text) for document in gathered]
+    reader: int | None = 0
+    planner, choice = ready.planner, reader_of(ready.resolved.preset)
+    if choice is not None:
+        reader = reader_bytes(choice, planner.dtype.itemsize, planner.packing)
+        planner.memory -= reader or 0
+    planned = planner.plan(sum(counts))
     facts = {
         **_facts(chosen, planned),
         "weights": ready.model.stored_as or "plain",
-        "stored_bytes": stored,
+        "stored_bytes": _stored_bytes(ready, counts),
         "reader": chosen.answer.reader,
         "reader_bytes": reader,
     }

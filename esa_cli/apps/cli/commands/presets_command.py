@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.completion import presets
 from esa_cli.apps.cli.output.terminal import print_table, print_text
 from esa_cli.errors import PresetError
-from esa_cli.qa.presets.preset_files import available, user_dir
 
 app = typer.Typer(help="List and show presets, the ways of answering.")
 Name = Annotated[
@@ -25,6 +22,7 @@ Name = Annotated[
 def list_() -> None:
     """List the presets, your own and those that came with esa."""
     from esa_cli.qa.presets.preset import load
+    from esa_cli.qa.presets.preset_files import available, user_dir
 
     rows = []
     for name, path in available().items():
@@ -38,11 +36,7 @@ def list_() -> None:
 
 
 @app.command("show")
-def show(
-    name: Name = options.DEFAULT_PRESET,
-    settings: options.Set = None,
-    plugins: Annotated[list[Path] | None, option("--plugin FILE", "", hidden=True)] = None,
-) -> None:
+def show(name: Name = options.DEFAULT_PRESET, settings: options.Set = None) -> None:
     """Show every setting of a preset, as YAML.
 
     Saved to a file, it can be used as a preset. Its method, adapter and finder are looked up, so
@@ -52,7 +46,7 @@ def show(
     from esa_cli.qa.presets.preset import dump
     from esa_cli.qa.presets.resolved_preset import resolve
 
-    given = options.ModelOptions(name, settings=settings, plugins=plugins)
+    given = options.ModelOptions(name, settings=settings)
     options.load_plugins(given.plugins)
     chosen = resolve(name, given.settings or []).preset
     check_adapter(chosen.answer)

@@ -12,13 +12,12 @@ import typer
 
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.storage.library import Library
-from esa_cli.system.machine import is_loopback, parse_size
+from esa_cli.system.machine import is_loopback
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document
@@ -49,22 +48,13 @@ class ServeOptions:
     host: Host = "127.0.0.1"
     port: Port = 8000
     token: Token = None
-    max_body: Annotated[str, option("--max-body SIZE", "The largest request.")] = "1MB"
     max_question: Annotated[
         int, option("--max-question TOKENS", "The longest question, with its history.", min=1)
     ] = 8192
-    max_queue: Annotated[
-        int, option("--max-queue N", "Questions that may wait; more are sent away.", min=0)
-    ] = 8
     timeout: Annotated[
         float, option("--timeout SECONDS", "The longest an answer takes.", min=0.1)
     ] = 600.0
     keep: options.Keep = None
-
-    @property
-    def body_bytes(self) -> int:
-        """Raises UsageError: --max-body is no size."""
-        return parse_size(self.max_body, "--max-body")
 
 
 @options.command
@@ -74,9 +64,9 @@ def serve(
         typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
     ] = None,
     *,
-    wanted: Annotated[ServeOptions, options.Hidden("max_body", "max_queue")],
+    wanted: ServeOptions,
     model: ModelOptions,
-    answer: Annotated[AnswerOptions, options.Hidden("answer")],
+    answer: ReaderOptions,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a page for asking, and /v1/chat/completions.
@@ -109,17 +99,11 @@ def check(documents: Sequence[str], wanted: ServeOptions) -> None:
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
     check_access(wanted.allow or [], wanted.token, wanted.host)
-    if wanted.body_bytes < 1:
-        raise UsageError(
-            f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
-        )
     if not documents and not wanted.allow and not wanted.library:
         raise UsageError(
             "documents, --allow or --library must be given, got none",
             "name some, or --allow a folder whose files requests may name",
         )
-    if documents:
-        inputs.check(documents, questions_on_stdin=False)
 
 
 def check_access(folders: Sequence[Path], token: str | None, host: str | None) -> None:
@@ -128,17 +112,16 @@ def check_access(folders: Sequence[Path], token: str | None, host: str | None) -
     for folder in folders:
         if not folder.is_dir():
             raise UsageError(f"--allow must be a folder, got {folder}", "name one that exists")
-    if host is None:
-        return
-    if token is None and not is_loopback(host):
+    if host is not None and token is None and not is_loopback(host):
         raise UsageError(
             f"--host {host} lets other machines in, so it needs a token",
             "set $ESA_TOKEN, or give --token",
         )
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise UsageError("the token must be printable ASCII", "a header has no other characters")
-    if token is not None and len(token.split()) != 1:
-        raise UsageError("the token must be one word without spaces", "choose another")
+    is_word = token is None or (
+        token.isascii() and token.isprintable() and token.split() == [token]
+    )
+    if host is not None and not is_word:
+        raise UsageError("the token must be one word of printable ASCII", "choose another")
 
 
 def run(
@@ -166,9 +149,7 @@ def run(
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow or [], Library(), stored=wanted.library, most=most
         )
-        limits = ServerLimits(
-            wanted.body_bytes, wanted.max_question, wanted.max_queue, wanted.timeout
-        )
+        limits = ServerLimits(max_question=wanted.max_question, timeout_s=wanted.timeout)
         app = make_app(
             asker, allowed, wanted.token, limits,
             lambda text: reporter.note(f"esa: {text}"), lambda text: reporter.warn(f"esa: {text}"),

@@ -1,29 +1,31 @@
 """Options that several commands share, singly and in groups.
 
-A command takes a group as one parameter; `command` makes each of its fields an option.
+A command takes a group as one parameter; `command` makes each annotated field an option.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from esa_cli.apps.cli.options import completion
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
+from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.qa.opening import ModelPlace
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
+    from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 DEFAULT_PRESET = "default"
 RUN_SETTINGS = ("dtype", "cache", "plugin")
@@ -58,23 +60,16 @@ Plugin = Annotated[
     list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
 ]
 Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1, mps or balanced.")]
-Dtype = Annotated[
-    str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...", hidden=True)
-]
+Dtype = Annotated[str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...")]
 Method = Annotated[
     str | None,
-    option(
-        "--method NAME",
-        "Answer from rows by a whole method, by its name in `esa methods`.",
-        autocompletion=completion.methods,
-    ),
+    option("--method NAME", "Answer from rows by a whole method, by its name in `esa methods`."),
 ]
 Methods = Annotated[
     str,
     option(
         "--methods NAME,...",
         "Names from `esa methods`, with commas; `preset`: the preset as it is.",
-        autocompletion=completion.method_list,
     ),
 ]
 MethodsOrDefault = Annotated[
@@ -83,7 +78,6 @@ MethodsOrDefault = Annotated[
         "--methods NAME,...",
         "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
         "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
-        autocompletion=completion.method_list,
     ),
 ]
 MaxTokens = Annotated[
@@ -127,17 +121,16 @@ Quiet = Annotated[bool, option("--quiet -q", "Show no progress.")]
 class ModelOptions:
     """The preset, changes of its settings, and where and how its model runs.
 
-    `--set` has precedence over the options of the same name. Raises UsageError: a setting of the
-    run has no value.
+    `dtype`, `cache` and `plugins` are no options: `--set` has them, too.
     """
 
     preset: Preset = DEFAULT_PRESET
     model: Model = None
     settings: Set = None
-    plugins: Annotated[list[Path] | None, option("--plugin FILE", "", hidden=True)] = None
+    plugins: list[Path] | None = None
     device: Device = "auto"
-    dtype: Dtype = "auto"
-    cache: Annotated[str, option("--cache PLACE", "", hidden=True)] = "auto"
+    dtype: str = "auto"
+    cache: str = "auto"
 
     def __post_init__(self) -> None:
         settings, plugins, run = list[str](), list(self.plugins or ()), dict[str, Any]()
@@ -215,56 +208,161 @@ class GenerationOptions:
         return asdict(self)
 
 
-class Hidden:
-    """In `Annotated[Group, Hidden("field")]`: help does not show these options of a group; without
-    names, none of them."""
+TIMEOUT = "ESA_READER_TIMEOUT"
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
+
+@dataclass(frozen=True)
+class ReaderOptions:
+    """What words answers, if not the preset's model."""
+
+    reader: Annotated[
+        str | None,
+        option(
+            "--reader URL#MODEL|REF",
+            "What words answers from the passages: an OpenAI-compatible server, to which they are "
+            "sent, and its model (its first by default), or a model as for --model.",
+        ),
+    ] = None
+    answer: str | None = None
+
+    @property
+    def _server(self) -> tuple[str | None, str | None]:
+        """The reader without a model of the server, and that model."""
+        from esa_cli.qa.presets.preset_files import is_address
+
+        if self.reader is None or not is_address(self.reader):
+            return self.reader, None
+        address, _, model = self.reader.partition("#")
+        return address, model or None
+
+    @property
+    def dependencies(self) -> dict[str, str | None]:
+        """What answers depend on besides the preset; empty without a reader."""
+        return {} if self.reader is None else {"reader_model": self._server[1]}
+
+    def reader_choice(self) -> ReaderChoice | None:
+        """The reader that is named, not opened yet.
+
+        Raises:
+            UsageError, PresetError, ModelError: there cannot be one of this name.
+        """
+        reader, model = self._server
+        if reader is None:
+            return None
+        from esa_cli.qa.presets.preset_files import is_address
+        from esa_cli.qa.reading.reader_choice import ReaderChoice
+
+        seconds = os.environ.get(TIMEOUT) if is_address(reader) else None
+        try:
+            timeout = float(seconds) if seconds else None
+        except ValueError:
+            raise UsageError(f"{TIMEOUT} must be seconds, got {seconds}", "as 600") from None
+        return ReaderChoice.of(reader, model, timeout)
+
+    def load_preset(
+        self, model: ModelOptions, method: str | None = None, asked_by: str | None = None
+    ) -> LoadedPreset:
+        """`ModelOptions.load_preset` with these settings below those of --set.
+
+        Args:
+            asked_by: a method that will be applied to the preset later.
+
+        Raises:
+            UsageError: they are of passages, and answers come from rows.
+        """
+        reader, form = self._server[0], self.answer
+        settings = [] if form is None else [f"answer.form={json.dumps(form)}"]
+        if reader is not None:
+            settings += [f"answer.reader={json.dumps(reader)}", "answer.from=text"]
+        chosen = model.load_preset(method, settings)
+        if form is not None and chosen.answer.reader is not None:
+            raise UsageError(
+                f"--answer {form} is of the model that finds, and {chosen.answer.reader} "
+                "words answers in its own way",
+                "leave out --answer, or --model and --reader",
+            )
+        options = {"--answer": form, "--reader": self.reader}
+        option = next((f"{name} {value}" for name, value in options.items() if value), None)
+        if option and (asked_by or chosen.answer.source == "rows"):
+            rows = f"--method {asked_by}" if asked_by else f"preset {chosen.name}"
+            raise UsageError(
+                f"{option} needs answers from passages, and {rows} answers from the rows it "
+                "selects",
+                "add --set answer.from=text, and name no method or part of one",
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class AnswerOptions(ReaderOptions):
+    """The form of answers, and what words them."""
+
+    answer: Annotated[
+        Literal["auto", "span", "text"] | None,
+        option(
+            "--answer auto|span|text",
+            "span: a quotation; text: in free words; auto: as the question asks for.",
+        ),
+    ] = None
+
+
+Shard = Annotated[
+    str | None, option("--shard K/N", "Only the K-th of N parts of the work, as 3/16; see --join.")
+]
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """The shard of a command that writes rows, and files with rows of other shards."""
+
+    shard: Shard = None
+    join: Annotated[
+        list[Path] | None,
+        option("--join FILE", "Take the rows of this --out of a shard first. Repeatable."),
+    ] = None
+
+    def check(self, out: Path | None) -> WorkShard:
+        """The shard. Raises UsageError: it is none, or a file to join is missing or is --out."""
+        for path in self.join or ():
+            if not path.is_file():
+                raise UsageError(f"--join must be a file, got {path}", "name the --out of a shard")
+        from esa_cli.apps.cli.options.output_paths import spare
+
+        spare("--out", out, map(str, self.join or ()), "one of the files of --join")
+        return WorkShard.parse(self.shard)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """The function for Typer: a parameter that is a dataclass becomes one option a field."""
+    """The function for Typer: a parameter that is a dataclass becomes one option for each of its
+    annotated fields."""
     hints = get_type_hints(function, include_extras=True)
-    groups = dict[str, Any]()
+    groups = dict[str, tuple[Any, list[str]]]()
     parameters = list[inspect.Parameter]()
+
+    def add(name: str, default: Any, kind: Any) -> None:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(name, keyword, default=default, annotation=kind))
+
     for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
-        group, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-        if is_dataclass(group):
-            groups[parameter.name] = group
-            types = get_type_hints(group, include_extras=True)
-            hide = next((one for one in extras if isinstance(one, Hidden)), None)
-            for field in fields(group):
-                kind = types[field.name]
-                if hide is not None and (not hide.names or field.name in hide.names):
-                    kind = _hidden(kind)
-                parameters.append(_keyword(field.name, field.default, kind))
-        else:
-            parameters.append(_keyword(parameter.name, parameter.default, hint))
+        group = hints[parameter.name]
+        if not is_dataclass(group):
+            add(parameter.name, parameter.default, group)
+            continue
+        types = get_type_hints(group, include_extras=True)
+        options = [field for field in fields(group) if hasattr(types[field.name], "__metadata__")]
+        groups[parameter.name] = group, [field.name for field in options]
+        for field in options:
+            add(field.name, field.default, types[field.name])
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
-        for name, group in groups.items():
-            own = {field.name: values.pop(field.name) for field in fields(group)}
-            values[name] = group(**own)
+        for name, (group, own) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in own})
         function(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _keyword(name: str, default: Any, kind: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def _hidden(kind: Any) -> Any:
-    """The annotation of an option, hidden."""
-    base, information = get_args(kind)
-    information = copy.copy(information)
-    information.hidden = True
-    return Annotated[base, information]
 
 
 def exclusive(one: str, other: str, both: object, hint: str = "give one of them") -> None:

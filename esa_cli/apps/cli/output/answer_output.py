@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Passage, Quotation, Reply
@@ -69,6 +68,13 @@ class Timing:
 def passage_count(top: int | None, quiet: bool) -> int:
     """Passages to show: as many as --top says; without it none where it is to be quiet."""
     return (0 if quiet else SHOWN) if top is None else top
+
+
+def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
+    """`book.pdf, page 3, line 40 (12%)`: how much a passage counts for the answer, if any."""
+    page = "" if passage.page is None else f", page {passage.page}"
+    weight = f" ({passage.weight:.0%})" if found else ""
+    return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
 def passage_line(

@@ -48,28 +48,11 @@ def token_progress(
 def prefill_bar(reporter: Reporter, total: int, expected_s: float) -> Iterator[Progress]:
     """Progress of a prefill of `total` tokens that is expected to take so many seconds."""
     reporter.settle()
-    if not reporter.live:
-        yield token_progress(reporter, f"reading {total:,} tokens, about {time_text(expected_s)}")
-        return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    def speed() -> str:
-        seconds = bar.tasks[0].speed
-        return f", {seconds:,.0f} tokens/s" if seconds else ""
-
-    columns = (
-        TextColumn("reading"), BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Bar(*columns, console=reporter.console, transient=True) as bar:
-        task = bar.add_task("reading", total=total, count="")
-
-        def progress(done: int, every: int) -> None:
-            count = f"{done:,} of {every:,} tokens{speed()}"
-            bar.update(task, completed=done, total=every, count=count)
-
-        yield progress
+    about = f" {total:,} tokens, about {time_text(expected_s)}"
+    try:
+        yield token_progress(reporter, "reading" if reporter.live else f"reading{about}")
+    finally:
+        reporter.settle()
 
 
 class SelftestDisplay:

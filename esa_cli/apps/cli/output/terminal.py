@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,22 +45,6 @@ def one_line(text: str) -> str:
     return clean(text).replace("\n", " ")
 
 
-def wrapped(text: str, stream: TextIO) -> str:
-    """A note or an error as lines of the terminal's width, what follows the first line below its
-    words; unchanged where there is no terminal. A path stays in one piece, so that it can be
-    copied."""
-    if not stream.isatty():
-        return text
-    begin = "esa: " if text.startswith("esa: ") else text[: len(text) - len(text.lstrip(" "))]
-    return textwrap.fill(
-        text,
-        max(20, shutil.get_terminal_size().columns),
-        subsequent_indent=" " * len(begin),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def as_json(data: object, indent: int | None = None) -> str:
     """JSON that does not steer a terminal either: it escapes what `json` does not."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
@@ -76,12 +59,6 @@ def print_json(data: object) -> None:
 def print_text(text: str) -> None:
     """Text to be saved: to the letter, but clean on a terminal."""
     sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
-
-
-def room() -> int:
-    """Columns of standard output; in a pipe more than any table needs."""
-    console = make_console(sys.stdout)
-    return int(console.width) if console.is_terminal else 1000
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -151,7 +128,8 @@ class Reporter:
         self.console = make_console(sys.stderr)
         self.live = self.console.is_terminal and not quiet
         self._status: Any = None
-        self._stage, self._shown = "", 0.0
+        self._stage = ""
+        self._now_and_then = self.throttled()
         self._explained = set[str]()
         self.is_brief = False
         """Whether notes on single documents are left out, as one line is said on all of them."""
@@ -191,8 +169,7 @@ class Reporter:
             self.note(text)
 
     def _print(self, text: str, style: str | None) -> None:
-        lines = wrapped(one_line(text), self.console.file)
-        self.console.print(lines, style=style, markup=False, soft_wrap=True)
+        self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
@@ -202,12 +179,13 @@ class Reporter:
             text += f", {size_text(done)}{whole}"
         elif done and total:
             text += f", {done / total:.0%}"
-        now = time.monotonic()
         if self.live:
             self.waiting(text)
-        elif stage != self._stage or (done and now - self._shown > LINE_EVERY_S):
-            self._shown = now
+        elif stage != self._stage:
             self.note(f"esa: {text}")
+            self._now_and_then = self.throttled()
+        elif done:
+            self._now_and_then(text)
         self._stage = stage
 
     def waiting(self, text: str) -> None:
