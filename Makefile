@@ -31,7 +31,7 @@ unit test: export PYTHONDONTWRITEBYTECODE =
 unit: install            ## What needs no model, no other process, no training and no family of models but Llama: about two minutes.
 	$(BIN)/python -m pytest -m 'not model and not process and not training and not families' -n 2 --dist worksteal
 
-soak: install            ## Attacks for MINUTES=30: documents, libraries, requests; SEED=n repeats.
+soak: install            ## Attacks for MINUTES=30: documents and libraries; SEED=n repeats.
 	$(BIN)/python tests/soak/run_soak.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 mutation: install        ## Small changes of the code that the tests should notice: MUTANTS=40, SEED=1; half an hour. Not in CI.

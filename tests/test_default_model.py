@@ -88,22 +88,3 @@ def test_what_is_answered_rests_on_the_passage_that_says_so(loaded, long_text: s
             )
     assert right >= len(questions) // 2, "enough are answered to say something"
     assert quoted >= 0.95 * right
-
-
-@torch.inference_mode()
-def test_needle_is_lost_on_plain_attention(loaded, long_text: str) -> None:
-    """The same model, prompt and text, with transformers' own attention and cache."""
-    from transformers import DynamicCache
-
-    from esa_cli.qa.answering.prompt import PromptTokens
-    from esa_cli.qa.presets import preset
-
-    prompt = PromptTokens(loaded.tokenizer, preset.load().prompt)
-    ids = torch.tensor([prompt.document(long_text) + prompt.question(QUESTION)])
-    cache = DynamicCache()
-    for low in range(0, ids.shape[1] - 1, 1024):
-        piece = ids[:, low : min(low + 1024, ids.shape[1] - 1)]
-        loaded.model.base_model(input_ids=piece, past_key_values=cache)
-    out = loaded.model.generate(ids, past_key_values=cache, max_new_tokens=24, do_sample=False)
-    answer = loaded.tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    assert ANSWER not in answer

@@ -6,7 +6,6 @@ They run in this process, which has torch already; one runs in its own, as a per
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import runpy
@@ -20,9 +19,8 @@ import pytest
 import sample_files
 from conftest import copy_registries
 
-from esa_cli.errors import PresetError
-from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import plugin_loading, registry
+from esa_cli.evaluation.conformance import check_file
+from esa_cli.methods import plugin_loading
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -77,15 +75,6 @@ def ask(call: Call, note: Path) -> Call:
     return lambda name, *options: call(
         name, str(note), *QUESTIONS, "--preset", "tiny-random", *options
     )
-
-
-def test_use_as_library(ask: Call) -> None:
-    out = ask("use_as_library.py", "--max-new-tokens", "4", "--temperature", "0.8")
-    for question in QUESTIONS:
-        assert f"> {question}\n" in out
-    assert out.index(QUESTIONS[0]) < out.index(QUESTIONS[1])
-    # Something was answered to each.
-    assert all(part.split("\n", 1)[1].strip() for part in out.split("> ")[1:])
 
 
 def test_ask_book(ask: Call) -> None:
@@ -199,17 +188,3 @@ def test_my_selector_conforms() -> None:
     found = check_file(SELECTOR)["selector", "every-nth"]
     assert [finding.detail for finding in found if not finding.passed] == []
     assert len(found) > 5
-
-
-@pytest.mark.usefixtures("selector")
-def test_my_selector_takes_every_nth() -> None:
-    """The smallest spacing from n on that stays within the budget."""
-    for n, budget in itertools.product([1, 3, 50], [0, 1, 6, 7, 29, 30, 31]):
-        method = registry.build("selector", {"name": "every-nth", "n": n})
-        spacing = n
-        while budget and len(range(0, 30, spacing)) > budget:
-            spacing += 1
-        expected = list(range(0, 30, spacing)) if budget else []
-        assert method.select(make_step(middle=30), budget).tolist() == expected, (n, budget)
-    with pytest.raises(PresetError, match="at least 1"):
-        registry.build("selector", {"name": "every-nth", "n": 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import io
 import os
 from pathlib import Path
@@ -138,16 +137,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     assert "is a folder" in refused(tmp_path).message
     for special in (tmp_path / "pipe", "/dev/zero"):
         assert "pipe, socket or device" in refused(special).message, "it is not waited for"
-
-
-def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, b"secret")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(builtins, "open", refuse)
-    assert "chmod" in refused(path).hint
 
 
 def test_huge_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from conftest import copy_registries
 from reader_checks import refused
 from reader_samples import SAMPLES
 
-from esa_cli.documents import reader_registry, readers, reading_process
+from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
 from esa_cli.errors import PluginError
 from esa_cli.methods import plugin_loading
@@ -21,12 +20,6 @@ from esa_cli.methods import plugin_loading
 
 def text_of(data: bytes | str, name: str) -> str:
     return readers.read(data.encode() if isinstance(data, str) else data, name).text
-
-
-def test_source_code_is_text_as_it_is() -> None:
-    code = "def f():\n\treturn  1  # <b>\n"
-    found = readers.read(code.encode(), "f.py")
-    assert found == ExtractedText(code, encoding="utf-8")
 
 
 def test_markdown_headings_are_chapters() -> None:
@@ -91,24 +84,6 @@ def test_old_and_locked_office_files(name: str) -> None:
     assert "password" in refused(bytes(data), name).message
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "hint"),
-    [
-        ("pypdfium2", "a.pdf", "pip install pypdfium2"),
-        ("openpyxl.utils", "a.xlsx", "pip install openpyxl"),
-        ("pptx", "a.pptx", "pip install 'esa-cli[office]'"),
-    ],
-)
-def test_a_library_that_is_not_installed(
-    module: str, name: str, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(reading_process, "APART", frozenset())
-    error = refused(SAMPLES[name], name)
-    assert "is not installed" in error.message
-    assert error.hint == hint
-
-
 def test_gzip_is_read_as_what_it_holds() -> None:
     assert text_of(gzip.compress(b"a,b\n1,2\n"), "t.csv.gz") == text_of(b"a,b\n1,2\n", "t.csv")
     two = gzip.compress(b"one ") + gzip.compress(b"two") + b"\0" * 8
@@ -147,24 +122,6 @@ def test_a_reader_is_added_and_asked_first() -> None:
 
 
 @pytest.mark.usefixtures("scratch")
-def test_a_plugin_file_may_hold_readers_alone(tmp_path: Path) -> None:
-    path = tmp_path / "plug.py"
-    path.write_text(
-        "from esa_cli.documents.readers import ExtractedText, register\n\n"
-        "@register('roman')\nclass Roman:\n"
-        "    what, suffixes, binary = 'roman', ('.rom',), False\n"
-        "    def sniff(self, head): return False\n"
-        "    def read(self, data, name): return ExtractedText('MCM')\n"
-    )
-    assert plugin_loading.load_file(path) == [("reader", "roman")]
-    assert text_of("1900", "x.rom") == "MCM"
-    path.with_name("bad.py").write_text(path.read_text().replace("roman", "greek") + "1 / 0\n")
-    with pytest.raises(PluginError, match="does not run"):
-        plugin_loading.load_file(path.with_name("bad.py"))
-    assert "greek" not in reader_registry.READERS
-
-
-@pytest.mark.usefixtures("scratch")
 def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     docs = (Path(__file__).parents[2] / "docs" / "readers.md").read_text("utf-8")
     path = tmp_path / "subtitles.py"
@@ -176,14 +133,6 @@ def test_the_worked_reader_of_the_docs(tmp_path: Path) -> None:
     )
     marks = (Mark(0, None, "00:00:01"), Mark(14, None, "00:01:04"))
     assert found == ExtractedText("Who is there?\nI am.\n", marks)
-
-
-@pytest.mark.usefixtures("scratch")
-def test_what_cannot_be_registered() -> None:
-    with pytest.raises(PluginError, match="already registered by esa_cli"):
-        readers.register("pdf")(Upper)
-    with pytest.raises(PluginError, match="no what and no read"):
-        readers.register("less")(type("Less", (), {"suffixes": (), "binary": 0, "sniff": 0}))
 
 
 @pytest.mark.usefixtures("scratch")

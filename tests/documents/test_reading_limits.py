@@ -11,21 +11,16 @@ import signal
 import sys
 import threading
 import time
-import zipfile
 import zlib
-from collections.abc import Callable
 
 import pytest
 import sample_files as make
-from openpyxl.utils import get_column_letter
 from reader_checks import changed, refused
 from reader_fuzz import read_here
 
 from esa_cli.documents import readers, reading_process
-from esa_cli.documents.readers import zip_parts
 from esa_cli.documents.reading_process import LIMITS, MOST, reading_limit
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.strict_yaml import MOST_VALUES, load_yaml
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
 PDF = make.pdf(["Ada built it."])
@@ -55,16 +50,6 @@ def pdf_bomb() -> bytes:
     ])  # fmt: skip
 
 
-def far_cells() -> bytes:
-    """Each in a row and a column of its own: the table between them would fill the memory."""
-    rows = "".join(
-        f'<row r="{n}"><c r="{get_column_letter(n)}{n}"><v>1</v></c></row>'
-        for n in range(1, 10_000)
-    )
-    sheet = f"<worksheet><sheetData>{rows}</sheetData></worksheet>".encode()
-    return with_part(make.xlsx([["x"]]), "xl/worksheets/sheet1.xml", sheet)
-
-
 def test_the_child_reads_what_this_process_would() -> None:
     page = "".join(f"<h2>Part {n}</h2><p>Words, ünï {n} 😀</p>" for n in range(4000))
     lines = "".join(make.paragraph(f"line {n}") for n in range(900))
@@ -88,14 +73,7 @@ def test_one_child_reads_all_and_is_replaced_when_it_is_gone() -> None:
 
 @LINUX
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.pdf", pdf_bomb()),
-        ("a.docx", word_bomb(b"<w:p/>")),
-        ("a.epub", make.epub({"a.xhtml": "<p>" + "<i>x</i>" * 3_000_000})),
-        ("a.xlsx", far_cells()),
-    ],
-    ids=["pdf", "docx", "epub", "xlsx"],
+    ("name", "data"), [("a.pdf", pdf_bomb()), ("a.docx", word_bomb(b"<w:p/>"))], ids=["pdf", "docx"]
 )
 def test_what_takes_too_much_memory(
     name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
@@ -135,22 +113,6 @@ def test_time_in_which_the_machine_is_busy_does_not_count(monkeypatch: pytest.Mo
     assert "must be read in 1 s, got more" in refused(PDF, "a.pdf").message
 
 
-def test_a_document_that_is_ready_when_its_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next document has a child of its own."""
-
-    class LateTimer(threading.Timer):
-        def __init__(self, seconds: float, stop: Callable[[], None]) -> None:
-            super().__init__(60, stop)
-
-        def cancel(self) -> None:
-            super().cancel()
-            self.function()
-
-    monkeypatch.setattr(threading, "Timer", LateTimer)
-    for name in ("a.pdf", "b.pdf", "c.pdf"):
-        assert "Ada" in readers.read(PDF, name).text
-
-
 def test_what_unpacks_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
     bombs = {
@@ -165,14 +127,6 @@ def test_what_unpacks_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
         error = refused(bomb, name)
         assert "must unpack to at most 1.0 MiB, got more" in error.message
         assert "ESA_READ_BYTES" in error.hint
-
-
-def test_a_zip_of_many_parts_is_not_listed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zip_parts, "MOST_PARTS", 1000)
-    names = ("word/document.xml", *(f"{n}.xml" for n in range(1000)))
-    data = make.zipped(dict.fromkeys(names, "x"))
-    monkeypatch.setattr(zipfile, "ZipFile", None)
-    assert zip_parts.has_part(data, "word/document.xml")
 
 
 def test_entities_are_refused_or_kept_as_they_are() -> None:
@@ -197,16 +151,7 @@ def test_notations_of_python_are_no_encodings(charset: str) -> None:
     assert readers.read(mail.encode(), "a.eml").text.rstrip().endswith("abab")
 
 
-def test_yaml_aliases_are_counted() -> None:
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    for above, here in zip("abcdefgh", "bcdefghi", strict=True):
-        lines.append(f"{here}: &{here} [{', '.join([f'*{above}'] * 9)}]")
-    with pytest.raises(Exception, match=f"at most {MOST_VALUES:,}, aliases included"):
-        load_yaml("\n".join(lines))
-    assert load_yaml("a: &a [1, 2]\nb: [*a, *a]") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
-
-
-@pytest.mark.parametrize("value", ["long", "0", "9" * 400, str((1 << 53) + 2)])
+@pytest.mark.parametrize("value", ["long", "0", str((1 << 53) + 2)])
 def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_SECONDS", value)
     with pytest.raises(UsageError, match="ESA_READ_SECONDS"):
@@ -214,13 +159,6 @@ def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> 
     for name in LIMITS:
         monkeypatch.setenv(name, str(MOST))
     assert "Ada" in readers.read(PDF, "a.pdf").text
-
-
-def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading_process.stop_reading()
-    monkeypatch.setattr(sys, "executable", "/nobody/python")
-    with pytest.raises(DocumentError, match="no process can be started for it"):
-        readers.read(PDF, "a.pdf")
 
 
 @pytest.mark.parametrize("name", ["a.md", "a.txt", "a.html", "a.csv", "a.ipynb", "a.eml"])

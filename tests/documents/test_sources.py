@@ -6,13 +6,12 @@ import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sample_files as make
 
 from esa_cli.documents import sources
-from esa_cli.documents.document import Document, gather, read_document, source_files
+from esa_cli.documents.document import gather, source_files
 from esa_cli.errors import DocumentError
 
 
@@ -74,14 +73,6 @@ def test_gitignore_of_the_repository_above(tree: Path) -> None:
     assert expand(["docs/deep"]) == ["docs/deep/keep.log", "docs/deep/er/c.py"]
     with pytest.raises(DocumentError, match="1 ignored by"):
         expand(["other"])
-
-
-def test_lock_files_are_hidden(tree: Path) -> None:
-    for name in ("~$b.docx", ".~lock.b.odt#", "answers.jsonl.lock"):
-        (tree / "other" / name).write_bytes(b"" if name.endswith("lock") else b"\5owner\0\0")
-    for source in ("other", "other/*"):
-        assert expand([source]) == ["other/d.txt"]
-        assert set(sources.find_any(source).left_out) <= {"hidden"}
 
 
 def test_patterns(tree: Path) -> None:
@@ -164,45 +155,3 @@ def test_a_folder_whose_files_were_named_before_may_have_a_scan(tree: Path) -> N
     for names in (["other/scan.pdf", "other"], ["other/d.txt", "other/*.pdf"]):
         with pytest.raises(DocumentError, match="has no text"):
             gather(source_files(names))
-
-
-def test_every_file_is_read_once(tree: Path) -> None:
-    read: list[str] = []
-
-    def reading(path: str) -> Document:
-        read.append(path)
-        return read_document(path)
-
-    gather(source_files(["docs/*.txt", "docs", "other/../docs/*.md"]), reading)
-    assert len(read) == len(set(read))
-
-
-@pytest.mark.parametrize(
-    ("call", "name", "reason"),
-    [
-        ("scandir", "docs/deep", "1 folder that may not be read (deep)"),
-        ("readlink", "docs/cwd", "1 folder that may not be read (cwd)"),
-        ("readlink", "docs/exe", "1 that may not be read (exe)"),
-    ],
-)
-def test_what_the_system_refuses_is_reported(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, call: str, name: str, reason: str
-) -> None:
-    """By a system that refuses: whoever runs the tests may be allowed everything."""
-    os.symlink(tree / "other", tree / "docs" / "cwd")
-    os.symlink(tree / "docs" / "a.txt", tree / "docs" / "exe")
-    real = getattr(os, call)
-
-    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
-        if str(path).endswith(os.path.basename(name)):
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, call, refuse)
-    lines: list[str] = []
-    assert "docs/a.txt" in expand(["docs"], lines.append)
-    assert reason in lines[0]
-    if call == "scandir":
-        with pytest.raises(DocumentError, match="docs/deep may not be read: Permission") as caught:
-            expand([name])
-        assert caught.value.hint == "try: chmod u+rx docs/deep"

@@ -1,4 +1,4 @@
-"""What the parts of a soak have in common: counts, findings, and a folder for what failed."""
+"""What the parts of a soak share: counts, findings, and a folder for what failed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from collections import Counter
 from pathlib import Path
 
 MOST_SHOWN = 20
-"""Findings of one part that are written; further ones are counted."""
 
 
 class SoakPart(ABC):
-    """One kind of test, which goes on for as long as it is given.
-
-    Args:
-        out: gets what failed. seed: the same one gives the same tests, in the same order.
-    """
+    """One kind of test. The same seed gives the same tests; `out` gets what failed."""
 
     name: str
 
     def __init__(self, out: Path, seed: int) -> None:
         self.out, self.seed, self.draw = out, seed, random.Random(f"{self.name} {seed}")
-        self.counts, self.findings, self.seconds = Counter[str](), 0, 0.0
+        self.counts, self.findings = Counter[str](), 0
 
     @abstractmethod
     def run(self, until: float) -> None:
@@ -32,7 +27,7 @@ class SoakPart(ABC):
         """Called after the last run."""
 
     def finding(self, what: str, name: str = "", data: bytes = b"") -> None:
-        """Counts a finding, says it, and writes what it takes to see it again."""
+        """Counts a finding, prints it, and writes the first ones to files."""
         self.findings += 1
         if self.findings > MOST_SHOWN:
             return
@@ -41,10 +36,8 @@ class SoakPart(ABC):
         (self.out / f"{stem}.txt").write_text(f"{what}\n", "utf-8", "backslashreplace")
         if data:
             (self.out / f"{stem}-{name}").write_bytes(data)
-        first = what.strip().splitlines()[-1][:200]
-        print(f"FOUND {self.out / stem}: {first}", flush=True)
+        print(f"FOUND {self.out / stem}: {what.strip().splitlines()[-1][:200]}", flush=True)
 
     def __str__(self) -> str:
-        done, rate = self.counts.total(), self.counts.total() / max(self.seconds, 1e-9)
-        of = ", ".join(f"{count:,} {what}" for what, count in sorted(self.counts.items()))
-        return f"{self.name:<11} {done:>9,} {rate:>8.1f}/s {self.findings:>4} findings   {of}"
+        counts = ", ".join(f"{count:,} {what}" for what, count in sorted(self.counts.items()))
+        return f"{self.name} {self.findings} findings   {counts}"

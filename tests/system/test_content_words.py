@@ -22,33 +22,8 @@ from esa_cli.system.content_words import (
     language_of,
     located_words,
     question_words,
-    word_count,
 )
 from esa_cli.system.function_words import FUNCTION_WORDS
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("The whales were swimming.", ["whale", "swim"]),
-        ("İstanbul and Ishmael's ship", ["istanbul", "ishmael", "ship"]),
-        ("鲸鱼在海里", ["鲸鱼", "鱼在", "在海", "海里"]),
-        ("ship鲸鱼boats", ["ship", "鲸鱼", "boat"]),
-        ("鲸 of it", ["鲸"]),
-        ("", []),
-    ],
-)
-def test_content_words(text: str, words: list[str]) -> None:
-    assert content_words(text) == words
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("", 1), ("?", 1), ("He is a man of 3 words.", 7), ("鲸鱼在海里。", 2), ("x" * 600, 30)],
-)
-def test_words_are_counted_without_spaces_too(text: str, count: int) -> None:
-    assert word_count(text) == count
-
 
 # Own sentences; of each, words in another form that it has.
 TEXTS = [
@@ -94,10 +69,6 @@ def test_a_language_is_told_by_the_text_and_not_by_what_surrounds_it() -> None:
     assert language_of(english * 20 + german * 100 + english * 20) == "german"
     assert language_of("No. 5, soup a la carte") == ENGLISH
     assert language_of("Це було в місті, і він не знав, що це за книга.") == "ukrainian"
-
-
-def test_a_language_without_a_stemmer_is_not_stemmed() -> None:
-    assert content_words("книга книги", "ukrainian") == ["книга", "книги"]
 
 
 def test_every_language_leaves_out_its_words() -> None:
