@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
 from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
-from esa_cli.documents.text_builder import STDIN, Mark, label
+from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
 from esa_cli.system.machine import size_text
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 LIMIT = 1 << 30
-NO_TEXT = "give a document with text in it"
 
 
 class Place(NamedTuple):
@@ -103,28 +102,29 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
             or in an encoding that cannot be told.
     """
-    stamp = None
+    stamp, path = None, STDIN if source == "-" else source
     if source == "-":
-        path, data = STDIN, _bytes_of_stdin(stdin or sys.stdin, limit)
+        data = _bytes_of_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
             stamp = file_stamp(source)
-        path, data = source, _bytes_of_file(source, limit)
-    if not data:
-        raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
-    extracted = readers.read(data, path)
+        data = _bytes_of_file(source, limit)
+    if len(data) > limit:
+        raise _too_large(path, len(data), limit)
+    extracted = readers.read(data, path) if data else ExtractedText("")
     if not extracted.text or extracted.text.isspace():
-        raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
+        what = "has nothing but white space" if data else "is empty (0 bytes)"
+        raise DocumentError(f"{label(path)} {what}", "give a document with text in it")
     return Document(
-        name=Path(path).name or path,
-        text=extracted.text,
-        source=source,
-        encoding=extracted.encoding,
-        bytes=len(data),
-        marks=extracted.marks,
-        missing=extracted.missing,
-        stamp=stamp,
+        Path(path).name or path,
+        extracted.text,
+        source,
+        extracted.encoding,
+        len(data),
+        extracted.marks,
+        extracted.missing,
+        stamp,
     )
 
 
@@ -241,7 +241,6 @@ def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
         raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
-    _check_size("standard input", len(data), limit)
     return data
 
 
@@ -258,28 +257,23 @@ def _bytes_of_file(source: str, limit: int) -> bytes:
                 f"{source} is a pipe, socket or device, not a file",
                 f"give its contents on standard input: esa ask - 'question' < {source}",
             )
-        _check_size(label(source), info.st_size, limit)
+        if info.st_size > limit:
+            raise _too_large(source, info.st_size, limit)
         with open(source, "rb") as stream:
-            data = stream.read(limit + 1)
+            return stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DocumentError(f"there is no document {source}", _near(source)) from error
-    except PermissionError as error:
-        raise DocumentError(
-            f"the document {source} may not be read by this user", f"try: chmod u+r {source}"
-        ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DocumentError(f"the document {source} cannot be read: {reason}") from error
-    _check_size(label(source), len(data), limit)
-    return data
+        hint = f"try: chmod u+r {source}" if isinstance(error, PermissionError) else ""
+        raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
 
 
-def _check_size(document: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise DocumentError(
-            f"{document} is {size_text(size)}, more than the limit of {size_text(limit)}",
-            "split it and ask about the parts",
-        )
+def _too_large(name: str, size: int, limit: int) -> DocumentError:
+    return DocumentError(
+        f"{label(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
+        "split it and ask about the parts",
+    )
 
 
 def _near(source: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,14 +42,10 @@ class IgnoreRule(NamedTuple):
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files above a path; the nearest file decides.
-
-    `unread`: those that are no files, or too large.
-    """
+    """Rules of the .gitignore files above a path; the nearest file decides."""
 
     def __init__(self, root: str) -> None:
         self._rules: dict[str, list[IgnoreRule]] = {}
-        self.unread: list[str] = []
         above = Path(root)
         folders = (above, *above.parents)
         # Not `Path.exists`, which raises where a folder may not be searched.
@@ -63,15 +59,13 @@ class IgnoreRules:
     def enter(self, folder: str) -> None:
         """Adds the rules of a folder's own file; a second time they are read again."""
         path = os.path.join(folder, ".gitignore")
-        try:
-            text = _read(path)
-        except OSError:
-            return
-        if text is None:
-            self.unread += [path] if path not in self.unread else []
-            return
-        lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
-        self._rules[folder] = [rule for line in lines if (rule := parse(line))]
+        data = b""
+        # Not of a pipe or a device, which may have no end.
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) <= MOST_BYTES:
+                data = Path(path).read_bytes()
+        lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
+        self._rules[folder] = [rule for line in lines if (rule := parse(line.removesuffix("\r")))]
 
     def names(self, path: str, *, folder: bool) -> bool:
         """Whether a file or folder is ignored; those that it is in are not."""
@@ -87,16 +81,6 @@ class IgnoreRules:
                 break
             inside = f"{name}/{inside}"
         return False
-
-
-def _read(path: str) -> str | None:
-    """None: it is no file, or too large. Raises OSError. A pipe is not waited for."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            return None
-        data = file.read(MOST_BYTES + 1)
-    return None if len(data) > MOST_BYTES else os.fsdecode(data)
 
 
 def parse(line: str) -> IgnoreRule | None:

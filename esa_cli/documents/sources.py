@@ -119,17 +119,8 @@ def is_several(source: str) -> bool:
     return any(sign in source for sign in _SIGNS)
 
 
-def find(source: str) -> FoundFiles:
-    """The files of a folder or pattern, sorted. Raises DocumentError: none, or too many."""
-    found = find_any(source)
-    if not found.files:
-        lines = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
-        raise DocumentError(f"there is nothing to read in {lines[0]}", "check the path or pattern")
-    return found
-
-
 def find_any(source: str) -> FoundFiles:
-    """As `find`, but there may be none."""
+    """The files of a folder or pattern, sorted. Raises DocumentError: there are too many."""
     found = FoundFiles()
     for path in _below(source, found) if os.path.isdir(source) else _matches(source, found):
         if why := _why_not(path):
@@ -156,12 +147,16 @@ def source_files(names: Sequence[str]) -> SourceFiles:
     sources: list[Source] = []
     left_out: list[LeftOut] = []
     for name in names:
-        if is_several(name):
-            found = find(name)
-            sources += [Source(file, name) for file in found.files]
-            left_out += found.rest(name)
-        else:
+        if not is_several(name):
             sources.append(Source(name))
+            continue
+        found = find_any(name)
+        rest = found.rest(name)
+        if not found.files:
+            line = rest[0].line if rest else f"{name}: no file matches"
+            raise DocumentError(f"there is nothing to read in {line}", "check the path or pattern")
+        sources += [Source(file, name) for file in found.files]
+        left_out += rest
     return SourceFiles(tuple(sources), tuple(left_out))
 
 
@@ -223,8 +218,6 @@ def _below(folder: str, found: FoundFiles) -> Iterator[str]:
                 found.left_out[why].append(os.path.join(where, name))
             else:
                 yield os.path.join(where, name)
-    if ignored.unread:
-        found.left_out[".gitignore that is no file or too large"] += ignored.unread
 
 
 def _hidden_or_linked(path: str, root: str) -> str:

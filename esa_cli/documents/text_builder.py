@@ -41,7 +41,10 @@ class ExtractedText:
 
 
 class TextBuilder:
-    """Text from pieces in reading order."""
+    """Text from pieces in reading order.
+
+    `left_out`: kinds of contents that the text lacks, in the plural, and how many there are.
+    """
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -53,7 +56,6 @@ class TextBuilder:
         self._page: int | None = None
         self._chapter: str | None = None
         self.left_out = Counter[str]()
-        """Kinds of contents that the text lacks, in the plural, and how many there are."""
 
     def flow(self, text: str) -> None:
         """Appends words of a paragraph; any white space becomes one space."""

@@ -56,6 +56,7 @@ def test_standard_input_that_is_refused() -> None:
     ("text", "encoding", "known"),
     [
         *(("né\n", mark, mark) for mark in ("utf-8-sig", "utf-16", "utf-32")),
+        *((GERMAN, order, order) for order in ("utf-16le", "utf-16be")),
         (POLISH, "cp1250", "cp1250"),
         (RUSSIAN, "cp1251", "cp1251"),
         (RUSSIAN, "koi8-r", "koi8_r"),
@@ -110,8 +111,6 @@ def test_look_alikes_are_not_taken_for_western(encoding: str, text: str) -> None
         (b"{\\rtf1 words}", "RTF", "pandoc"),
         (b"abc\0def", "NUL at byte 3", ""),
         (b"\xef\xbb\xbfok \xff\xfe", "breaks at byte", "iconv"),
-        (("plain words\n" * 30).encode("utf-16-le"), "without a byte order mark", "iconv"),
-        (("plain words\n" * 30).encode("utf-16-be"), "without a byte order mark", "iconv"),
         (b"", "0 bytes", ""),
         (b" \n\t\n", "white space", ""),
         (b"\xef\xbb\xbf\n", "white space", ""),

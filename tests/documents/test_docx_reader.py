@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import sample_files as make
 from reader_checks import at
 
@@ -140,13 +139,3 @@ def test_docx_pages_that_the_contents_know_better() -> None:
     assert pages_of(("x", "1 Late", "y"), found) == [2, 7, 7]
     back = word(link("1"), p("x", before=make.PAGE), p("Late", "H1", mark))
     assert pages_of(("x", "1 Late"), back) == [2, 2], "it never goes back"
-
-
-@pytest.mark.parametrize(
-    ("counted", "expected"), [(2, [1, 2]), (9, [None] * 2), (None, [None] * 2)]
-)
-def test_docx_pages_by_hand_count_only_if_they_are_all(
-    counted: int | None, expected: list[int | None]
-) -> None:
-    found = word(make.paragraph("one"), make.BREAK, make.paragraph("two"), pages=counted)
-    assert pages_of(("one", "two"), found) == expected

@@ -12,6 +12,8 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, WIDER, declared_codec, decode
@@ -21,7 +23,6 @@ from esa_cli.documents.text_builder import (
     TextBuilder,
     label,
     optional_import,
-    path_in_hint,
     printable,
 )
 from esa_cli.errors import DocumentError
@@ -66,6 +67,13 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
         return lexbor.LexborHTMLParser(data, options=without_events, scripting=True).root
     except lexbor.SelectolaxError as error:  # it repairs whatever it is given
         raise MemoryError from error
+
+
+def html_text(text: str, name: str) -> str:
+    """The text of a page inside another document."""
+    out = TextBuilder()
+    write_html(parse_html(text, name), out, {})
+    return out.result().text
 
 
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
@@ -129,9 +137,13 @@ class _HtmlWriter:
             self.text("‘" if self._inside["q"] % 2 else "“")
         elif tag in _LISTS:
             start = attributes.get("start") or "1"
-            self._lists.append(None if tag != "ol" else int(start) if start.isdecimal() else 1)
+            number = int(start) if start.isdecimal() else 1
+            self._lists.append(number if tag == "ol" else None)
         elif tag == "li":
-            self._item()
+            number = self._lists[-1] if self._lists else None
+            self._out.lead("- " if number is None else f"{number}. ")
+            if number is not None:
+                self._lists[-1] = number + 1
         elif tag in ("td", "th"):
             self._out.flow(" | " if self._cells else "")
             self._cells += 1
@@ -182,12 +194,6 @@ class _HtmlWriter:
             number = attributes.get("title") or attributes.get("aria-label") or ""
             if number.isdecimal():
                 self._out.page(int(number))
-
-    def _item(self) -> None:
-        number = self._lists[-1] if self._lists else None
-        self._out.lead("- " if number is None else f"{number}. ")
-        if number is not None:
-            self._lists[-1] = number + 1
 
 
 def _title(node: Any) -> str:
@@ -299,7 +305,7 @@ class HtmlReader(Reader):
                 f"{label(name)} is a web page without text; a script may make its text",
                 "open it in a browser and save it as text, or print it to PDF",
             )
-        return ExtractedText(extracted.text, extracted.marks, extracted.missing, encoding)
+        return replace(extracted, encoding=encoding)
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
@@ -307,12 +313,10 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     what it declares, or its letters. Raises DocumentError: as `decode`."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for charset in _declared(data[:_HEAD], name):
-            encoding = _of_browsers(charset)
-            try:
+            with suppress(LookupError, ValueError):  # it is another one, or there is none
+                encoding = _of_browsers(charset)
                 return data.decode(encoding), encoding
-            except (LookupError, ValueError):
-                pass  # not what it declares
-    return decode(data, label(name), path_in_hint(name))
+    return decode(data, name)
 
 
 def _declared(head: bytes, name: str) -> Iterator[str]:
@@ -329,13 +333,10 @@ def _declared(head: bytes, name: str) -> Iterator[str]:
 
 
 def _of_browsers(charset: str) -> str:
-    """The Python name of a declared encoding as browsers read it; empty if there is none."""
+    """The Python name of a declared encoding as browsers read it. Raises as `declared_codec`."""
     charset = re.sub(r"^x-|-[ie]$", "", charset.strip().lower())
     charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset).replace("windows-31j", "cp932")
-    try:
-        encoding = declared_codec(charset)
-    except (LookupError, ValueError):
-        return ""
+    encoding = declared_codec(charset)
     if encoding.startswith(("utf-16", "utf-32")):  # or the declaration could not be read as ASCII
         return "utf-8"
     return WIDER.get(encoding, encoding)

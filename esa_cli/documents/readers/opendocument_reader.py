@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, damage_error, register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.html_reader import formula_text, parse_html
 from esa_cli.documents.readers.zip_parts import ZipParts, password_error
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder
@@ -56,12 +56,10 @@ class OpenDocumentReader(Reader):
         if _MANIFEST in parts and b"encryption-data" in parts.read(_MANIFEST):
             raise password_error(name)
         content = parts.xml("content.xml")
-        body = _select(content, "//office:body/office:text")
-        if not body:
-            raise damage_error(name, self.what, "content.xml has no text document")
+        [body] = _select(content, "//office:body/office:text")
         roots = [content, *([parts.xml(_STYLES)] if _STYLES in parts else [])]
         writer = _OpenDocumentWriter(parts, roots)
-        writer.write(body[0])
+        writer.write(body)
         return writer.out.text_of(name, self.what, writer.missing)
 
 

@@ -25,6 +25,9 @@ _RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships
 _ROWS = 1 << 20
 _EDGES = tuple(f"{{*}}{kind}{edge}" for kind in ("odd", "even", "first")
                for edge in ("Header", "Footer"))  # fmt: skip
+_OTHERS = {
+    "xl/charts/chart": "charts", "xl/media/": "pictures", "xl/embeddings/": "embedded files",
+}  # fmt: skip
 _BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
@@ -66,10 +69,7 @@ def _missing(parts: ZipParts, workbook: _Workbook) -> Iterator[str]:
     for title, part in workbook.sheets.items():
         if part not in parts:
             yield f"the sheet {title} is named but not in the file"
-    for folder, what in (
-        ("xl/charts/chart", "charts"), ("xl/media/", "pictures"),
-        ("xl/embeddings/", "embedded files"),
-    ):  # fmt: skip
+    for folder, what in _OTHERS.items():
         if count := sum(part.startswith(folder) for part in parts.names):
             yield f"{what} are left out: {count}"
     if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
@@ -103,25 +103,23 @@ class _Workbook:
         self._hidden: set[str] = set()
         for sheet in root.iterfind("{*}sheets/{*}sheet"):
             kind, part = links.get(sheet.get(_RELATED), ("worksheet", ""))
+            title = sheet.get("name", "")
             if kind == "worksheet":
-                title = sheet.get("name", "")
                 self.sheets[title] = part
-                if sheet.get("state", "visible") != "visible":
-                    self._hidden.add(title)
-        properties = root.find("{*}workbookPr")
+            if sheet.get("state", "visible") != "visible":
+                self._hidden.add(title)
+        properties, dates = root.find("{*}workbookPr"), self._utils.datetime
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
-        dates = self._utils.datetime
         self._epoch = dates.CALENDAR_MAC_1904 if from_1904 else dates.CALENDAR_WINDOWS_1900
         strings = by_kind.get("sharedStrings", "")
-        self._strings = [
-            _text(item).replace("x005F_", "")
-            for item in (parts.elements(strings, "{*}si") if strings in parts else ())
-        ]
-        styles = by_kind.get("styles", "")
-        self._formats = self._number_formats(parts.xml(styles)) if styles in parts else []
+        items = parts.elements(strings, "{*}si") if strings in parts else ()
+        self._strings = [_text(item).replace("x005F_", "") for item in items]
+        self._formats = self._number_formats(parts.xml_if_any(by_kind.get("styles", "")))
 
     def _number_formats(self, root: Any) -> list[str]:
         """The number format of each style of cells."""
+        if root is None:
+            return []
         formats = dict(self._numbers.BUILTIN_FORMATS)
         for custom in root.iterfind("{*}numFmts/{*}numFmt"):
             formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")

@@ -6,11 +6,10 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import zlib
 from collections.abc import Iterator
 
 from esa_cli.documents.encoding import decode
-from esa_cli.documents.reader_registry import PLAIN, Reader, damage_error, register
+from esa_cli.documents.reader_registry import PLAIN, Reader, register
 from esa_cli.documents.reading_process import UNPACKED, check_unpacked, read, reading_limit
 from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label, path_in_hint
 from esa_cli.errors import DocumentError
@@ -27,10 +26,8 @@ _SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 
 def plain_text(data: bytes, name: str) -> tuple[str, str]:
     """The text with \\n line endings, and its encoding. Raises DocumentError."""
-    text, encoding = decode(data, label(name), path_in_hint(name))
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text, encoding
+    text, encoding = decode(data, name)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 @register(PLAIN)
@@ -100,11 +97,8 @@ class GzipReader(Reader):
         return head.startswith(_GZIP)
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                unpacked = file.read(reading_limit(UNPACKED) + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise damage_error(name, self.what, str(error)) from error
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            unpacked = file.read(reading_limit(UNPACKED) + 1)
         check_unpacked(len(unpacked), name)
         unpack = f"unpack it first: gunzip -k {path_in_hint(name)}"
         if not unpacked:
