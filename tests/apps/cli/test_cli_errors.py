@@ -87,7 +87,7 @@ def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
         (None, ["doc.txt"]),
         (b"", ["empty"]),
         (b" \n\t", ["white space"]),
-        (b"\x7fELF\0\0\1", ["program"]),
+        (b"\x7fELF\0\0\1", ["binary"]),
         (b"text\0text", ["binary"]),
         (b"caf\x8e au lait", ["UTF-8", "iconv"]),
         ("folder", ["nothing to read", "no file"]),
@@ -108,7 +108,7 @@ def test_a_document_refused_by_the_system(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("esa_cli.documents.document.open", refuse, raising=False)
-    fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
+    fail(esa("ask", note, "What?", *TINY), 3, "Permission denied")
 
 
 @pytest.mark.parametrize(
