@@ -44,6 +44,7 @@ _BY_HAND = {
         "a ZIP archive",
         "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx",
     ),
+    b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
     b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
 }
 """Beginning of a file -> what it is, and how to get text out of it."""

@@ -78,17 +78,6 @@ def test_docx_hidden_places_of_text() -> None:
     )
 
 
-def test_docx_that_was_saved_as_strict() -> None:
-    other = make.word_part("document", f"<w:body>{make.paragraph('one', 'T1')}</w:body>")
-    for known, strict in (
-        ("schemas.openxmlformats.org/wordprocessingml/2006/main", "wordprocessingml/main"),
-        ("schemas.openxmlformats.org/officeDocument/2006/math", "officeDocument/math"),
-    ):
-        other = other.replace(known, f"purl.oclc.org/ooxml/{strict}")
-    assert "2006/main" not in other
-    assert word(document=other).text == "one\n"
-
-
 def test_docx_exponents_are_told_from_digits() -> None:
     above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
     run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format

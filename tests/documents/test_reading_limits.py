@@ -4,7 +4,6 @@ here gives."""
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
 import signal
@@ -116,7 +115,6 @@ def test_time_in_which_the_machine_is_busy_does_not_count(monkeypatch: pytest.Mo
 def test_what_unpacks_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_BYTES", "1MiB")
     bombs = {
-        "a.txt.gz": gzip.compress(bytes(5 << 20)),
         "a.docx": make.docx(make.paragraph("x" * (3 << 20))),
         "a.xlsx": make.xlsx([[f"{n}{'x' * 30_000}" for n in range(70)]]),
         "a.pptx": make.slides("x" * (2 << 20)),

@@ -260,7 +260,7 @@ class _WordWriter:
         self._actions = {f"{W}{tag}": action for tag, action in actions.items()}
         self._actions[_FORMULA_TEXT] = self._text
         self._signs = {f"{W}{tag}": sign for tag, sign in _SIGNS.items()}
-        self.out.page(self._pages.number)
+        self.out.page = self._pages.number
 
     def write(self, root: Any, name: str) -> None:
         """Writes a tree's elements in order."""
@@ -276,7 +276,7 @@ class _WordWriter:
                 self.out.exact(self._signs.get(element.tag, ""))
                 if action := self._actions.get(element.tag):
                     action(element)
-                    self.out.page(self._pages.number)
+                    self.out.page = self._pages.number
 
     def _close(self, element: Any) -> None:
         if element.tag == f"{W}tbl":
@@ -284,7 +284,7 @@ class _WordWriter:
             self.out.paragraph()
         elif element.tag == f"{W}p" and element.find(f"{W}pPr/{W}sectPr") is not None:
             self._pages.end_section()
-            self.out.page(self._pages.number)
+            self.out.page = self._pages.number
 
     def _table(self, element: Any) -> None:
         self.out.paragraph()
@@ -334,11 +334,11 @@ class _WordWriter:
             self._pages.mark()
         if heading:
             self._pages.heading(element)
-        self.out.page(self._pages.number)
+        self.out.page = self._pages.number
         words = "".join(t.text or "" for t in element.iterfind(f".//{W}t"))
         if heading and words.strip():
             before = "" if shown == BULLET else shown
-            self.out.chapter(" ".join(f"{before} {words}".split()))
+            self.out.chapter = " ".join(f"{before} {words}".split())
         if shown and words.strip():
             self.out.lead(f"{shown} ")
 

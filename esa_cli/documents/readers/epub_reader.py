@@ -48,7 +48,7 @@ class EpubReader(Reader):
             titles = chapters.get(page, {})
             out.paragraph()
             if "" in titles:
-                out.chapter(titles[""])
+                out.chapter = titles[""]
             write_html(root, out, titles if chapters else None)
         return out.text_of(name, self.what, missing)
 

@@ -187,13 +187,13 @@ class _HtmlWriter:
         if self._chapters is None:
             first = tag in _HEADINGS and not (self._inside["h"] or self._unseen)
             if first and (title := _title(node)):
-                self._out.chapter(title)
+                self._out.chapter = title
         elif (begins := self._chapters.get(attributes.get("id") or "#")) is not None:
-            self._out.chapter(begins)
+            self._out.chapter = begins
         if "pagebreak" in (attributes.get("epub:type") or "").split():
             number = attributes.get("title") or attributes.get("aria-label") or ""
             if number.isdecimal():
-                self._out.page(int(number))
+                self._out.page = int(number)
 
 
 def _title(node: Any) -> str:
@@ -297,7 +297,7 @@ class HtmlReader(Reader):
         text, encoding = decode_markup(data, name)
         root, out = parse_html(text, name, xml=name.lower().endswith(".xhtml")), TextBuilder()
         title = root.css_first("head > title")
-        out.chapter(" ".join(printable(title.text()).split()) or None if title else None)
+        out.chapter = " ".join(printable(title.text()).split()) or None if title else None
         write_html(root, out)
         extracted = out.result()
         if not extracted.text.strip():

@@ -98,7 +98,7 @@ class _MailWriter:
     def message(self, message: EmailMessage) -> None:
         """Writes a mail: its fields, then its parts."""
         self.out.paragraph()
-        self.out.chapter(" ".join(str(message.get("Subject", "")).split()) or None)
+        self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
         for field in _SHOWN:
             for value in message.get_all(field, []):
                 if words := " ".join(str(value).split()):
@@ -133,14 +133,14 @@ class _MailWriter:
 
     def _inner(self, part: Any) -> None:
         """A mail inside this one, and back to this one's chapter."""
-        around = self.out.here
+        around = self.out.chapter
         base64 = str(part["Content-Transfer-Encoding"]).lower() == "base64"
         for inner in part.get_payload():
             if base64 and not inner.keys():
                 data = b64decode(inner.get_payload())  # against the rules, and common
                 inner = message_from_bytes(data, policy=_POLICY)
             self.message(inner)
-        self.out.chapter(around)
+        self.out.chapter = around
 
     def _best(self, part: Any) -> None:
         """The form with the plain text, or with the page if that is far longer; files of others."""

@@ -96,7 +96,7 @@ class _CellWriter:
         # A line before it: at the beginning of a cell --- is a rule, not the frame of settings.
         for start, title in headings("\n" + words) if titled else ():
             self.out.exact(words[begins : start - 1])
-            self.out.chapter(title)
+            self.out.chapter = title
             begins = start - 1
         self.out.exact(words[begins:])
 

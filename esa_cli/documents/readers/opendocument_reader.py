@@ -80,7 +80,7 @@ class _OpenDocumentWriter:
         self._page = 1 if _select(roots[0], "//text:soft-page-break") else None
         self._lists = self._inline = 0  # how many are open: lists; cells and notes
         self._item = False  # its first paragraph is to come
-        self.out.page(self._page)
+        self.out.page = self._page
 
     def write(self, parent: Any) -> None:
         """Everything inside an element, in order."""
@@ -145,7 +145,7 @@ class _OpenDocumentWriter:
         words = " ".join("".join(p if isinstance(p, str) else " " for p in pieces).split())
         self.out.end_line() if self._lists and not self._inline else self._apart()
         if words and tag == "text:h":
-            self.out.chapter(words)
+            self.out.chapter = words
         if words and self._item:
             self._item = False
             self.out.lead("- ")
@@ -183,7 +183,7 @@ class _OpenDocumentWriter:
     def _next_page(self) -> None:
         if self._page is not None and self.out.begun:
             self._page += 1
-            self.out.page(self._page)
+            self.out.page = self._page
 
     def _begins_page(self, name: str) -> bool:
         """Whether paragraphs of this style begin a page, by it or one that it is based on."""

@@ -36,8 +36,8 @@ def _write_slide(slide: Any, number: int, out: TextBuilder) -> None:
     title = slide.shapes.title
     words = " ".join(title.text_frame.text.split()) if title is not None else ""
     hidden = slide.element.get("show") == "0"
-    out.page(number)
-    out.chapter(f"{words} (hidden)".strip() if hidden else words or None)
+    out.page = number
+    out.chapter = f"{words} (hidden)".strip() if hidden else words or None
     for shape in slide.shapes:
         _write_shape(shape, out)
     notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None

@@ -134,7 +134,7 @@ class _Workbook:
             return
         shown = f"{title} (hidden)" if title in self._hidden else title
         out.paragraph()
-        out.chapter(shown)
+        out.chapter = shown
         if len(columns) == 1:
             lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:

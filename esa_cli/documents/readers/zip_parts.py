@@ -17,11 +17,6 @@ _LOCKED = "EncryptedPackage".encode("utf-16-le")
 _ENTRY = b"PK\1\2"
 _MOST_PARTS = 1 << 16
 """Parts of a zip that are listed to choose its reader; more take minutes and gigabytes."""
-_STRICT = b"http://purl.oclc.org/ooxml/"
-_USUAL = b"http://schemas.openxmlformats.org/"
-_NAMESPACES = ("wordprocessingml/%smain", "spreadsheetml/%smain", "officeDocument/%smath",
-               "officeDocument/%srelationships")  # fmt: skip
-"""Namespaces of Open XML: with a year; without one in a document saved as Strict Open XML."""
 
 
 class ZipParts:
@@ -58,7 +53,7 @@ class ZipParts:
         """The root element of a part; nothing is fetched, and entities are left out."""
         etree = optional_import("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
-        return etree.fromstring(self._usual(part), parser)
+        return etree.fromstring(self.read(part), parser)
 
     def xml_if_any(self, part: str) -> Any:
         """As `xml`; None if there is no such part."""
@@ -67,19 +62,10 @@ class ZipParts:
     def elements(self, part: str, *tags: str) -> Iterator[Any]:
         """The elements with these tags, in order, of a part whose tree would be large."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._usual(part))
+        file = io.BytesIO(self.read(part))
         for _, element in etree.iterparse(file, tag=tags, no_network=True, resolve_entities=False):
             yield element
             element.clear()
-
-    def _usual(self, part: str) -> bytes:
-        """A part with the usual namespaces of Open XML."""
-        data = self.read(part)
-        if _STRICT in data:
-            for space in _NAMESPACES:
-                strict, usual = (space % "").encode(), (space % "2006/").encode()
-                data = data.replace(_STRICT + strict, _USUAL + usual)
-        return data
 
 
 def has_part(head: bytes, part: str) -> bool:
