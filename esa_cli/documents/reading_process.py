@@ -223,6 +223,7 @@ def serve() -> None:
     """The child process: reads the documents on standard input, and writes replies where standard
     output was."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setrecursionlimit(20_000)  # for elements that are nested thousands deep
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # Linux ends this process, not the one with the model
     replies = os.fdopen(os.dup(1), "wb")

@@ -82,25 +82,7 @@ def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None =
     Args:
         chapters: chapter titles by the id of the element they begin at; None takes headings.
     """
-    writer = _HtmlWriter(out, chapters)
-    node, opened = root, []
-    while True:
-        following = None
-        if node.is_element_node and writer.open(node):
-            opened.append(node)
-            following = node.first_child
-            if following is None:
-                writer.close(opened.pop())
-        elif node.is_text_node:
-            writer.text(node.text_content or "")
-        if following is None:
-            while opened and node.next is None:
-                node = opened.pop()
-                writer.close(node)
-            if not opened:
-                return
-            following = node.next
-        node = following
+    _HtmlWriter(out, chapters).write(root)
 
 
 class _HtmlWriter:
@@ -108,33 +90,49 @@ class _HtmlWriter:
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
-        self._inside: Counter[str] = Counter()  # elements around, of the tags that are counted
-        self._unseen = 0  # elements around that are hidden, or inside a hidden one
+        self._inside: Counter[str] = Counter()  # elements around that are shown, by tag
         self._cells = 0  # of the current row
         self._lists: list[int | None] = []  # the next number; None has bullets
 
-    def open(self, node: Any) -> bool:
-        """Begins an element; True if its contents are to be written."""
+    def write(self, node: Any, *, hidden: bool = False) -> None:
+        """A node and all in it; Python's stack has room for the nodes in the child process."""
+        if not node.is_element_node:
+            if node.is_text_node and not hidden:
+                self._text(node.text_content or "")
+            return
         tag, attributes = node.tag.lower(), node.attributes
         if tag in _SKIPPED:
-            return False
-        hidden = self._unseen > 0 or _hidden(tag, attributes)
+            return
+        hidden = hidden or _hidden(tag, attributes)
         if not hidden:
             self._space(tag)
-        self._mark(node, tag, attributes)
+        self._mark(node, tag, attributes, hidden)
         if tag == "math":  # hidden, too: then a picture of the formula is shown
             self._out.flow(formula_text(node))
-            return False
-        if hidden:
-            self._unseen += 1
-            return True
+            return
+        if not hidden:
+            self._begin(node, tag, attributes)
+        kind = "h" if tag in _HEADINGS else tag
+        self._inside[kind] += not hidden
+        for child in node.iter(include_text=True):
+            self.write(child, hidden=hidden)
+        self._inside[kind] -= not hidden
+        if not hidden:
+            if tag == "q":
+                self._text("’" if self._inside["q"] % 2 else "”")
+            elif tag in _LISTS:
+                self._lists.pop()
+            self._space(tag)
+
+    def _begin(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+        """What stands before the contents of an element."""
         if tag == "sup" and not self._inside["sup"]:
             self._out.raised(node.text())
         elif tag == "img":
             described = " ".join(printable(attributes.get("alt") or "").split())
             self._out.flow(f" [picture: {described}] " if described else "")
         elif tag == "q":
-            self.text("‘" if self._inside["q"] % 2 else "“")
+            self._text("‘" if self._inside["q"] % 2 else "“")
         elif tag in _LISTS:
             start = attributes.get("start") or "1"
             number = int(start) if start.isdecimal() else 1
@@ -147,24 +145,9 @@ class _HtmlWriter:
         elif tag in ("td", "th"):
             self._out.flow(" | " if self._cells else "")
             self._cells += 1
-        self._inside["h" if tag in _HEADINGS else tag] += 1
-        return True
 
-    def close(self, node: Any) -> None:
-        if self._unseen:
-            self._unseen -= 1
-            return
-        tag = node.tag.lower()
-        self._inside["h" if tag in _HEADINGS else tag] -= 1
-        if tag == "q":
-            self.text("’" if self._inside["q"] % 2 else "”")
-        elif tag in _LISTS and self._lists:
-            self._lists.pop()
-        self._space(tag)
-
-    def text(self, text: str) -> None:
-        if not self._unseen:
-            self._out.exact(text) if self._inside["pre"] else self._out.flow(text)
+    def _text(self, text: str) -> None:
+        self._out.exact(text) if self._inside["pre"] else self._out.flow(text)
 
     def _space(self, tag: str) -> None:
         if tag in _BESIDE:
@@ -180,37 +163,33 @@ class _HtmlWriter:
             else:
                 self._out.end_line()
 
-    def _mark(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+    def _mark(
+        self, node: Any, tag: str, attributes: Mapping[str, str | None], hidden: bool
+    ) -> None:
         """The line, chapter and page that begin with an element."""
-        if tag == "br" and not self._unseen:
+        if tag == "br" and not hidden:
             self._out.flow(" ") if self._cells else self._out.line()
         if self._chapters is None:
-            first = tag in _HEADINGS and not (self._inside["h"] or self._unseen)
-            if first and (title := _title(node)):
-                self._out.chapter = title
-        elif (begins := self._chapters.get(attributes.get("id") or "#")) is not None:
-            self._out.chapter = begins
+            if tag in _HEADINGS and not (self._inside["h"] or hidden):
+                title = " ".join(printable(_shown_text(node)).split())
+                self._out.chapter = title or self._out.chapter
+        else:
+            begins = self._chapters.get(attributes.get("id") or "#")
+            self._out.chapter = begins or self._out.chapter
         if "pagebreak" in (attributes.get("epub:type") or "").split():
             number = attributes.get("title") or attributes.get("aria-label") or ""
             if number.isdecimal():
                 self._out.page = int(number)
 
 
-def _title(node: Any) -> str:
-    """The words of a heading that are shown."""
-    try:
-        return " ".join(printable(_shown_text(node)).split())
-    except RecursionError:  # nested thousands deep
-        return ""
-
-
 def _shown_text(node: Any) -> str:
+    """The words of a heading that are shown."""
     if not node.is_element_node:
         return node.text_content or ""
     tag = node.tag.lower()
     if tag in _SKIPPED or _hidden(tag, node.attributes):
         return ""
-    return "".join(map(_shown_text, node.iter(include_text=True)))
+    return "".join([_shown_text(child) for child in node.iter(include_text=True)])
 
 
 def _hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
@@ -236,10 +215,7 @@ _RELATIONS = frozenset("+=<>≤≥≠≈≡→⇒⇔∈⊆⊂")
 
 def formula_text(node: Any) -> str:
     """MathML in one line: x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
-    try:
-        return " ".join(_formula(node).split())
-    except RecursionError:  # nested thousands deep
-        return str(node.text())
+    return " ".join(_formula(node).split())
 
 
 def _formula(node: Any) -> str:
@@ -255,19 +231,14 @@ def _formula(node: Any) -> str:
             sign.strip() + (part if part.isalnum() or len(part) < 2 else f"({part})")
             for sign, part in zip(_SIGNS[tag], elements, strict=True)
         )
-    pieces, last = [], ""
+    text = last = ""
     for kind, part in parts:
-        if kind[0] == "-":  # text of the element itself
-            pieces.append(part)
-            continue
-        if last and part:
+        if last and part and kind[0] != "-":  # it is no text of the element itself
             words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
-            relation = part.strip()[:1] in _RELATIONS
-            pieces.append(_BETWEEN.get(kind, "") * (not relation))
-            pieces.append(" " * (words or kind in _BETWEEN))
-        pieces.append(part)
-        last = part
-    text = "".join(pieces)
+            text += _BETWEEN.get(kind, "") * (part.strip()[:1] not in _RELATIONS)
+            text += " " * (words or kind in _BETWEEN)
+        text += part
+        last = part if kind[0] != "-" else last
     if tag == "mo" and text in _RELATIONS:
         return f" {text} "
     if tag == "mfenced":
