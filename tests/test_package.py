@@ -163,21 +163,6 @@ def test_the_wheel_alone_runs(run: Run, tmp_path: Path) -> None:
     assert run("esa", "presets", "list").stdout.count(" shipped ") >= 6
 
 
-@pytest.mark.process
-@pytest.mark.timeout(200)
-def test_a_plugin_and_a_report_with_the_wheel_alone(run: Run, tmp_path: Path) -> None:
-    note, page = tmp_path / "note.md", tmp_path / "page.html"
-    note.write_text("The gate opens at nine, and the miller keeps the key. " * 20, "utf-8")
-    for arguments in (
-        ["plugins", "new", "my-selector"],
-        ["plugins", "check", "my_selector.py"],
-        ["ask", note, "Who keeps the key?", "--preset", "tiny-random", "--report", page],
-    ):
-        done = run("esa", *map(str, arguments))
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "</style>" in page.read_text("utf-8")
-
-
 @pytest.mark.model
 @pytest.mark.timeout(400)
 def test_the_demo_runs_with_the_wheel_alone(run: Run) -> None:

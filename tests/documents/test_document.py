@@ -138,15 +138,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         assert "pipe, socket or device" in refused(special).message, "it is not waited for"
 
 
-def test_huge_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "huge.txt"
-    with path.open("wb") as stream:
-        stream.truncate(3 << 30)
-    message = refused(path).message
-    assert "3.0 GiB, more than the limit of 1.0 GiB" in message
-    assert "limit of 4 bytes" in refused(write(tmp_path, b"12345"), limit=4).message
-
-
 def test_several(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     one, two = write(tmp_path, b"one"), write(tmp_path, b"two\n", "b.md")

@@ -88,18 +88,6 @@ def test_html_quotation_marks_marks_of_notes_and_hidden_formulas() -> None:
     assert html("5<sup>1,2</sup>").text == "5^1,2\n"
 
 
-def test_html_encoding_is_declared_by_meta_alone() -> None:
-    for head in (
-        "<script src=a.js charset=windows-1251></script><meta charset=utf-8>",
-        '<!-- was charset=iso-8859-1 --><meta charset="utf-8">', "<!-- <meta charset=koi8-r> -->",
-        '<link rel=stylesheet href=a.css charset="iso-8859-1">',
-        "<p>Send text/html; charset=iso-8859-2 please.", "<pre>&lt;meta charset=koi8-r&gt;</pre>",
-        "<meta charset=cp037>", "<meta charset=utf-7>", "<meta charset=nonsense>",
-        "<meta name=x content='text/html; charset=koi8-r'>", "<title><meta charset=koi8-r></title>",
-    ):  # fmt: skip
-        assert "Größe €" in text_of(f"{head}<p>Größe €", "a.html"), head
-
-
 @pytest.mark.parametrize(
     ("name", "words", "codec"),
     [

@@ -116,18 +116,6 @@ def test_mail_inside_a_mail_is_a_chapter_of_its_own() -> None:
     assert "A: 1\n\nFinal: b@x\nAction: failed\n" in of(PLAIN, status, kind="report").text
 
 
-def test_mail_that_is_cut_off() -> None:
-    field, _, body = parts(PLAIN, PAGE).partition("\r\n\r\n")
-    found = mail(body[:-40], field)
-    assert "We leave at nine" in found.text
-    assert found.missing == ("the end of the mail is missing, or where a part of it ends",)
-    packed = mail("bsOpIOK", "Content-Transfer-Encoding: base64")
-    assert packed.missing[0] == "a part is damaged or cut off"
-    assert packed.text.endswith("\n\nné \ufffd\n"), "what is whole stays"
-    behind = mail(f"{body}unsubscribe\r\n", field)
-    assert behind.missing == ("text behind the last part is left out",)
-
-
 def test_mail_is_told_by_content_where_no_name_is() -> None:
     data = b"Received: by x\r\nFrom: a\r\n\r\nwords"
     assert readers.read(data, STDIN).text == "From: a\n\nwords\n"

@@ -84,9 +84,3 @@ def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:
         "Keys handed over\n"
     )
     assert found.missing == ("comments in the margin are left out: 1",)
-
-
-def test_pages_that_are_not_counted_or_cut_off() -> None:
-    whole = make.pdf(["one", "two", "three"])
-    assert readers.read(whole, "a.pdf").missing == ()
-    assert "the end of the file is missing" in readers.read(whole[:-6], "a.pdf").missing[0]

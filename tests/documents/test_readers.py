@@ -9,7 +9,6 @@ import pytest
 import sample_files as make
 from conftest import copy_registries
 from reader_checks import refused
-from reader_samples import SAMPLES
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
@@ -66,19 +65,6 @@ def test_what_is_damaged_or_called_what_it_is_not(data: bytes, name: str) -> Non
     error = refused(data, name)
     assert name in error.message
     assert "damaged or cut off" in error.message
-
-
-@pytest.mark.parametrize("name", ["a.docx", "a.xlsx", "a.pptx"])
-def test_old_and_locked_office_files(name: str) -> None:
-    old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
-    assert "old Office file" in refused(old, name).message
-    assert "password" in refused(old + "EncryptedPackage".encode("utf-16-le"), name).message
-    data = bytearray(SAMPLES[name])
-    for sign, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        start = -1
-        while (start := data.find(sign, start + 1)) >= 0:
-            data[start + flags] |= 1
-    assert "password" in refused(bytes(data), name).message
 
 
 @pytest.fixture

@@ -115,17 +115,6 @@ def test_a_path_that_exists_is_itself(tree: Path) -> None:
     ]  # fmt: skip
 
 
-def test_nothing_and_too_much(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DocumentError, match="no file matches"):
-        expand(["*.rst"])
-    (tree / "void").mkdir()
-    with pytest.raises(DocumentError, match="there is nothing to read in void"):
-        expand(["void"])
-    monkeypatch.setattr(sources, "MOST_FILES", 3)
-    with pytest.raises(DocumentError, match="more than 3 readable files"):
-        expand(["docs"])
-
-
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
     (tree / "docs" / "same.txt").write_bytes(b"a")
@@ -145,13 +134,3 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     ]
     assert once.left_out[:3] == found.left_out
     assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
-
-
-def test_a_folder_whose_files_were_named_before_may_have_a_scan(tree: Path) -> None:
-    (tree / "other" / "scan.pdf").write_bytes(make.pdf([None]))
-    found = gather(source_files(["other/d.txt", "other"]))
-    assert [d.source for d in found.documents] == ["other/d.txt"]
-    assert [left_out.source for left_out in found.left_out] == ["other/scan.pdf"]
-    for names in (["other/scan.pdf", "other"], ["other/d.txt", "other/*.pdf"]):
-        with pytest.raises(DocumentError, match="has no text"):
-            gather(source_files(names))

@@ -99,14 +99,6 @@ def test_workbook_says_what_is_missing() -> None:
     )
 
 
-def test_workbook_whose_sheet_is_not_there_or_says_a_wrong_size() -> None:
-    data = saved(workbook(A=TABLE, B=TABLE))
-    without = changed(data, lambda name, part: None if "sheet2" in name else part)
-    assert readers.read(without, "a.xlsx").missing == ("the sheet B is named but not in the file",)
-    small = changed(data, lambda _, part: part.replace(b'ref="A1:C3"', b'ref="A1"'))
-    assert readers.read(small, "a.xlsx").text == f"Sheet: A\n{LINES}\nSheet: B\n{LINES}"
-
-
 def test_workbook_refusals() -> None:
     assert "damaged or cut off" in refused(make.zipped({"x": "y"}), "a.xlsx").message
     empty = refused(saved(workbook(A=(("=1+1",),))), "a.xlsx")
