@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
-from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
+from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
 from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
@@ -150,44 +150,35 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
     """The files of a shard, each once; what is left out of folders is in every shard."""
     if shard.whole:
         return found
-    first = {source.path: source for source in reversed(found.sources)}
-    mine = shard.take(dict.fromkeys(found.paths))
-    return SourceFiles(tuple(first[path] for path in mine), found.left_out, divided=True)
+    unique: dict[str, Source] = {}
+    for source in found.sources:
+        unique.setdefault(source.path, source)
+    return SourceFiles(tuple(shard.take(unique.values())), found.left_out, divided=True)
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads the files of `source_files`; every command gets its documents here.
 
-    A file of a folder or pattern that cannot be read is left out; what is named never is.
+    A file of a folder or pattern that cannot be read is left out; a named one is an error.
 
     Args:
         read: `read_document`, or one that remembers.
 
     Raises:
-        DocumentError: as `read_document`, for the first that was named and cannot be read; or a
-            folder or pattern means no file that can, unless other shards have the rest of it.
+        DocumentError: as `read_document`, for the first that was named and cannot be read; or
+            nothing can be read, unless other shards have the rest.
     """
-    read = read or read_document
-    documents: list[Document] = []
-    known: set[str] = set()
-    readable: set[str] = set()
-    refused: dict[str, tuple[str, DocumentError]] = {}
+    documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in found.sources:
-        if not folder or path not in known:
-            try:
-                documents.append(read(path))
-            except DocumentError as error:
-                if not folder:
-                    raise
-                refused[path] = folder, error
-                continue
-        known.add(path)
-        readable.add(folder)
-    left_out = []
-    for path, (folder, refusal) in refused.items():
-        if folder not in readable and not found.divided:
-            raise refusal
-        left_out.append(LeftOut(path, f"{refusal.message}; {refusal.hint}".rstrip("; ")))
+        try:
+            documents.append((read or read_document)(path))
+        except DocumentError as error:
+            if not folder:
+                raise
+            refusals.append(error)
+            left_out.append(LeftOut(path, f"{error.message}; {error.hint}".rstrip("; ")))
+    if refusals and not documents and not found.divided:
+        raise refusals[0]
     return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))
 
 
@@ -225,10 +216,9 @@ def join(documents: Sequence[Document]) -> str:
     for number, document in enumerate(documents, 1):
         name = document.name if names.count(document.name) == 1 else document.source
         name = name.encode("utf-8", "replace").decode()  # a file's name may be no UTF-8
-        parts.append(f"===== Document {number} of {len(documents)}: {name} =====\n\n")
-        parts.append(document.text if document.text.endswith("\n") else document.text + "\n")
-        parts.append("\n")
-    return "".join(parts[:-1])
+        head = f"===== Document {number} of {len(documents)}: {name} ====="
+        parts.append(f"{head}\n\n{document.text.removesuffix(chr(10))}\n")
+    return "\n".join(parts)
 
 
 def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
@@ -284,9 +274,8 @@ def _near(source: str) -> str:
     try:
         others = os.listdir(folder or ".")
     except OSError:
-        return "" if os.path.exists(folder) else f"there is no folder {folder} either"
+        return f"there is no folder {folder} either"
     stems = {Path(other).stem: other for other in others}  # a common ending is no likeness
-    near = difflib.get_close_matches(Path(name).stem, stems, n=1)
-    if not near:
-        return "check the path; it is relative to the current folder"
-    return f"did you mean {os.path.join(folder, stems[near[0]])}?"
+    for near in difflib.get_close_matches(Path(name).stem, stems, n=1):
+        return f"did you mean {os.path.join(folder, stems[near])}?"
+    return "check the path; it is relative to the current folder"

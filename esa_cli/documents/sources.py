@@ -13,7 +13,6 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from esa_cli.documents.encoding import is_binary
@@ -71,23 +70,19 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files that names mean, in order, each as often as it is named; and what is left out."""
+    """The files that names mean, in order; and what is left out.
+
+    A file is there as often as it is named; folders and patterns add only files that are new.
+    """
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     divided: bool = False
     """Whether other shards have the rest, so that a folder may have no readable file here."""
 
-    @cached_property
+    @property
     def paths(self) -> tuple[str, ...]:
-        """The files; what folders and patterns mean is named once."""
-        paths: list[str] = []
-        known: set[str] = set()
-        for path, folder in self.sources:
-            if not folder or path not in known:
-                paths.append(path)
-                known.add(path)
-        return tuple(paths)
+        return tuple(source.path for source in self.sources)
 
 
 @dataclass
@@ -155,7 +150,8 @@ def source_files(names: Sequence[str]) -> SourceFiles:
         if not found.files:
             line = rest[0].line if rest else f"{name}: no file matches"
             raise DocumentError(f"there is nothing to read in {line}", "check the path or pattern")
-        sources += [Source(file, name) for file in found.files]
+        known = {source.path for source in sources}
+        sources += [Source(file, name) for file in found.files if file not in known]
         left_out += rest
     return SourceFiles(tuple(sources), tuple(left_out))
 
