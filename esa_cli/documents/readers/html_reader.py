@@ -135,8 +135,8 @@ class _HtmlWriter:
             self._text("‘" if self._inside["q"] % 2 else "“")
         elif tag in _LISTS:
             start = attributes.get("start") or "1"
-            number = int(start) if start.isdecimal() else 1
-            self._lists.append(number if tag == "ol" else None)
+            first = int(start) if start.isdecimal() else 1
+            self._lists.append(first if tag == "ol" else None)
         elif tag == "li":
             number = self._lists[-1] if self._lists else None
             self._out.lead("- " if number is None else f"{number}. ")

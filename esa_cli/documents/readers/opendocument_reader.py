@@ -57,7 +57,7 @@ class OpenDocumentReader(Reader):
             raise password_error(name)
         content = parts.xml("content.xml")
         [body] = _select(content, "//office:body/office:text")
-        roots = [content, *([parts.xml(_STYLES)] if _STYLES in parts else [])]
+        roots = [content, *(parts.xml(part) for part in (_STYLES,) if part in parts)]
         writer = _OpenDocumentWriter(parts, roots)
         writer.write(body)
         return writer.out.text_of(name, self.what, writer.missing)
@@ -76,7 +76,7 @@ class _OpenDocumentWriter:
         }
         edges = (edge for root in roots[1:] for edge in _select(root, _EDGES))
         has_edges = any("".join(edge.itertext()).strip() for edge in edges)
-        self.missing = ["headers and footers are left out"] if has_edges else []
+        self.missing = ["headers and footers are left out"] * has_edges
         self._page = 1 if _select(roots[0], "//text:soft-page-break") else None
         self._lists = self._inline = 0  # how many are open: lists; cells and notes
         self._item = False  # its first paragraph is to come
