@@ -51,20 +51,18 @@ def _module(file: Path) -> ModuleType:
 def _uses() -> Iterator[Use]:
     everywhere = {file: ast.parse(file.read_text()) for file in sorted(ROOT.rglob("*.py"))}
     trees = {file: tree for file, tree in everywhere.items() if "import re\n" in file.read_text()}
-    called = [
-        (file, node.func.value.id, node.func.attr)
+    used = [
+        (file, node.value.id, node.attr)
         for file, tree in everywhere.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]
     for file, tree in trees.items():
         module = _module(file)
         place = str(file.relative_to(ROOT))
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
-                here = {call for at, n, call in called if n == name and (at == file or n[0] != "_")}
+                here = {call for at, n, call in used if n == name and (at == file or n[0] != "_")}
                 calls = tuple(sorted(here.intersection(CALLS)))
                 yield Use(f"{place}: {name}", value.pattern, value.flags, calls or ("search",))
         for node in ast.walk(tree):
