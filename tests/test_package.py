@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from collections.abc import Callable, Iterator
@@ -78,20 +77,6 @@ def test_a_wheel_has_the_package_and_nothing_else(files: dict[str, bytes]) -> No
     assert all(files[name] == path.read_bytes() for name, path in own.items())
     assert files[INFO + "licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert b"esa = esa_cli.__main__:main" in files[INFO + "entry_points.txt"]
-
-
-@pytest.mark.process
-def test_an_sdist_builds_the_wheel_of_the_repository(
-    files: dict[str, bytes], wheel: Path, tmp_path: Path
-) -> None:
-    assert contents(build(ROOT, tmp_path, "--wheel")) == files
-    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
-        names = {name.split("/", 1)[1] for name in archive.getnames()}
-    for name in ("constraints.txt", "Makefile", "CHANGELOG.md", "tests/test_package.py"):
-        assert name in names
-    assert {name.split("/")[0] for name in names if "/" in name} <= {
-        "benchmarks", "docs", "esa_cli", "examples", "plugins", "presets", "tests",
-    }  # fmt: skip
 
 
 def imported() -> set[str]:
