@@ -1,23 +1,6 @@
 """The errors that `esa` raises on purpose, and the exit codes of its commands.
 
-    EsaError                    the user can act on it; any other exception is a bug
-    ├── UsageError          2   a question, option or argument that makes no sense
-    │   └── LengthError         question and answer exceed the model's window
-    │       └── HistoryError    they do so with the earlier turns; fewer turns may fit
-    ├── DocumentError       3   a document cannot be read, or an output file written
-    │   └── LibraryError        the library or a stored document cannot be used
-    │       ├── ForeignVersionError   a file of another version of esa
-    │       ├── UnreadableError       the system refuses to read a file, which may be intact
-    │       ├── ArchiveFileError      an archive of a library cannot be read
-    │       └── RemoteError           a folder at a URL cannot be used
-    ├── PresetError         4   a preset, or an override of one, is invalid
-    ├── PluginError         4   a selector, score, compressor or position encoding is invalid
-    ├── ModelError          5   a model is missing, broken or not supported
-    │   └── ReaderError         the server that words answers cannot be used
-    └── ResourceError       6   not enough memory, disk space or machines
-        └── DiskError           no space on the library's disk
-
-Every message says what was wrong, and `hint` says what to try.
+Every message says what was wrong, and `hint` says what to try. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -54,6 +37,8 @@ class EsaError(Exception):
 
 
 class UsageError(EsaError):
+    """A question, option or argument makes no sense."""
+
     exit_code = USAGE
 
 
@@ -66,6 +51,8 @@ class HistoryError(LengthError):
 
 
 class DocumentError(EsaError):
+    """A document cannot be read, or an output file written."""
+
     exit_code = 3
 
 
@@ -90,14 +77,20 @@ class UnreadableError(LibraryError):
 
 
 class PresetError(EsaError):
+    """A preset, or an override of one, is invalid."""
+
     exit_code = 4
 
 
 class PluginError(EsaError):
+    """A plugin is invalid: a selector, score, compressor, position encoding or reader."""
+
     exit_code = 4
 
 
 class ModelError(EsaError):
+    """A model is missing, broken or not supported."""
+
     exit_code = 5
 
 
@@ -106,6 +99,8 @@ class ReaderError(ModelError):
 
 
 class ResourceError(EsaError):
+    """There is not enough memory, disk space or machines."""
+
     exit_code = 6
 
 

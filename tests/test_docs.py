@@ -83,17 +83,6 @@ def test_commands_and_options_that_pages_name_exist() -> None:
     assert checked > 30
 
 
-def test_pages_that_the_code_names_exist() -> None:
-    named = {
-        page
-        for pattern in ("esa_cli/**/*.py", "presets/*.yaml", "*s/*.py", "plugins/**/*.md")
-        for path in ROOT.glob(pattern)
-        for page in names(path, r"\b(?:docs|benchmarks)/[\w/-]+\.md")
-    }
-    assert named
-    assert {page for page in named if not (ROOT / page).is_file()} == set()
-
-
 def test_names_that_benchmarks_import_exist() -> None:
     """Nobody runs all of them: those of a GPU never here."""
     lacking = []

@@ -6,7 +6,6 @@ They run in this process, which has torch already; one runs in its own, as a per
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import runpy
@@ -20,9 +19,8 @@ import pytest
 import sample_files
 from conftest import copy_registries
 
-from esa_cli.errors import PresetError
-from esa_cli.evaluation.conformance import check_file, make_step
-from esa_cli.methods import plugin_loading, registry
+from esa_cli.evaluation.conformance import check_file
+from esa_cli.methods import plugin_loading
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -79,15 +77,6 @@ def ask(call: Call, note: Path) -> Call:
     )
 
 
-def test_use_as_library(ask: Call) -> None:
-    out = ask("use_as_library.py", "--max-new-tokens", "4", "--temperature", "0.8")
-    for question in QUESTIONS:
-        assert f"> {question}\n" in out
-    assert out.index(QUESTIONS[0]) < out.index(QUESTIONS[1])
-    # Something was answered to each.
-    assert all(part.split("\n", 1)[1].strip() for part in out.split("> ")[1:])
-
-
 def test_ask_book(ask: Call) -> None:
     out = ask("ask_book.py")
     assert "note.md: 1," in out
@@ -107,40 +96,18 @@ def test_ask_documents(call: Call, note: Path, tmp_path: Path) -> None:
     assert re.search(r"^boat\.pdf: .*page 2", out, re.M), "what is missing is said"
     answer, *passages = re.split(r"\n\d\. ", out.split(f"> {QUESTIONS[0]}\n")[1])
     assert answer.strip()
-    line = re.compile(r"(note\.md, line 1|boat\.pdf, page [13], line \d) \(\d+%\): \w")
-    assert passages
-    assert all(line.match(passage) for passage in passages)
-    assert any(passage.startswith("boat.pdf, page ") for passage in passages)
-    page = (tmp_path / "out.html").read_text("utf-8")
-    assert QUESTIONS[0] in page
-    assert "A grey boat lies at the pier." in re.sub(r"<[^>]*>", "", page)
-    assert not (tmp_path / "library").exists(), "nothing is kept"
+    assert any(re.match(r"boat\.pdf, page [13], line \d \(\d+%\): \w", one) for one in passages)
+    assert QUESTIONS[0] in (tmp_path / "out.html").read_text("utf-8")
 
 
-@pytest.mark.process
 def test_keep_a_library(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 120, "utf-8")
-    (tmp_path / "new.txt").write_text("Today nobody came to open it. " * 9, "utf-8")
-    (tmp_path / "quick.yaml").write_text("extends: tiny-random\nwindow: {chunk: 256}\n", "utf-8")
-    tiny = ("--preset", "quick.yaml", "--library", "shelf")
-    command = [sys.executable, str(EXAMPLES / "keep_a_library.py"), "log.txt", QUESTIONS[0], *tiny]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(tmp_path), cwd=tmp_path,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first = done.stdout
-    assert re.search(r"^log\.txt: 5,\d{3} tokens, read in", first, re.M)
-    assert first.count(" MB  log.txt\n") == 1
-    answer = first.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0]
-    assert answer.strip()
-    grown = call("keep_a_library.py", "log.txt", QUESTIONS[0], "--more", "new.txt", *tiny)
-    assert re.search(r"^log\.txt: 5,\d{3} tokens, found in the library$", grown, re.M)
-    assert "4,096 of these tokens were there before\n" in grown
-    assert grown.count(" MB  log.txt\n") == 1, "the text of before is former"
-    again = call("keep_a_library.py", "log.txt", QUESTIONS[0], *tiny)
-    assert "read in" not in again
-    assert again.split(f"> {QUESTIONS[0]}\n")[1].split("(the first")[0] == answer
+    (tmp_path / "log.txt").write_text("The gate opens at nine, as it always did. " * 30, "utf-8")
+    arguments = ("log.txt", QUESTIONS[0], "--preset", "tiny-random", "--library", "shelf")
+    assert re.search(
+        r"^log\.txt: 1,\d{3} tokens, read in", call("keep_a_library.py", *arguments), re.M
+    )
+    again = call("keep_a_library.py", *arguments)
+    assert re.search(r"^log\.txt: 1,\d{3} tokens, found in the library$", again, re.M)
     assert not (tmp_path / "library").exists(), "--library is another folder"
 
 
@@ -199,17 +166,3 @@ def test_my_selector_conforms() -> None:
     found = check_file(SELECTOR)["selector", "every-nth"]
     assert [finding.detail for finding in found if not finding.passed] == []
     assert len(found) > 5
-
-
-@pytest.mark.usefixtures("selector")
-def test_my_selector_takes_every_nth() -> None:
-    """The smallest spacing from n on that stays within the budget."""
-    for n, budget in itertools.product([1, 3, 50], [0, 1, 6, 7, 29, 30, 31]):
-        method = registry.build("selector", {"name": "every-nth", "n": n})
-        spacing = n
-        while budget and len(range(0, 30, spacing)) > budget:
-            spacing += 1
-        expected = list(range(0, 30, spacing)) if budget else []
-        assert method.select(make_step(middle=30), budget).tolist() == expected, (n, budget)
-    with pytest.raises(PresetError, match="at least 1"):
-        registry.build("selector", {"name": "every-nth", "n": 0})

@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from collections.abc import Callable, Iterator
@@ -78,27 +77,6 @@ def test_a_wheel_has_the_package_and_nothing_else(files: dict[str, bytes]) -> No
     assert all(files[name] == path.read_bytes() for name, path in own.items())
     assert files[INFO + "licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert b"esa = esa_cli.__main__:main" in files[INFO + "entry_points.txt"]
-
-
-@pytest.mark.process
-def test_no_file_names_a_folder_of_this_machine(files: dict[str, bytes]) -> None:
-    folders = {os.fsencode(folder) for folder in (ROOT.parent, Path.home()) if folder.name}
-    named = {name for name, data in files.items() for one in folders if one + b"/" in data}
-    assert named == set()
-
-
-@pytest.mark.process
-def test_an_sdist_builds_the_wheel_of_the_repository(
-    files: dict[str, bytes], wheel: Path, tmp_path: Path
-) -> None:
-    assert contents(build(ROOT, tmp_path, "--wheel")) == files
-    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
-        names = {name.split("/", 1)[1] for name in archive.getnames()}
-    for name in ("constraints.txt", "Makefile", "CHANGELOG.md", "tests/test_package.py"):
-        assert name in names
-    assert {name.split("/")[0] for name in names if "/" in name} <= {
-        "benchmarks", "docs", "esa_cli", "examples", "plugins", "presets", "tests",
-    }  # fmt: skip
 
 
 def imported() -> set[str]:
@@ -168,35 +146,6 @@ def test_the_wheel_alone_runs(run: Run, tmp_path: Path) -> None:
     doctor = run("esa", "doctor", "--json")
     assert f'"esa": "{__version__}"' in doctor.stdout
     assert run("esa", "presets", "list").stdout.count(" shipped ") >= 6
-
-
-@pytest.mark.process
-@pytest.mark.timeout(200)
-def test_every_preset_of_the_wheel_holds(run: Run) -> None:
-    code = (
-        "from esa_cli.__main__ import main\n"
-        "from esa_cli.qa.presets.preset_files import shipped, shipped_dir\n"
-        "import esa_cli, pathlib\n"
-        "assert shipped_dir() == pathlib.Path(esa_cli.__file__).parent / 'presets'\n"
-        "assert [name for name in shipped() if main(['presets', 'show', name])] == []\n"
-    )
-    done = run("python", "-c", code)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.process
-@pytest.mark.timeout(200)
-def test_a_plugin_and_a_report_with_the_wheel_alone(run: Run, tmp_path: Path) -> None:
-    note, page = tmp_path / "note.md", tmp_path / "page.html"
-    note.write_text("The gate opens at nine, and the miller keeps the key. " * 20, "utf-8")
-    for arguments in (
-        ["plugins", "new", "my-selector"],
-        ["plugins", "check", "my_selector.py"],
-        ["ask", note, "Who keeps the key?", "--preset", "tiny-random", "--report", page],
-    ):
-        done = run("esa", *map(str, arguments))
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "</style>" in page.read_text("utf-8")
 
 
 @pytest.mark.model

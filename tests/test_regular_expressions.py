@@ -13,8 +13,11 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from re import (
+    _compiler,  # type: ignore[attr-defined]
+    _parser,  # type: ignore[attr-defined]
+)
 from re import _constants as op  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -48,20 +51,18 @@ def _module(file: Path) -> ModuleType:
 def _uses() -> Iterator[Use]:
     everywhere = {file: ast.parse(file.read_text()) for file in sorted(ROOT.rglob("*.py"))}
     trees = {file: tree for file, tree in everywhere.items() if "import re\n" in file.read_text()}
-    called = [
-        (file, node.func.value.id, node.func.attr)
+    used = [
+        (file, node.value.id, node.attr)
         for file, tree in everywhere.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]
     for file, tree in trees.items():
         module = _module(file)
         place = str(file.relative_to(ROOT))
         for name, value in vars(module).items():
             if isinstance(value, re.Pattern):
-                here = {call for at, n, call in called if n == name and (at == file or n[0] != "_")}
+                here = {call for at, n, call in used if n == name and (at == file or n[0] != "_")}
                 calls = tuple(sorted(here.intersection(CALLS)))
                 yield Use(f"{place}: {name}", value.pattern, value.flags, calls or ("search",))
         for node in ast.walk(tree):
@@ -84,51 +85,26 @@ def _samples(node: tuple[Any, Any]) -> list[str]:
     what, value = node
     if what is op.LITERAL:
         return [chr(value)]
-    if what is op.NOT_LITERAL:
-        return [" " if value == ord("a") else "a"]
     if what is op.ANY:
         return ["a", " "]
-    if what is op.IN:
-        return _of_class(value)
+    if what in (op.IN, op.NOT_LITERAL):
+        matches = _compiler.compile(_parser.SubPattern(_parser.State(), [node])).fullmatch
+        known = map(_character, value) if what is op.IN else ()
+        return list(dict.fromkeys(filter(matches, [*known, *'a1_ .<"\n'])))[:8]
     if what is op.BRANCH:
         return [text for part in value[1] for text in _of_sequence(part)[:2]]
-    if what is op.SUBPATTERN:
-        return _of_sequence(value[-1])
-    if what is op.ATOMIC_GROUP:
-        return _of_sequence(value)
+    if what in (op.SUBPATTERN, op.ATOMIC_GROUP):
+        return _of_sequence(value[-1] if what is op.SUBPATTERN else value)
     if what in REPEATS:
         least, _, part = value
         return [text * max(1, least) for text in _of_sequence(part)] if least else [""]
     return [""]
 
 
-def _of_class(items: Sequence[tuple[Any, Any]]) -> list[str]:
-    kinds = {
-        op.CATEGORY_DIGIT: "1", op.CATEGORY_SPACE: " \n", op.CATEGORY_WORD: "a1_",
-        op.CATEGORY_NOT_DIGIT: "a ", op.CATEGORY_NOT_SPACE: "a.", op.CATEGORY_NOT_WORD: " .",
-    }  # fmt: skip
-    if items[0][0] is op.NEGATE:
-        refused = re.compile("[" + "".join(map(_spelled, items[1:])) + "]")
-        return [c for c in 'a 1.<"\n' if not refused.match(c)][:4]
-    out = ""
-    for what, value in items:
-        if what is op.CATEGORY:
-            out += kinds[value]
-        elif what is op.RANGE:
-            out += chr(value[0])
-        else:
-            out += chr(value)
-    return list(dict.fromkeys(out))[:8]
-
-
-def _spelled(item: tuple[Any, Any]) -> str:
+def _character(item: tuple[Any, Any]) -> str:
+    """One that an item of a class names."""
     what, value = item
-    if what is op.RANGE:
-        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-    names = {op.CATEGORY_DIGIT: r"\d", op.CATEGORY_SPACE: r"\s", op.CATEGORY_WORD: r"\w"}
-    return (
-        names.get(value) or re.escape(chr(value)) if what is op.CATEGORY else re.escape(chr(value))
-    )
+    return chr(value if what is op.LITERAL else value[0] if what is op.RANGE else ord("a"))
 
 
 def _of_sequence(nodes: Sequence[tuple[Any, Any]]) -> list[str]:

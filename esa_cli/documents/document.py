@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
-from esa_cli.documents.sources import LeftOut, SourceFiles, source_files
-from esa_cli.documents.text_builder import STDIN, Mark, label
+from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
+from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
 from esa_cli.system.machine import size_text
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 LIMIT = 1 << 30
-NO_TEXT = "give a document with text in it"
 
 
 class Place(NamedTuple):
@@ -103,28 +102,29 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
         DocumentError: missing, a folder, a device or pipe, unreadable, too large, empty, binary,
             or in an encoding that cannot be told.
     """
-    stamp = None
+    stamp, path = None, STDIN if source == "-" else source
     if source == "-":
-        path, data = STDIN, _bytes_of_stdin(stdin or sys.stdin, limit)
+        data = _bytes_of_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
             stamp = file_stamp(source)
-        path, data = source, _bytes_of_file(source, limit)
-    if not data:
-        raise DocumentError(f"{label(path)} is empty (0 bytes)", NO_TEXT)
-    extracted = readers.read(data, path)
+        data = _bytes_of_file(source, limit)
+    if len(data) > limit:
+        raise _too_large(path, len(data), limit)
+    extracted = readers.read(data, path) if data else ExtractedText("")
     if not extracted.text or extracted.text.isspace():
-        raise DocumentError(f"{label(path)} has nothing but white space", NO_TEXT)
+        what = "has nothing but white space" if data else "is empty (0 bytes)"
+        raise DocumentError(f"{label(path)} {what}", "give a document with text in it")
     return Document(
-        name=Path(path).name or path,
-        text=extracted.text,
-        source=source,
-        encoding=extracted.encoding,
-        bytes=len(data),
-        marks=extracted.marks,
-        missing=extracted.missing,
-        stamp=stamp,
+        Path(path).name or path,
+        extracted.text,
+        source,
+        extracted.encoding,
+        len(data),
+        extracted.marks,
+        extracted.missing,
+        stamp,
     )
 
 
@@ -150,44 +150,35 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
     """The files of a shard, each once; what is left out of folders is in every shard."""
     if shard.whole:
         return found
-    first = {source.path: source for source in reversed(found.sources)}
-    mine = shard.take(dict.fromkeys(found.paths))
-    return SourceFiles(tuple(first[path] for path in mine), found.left_out, divided=True)
+    unique: dict[str, Source] = {}
+    for source in found.sources:
+        unique.setdefault(source.path, source)
+    return SourceFiles(tuple(shard.take(unique.values())), found.left_out, divided=True)
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
     """Reads the files of `source_files`; every command gets its documents here.
 
-    A file of a folder or pattern that cannot be read is left out; what is named never is.
+    A file of a folder or pattern that cannot be read is left out; a named one is an error.
 
     Args:
         read: `read_document`, or one that remembers.
 
     Raises:
-        DocumentError: as `read_document`, for the first that was named and cannot be read; or a
-            folder or pattern means no file that can, unless other shards have the rest of it.
+        DocumentError: as `read_document`, for the first that was named and cannot be read; or
+            nothing can be read, unless other shards have the rest.
     """
-    read = read or read_document
-    documents: list[Document] = []
-    known: set[str] = set()
-    readable: set[str] = set()
-    refused: dict[str, tuple[str, DocumentError]] = {}
+    documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in found.sources:
-        if not folder or path not in known:
-            try:
-                documents.append(read(path))
-            except DocumentError as error:
-                if not folder:
-                    raise
-                refused[path] = folder, error
-                continue
-        known.add(path)
-        readable.add(folder)
-    left_out = []
-    for path, (folder, refusal) in refused.items():
-        if folder not in readable and not found.divided:
-            raise refusal
-        left_out.append(LeftOut(path, f"{refusal.message}; {refusal.hint}".rstrip("; ")))
+        try:
+            documents.append((read or read_document)(path))
+        except DocumentError as error:
+            if not folder:
+                raise
+            refusals.append(error)
+            left_out.append(LeftOut(path, f"{error.message}; {error.hint}".rstrip("; ")))
+    if refusals and not documents and not found.divided:
+        raise refusals[0]
     return GatheredDocuments(tuple(documents), (*found.left_out, *left_out))
 
 
@@ -225,10 +216,9 @@ def join(documents: Sequence[Document]) -> str:
     for number, document in enumerate(documents, 1):
         name = document.name if names.count(document.name) == 1 else document.source
         name = name.encode("utf-8", "replace").decode()  # a file's name may be no UTF-8
-        parts.append(f"===== Document {number} of {len(documents)}: {name} =====\n\n")
-        parts.append(document.text if document.text.endswith("\n") else document.text + "\n")
-        parts.append("\n")
-    return "".join(parts[:-1])
+        head = f"===== Document {number} of {len(documents)}: {name} ====="
+        parts.append(f"{head}\n\n{document.text.removesuffix(chr(10))}\n")
+    return "\n".join(parts)
 
 
 def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
@@ -241,7 +231,6 @@ def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
         raise DocumentError(f"standard input cannot be read: {error.strerror}") from error
-    _check_size("standard input", len(data), limit)
     return data
 
 
@@ -258,28 +247,23 @@ def _bytes_of_file(source: str, limit: int) -> bytes:
                 f"{source} is a pipe, socket or device, not a file",
                 f"give its contents on standard input: esa ask - 'question' < {source}",
             )
-        _check_size(label(source), info.st_size, limit)
+        if info.st_size > limit:
+            raise _too_large(source, info.st_size, limit)
         with open(source, "rb") as stream:
-            data = stream.read(limit + 1)
+            return stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DocumentError(f"there is no document {source}", _near(source)) from error
-    except PermissionError as error:
-        raise DocumentError(
-            f"the document {source} may not be read by this user", f"try: chmod u+r {source}"
-        ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DocumentError(f"the document {source} cannot be read: {reason}") from error
-    _check_size(label(source), len(data), limit)
-    return data
+        hint = f"try: chmod u+r {source}" if isinstance(error, PermissionError) else ""
+        raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
 
 
-def _check_size(document: str, size: int, limit: int) -> None:
-    if size > limit:
-        raise DocumentError(
-            f"{document} is {size_text(size)}, more than the limit of {size_text(limit)}",
-            "split it and ask about the parts",
-        )
+def _too_large(name: str, size: int, limit: int) -> DocumentError:
+    return DocumentError(
+        f"{label(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
+        "split it and ask about the parts",
+    )
 
 
 def _near(source: str) -> str:
@@ -290,9 +274,8 @@ def _near(source: str) -> str:
     try:
         others = os.listdir(folder or ".")
     except OSError:
-        return "" if os.path.exists(folder) else f"there is no folder {folder} either"
+        return f"there is no folder {folder} either"
     stems = {Path(other).stem: other for other in others}  # a common ending is no likeness
-    near = difflib.get_close_matches(Path(name).stem, stems, n=1)
-    if not near:
-        return "check the path; it is relative to the current folder"
-    return f"did you mean {os.path.join(folder, stems[near[0]])}?"
+    for near in difflib.get_close_matches(Path(name).stem, stems, n=1):
+        return f"did you mean {os.path.join(folder, stems[near])}?"
+    return "check the path; it is relative to the current folder"

@@ -1,9 +1,9 @@
 """From the bytes of a plain text to its characters: refuses binary files and doubtful encodings.
 
-The order is: byte order mark, NUL bytes, strict UTF-8, Windows-1252
-where its bytes leave no doubt (statistics do: a dozen encodings share its letters), and last
-charset-normalizer. Its answer is taken only when enough bytes speak for it and no other encoding
-comes close. Other text is refused with the command that converts it.
+The order is: byte order mark, UTF-16 by its NUL bytes, strict UTF-8, Windows-1252 where its bytes
+leave no doubt (statistics do: a dozen encodings share its letters), and last charset-normalizer.
+Its answer is taken only when enough bytes speak for it and no other encoding comes close. Other
+text is refused with the command that converts it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import string
 from contextlib import suppress
 
+from esa_cli.documents.text_builder import STDIN, label
 from esa_cli.errors import DocumentError
 
 _MARKS = (
@@ -34,14 +35,19 @@ _ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
 """What encodings of files have in common, but not EBCDIC nor notations such as `unicode_escape`,
 some of which take minutes."""
 
-_BY_HAND = (
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office file (doc, xls, ppt)",
-     "open it and save it as docx, xlsx or pptx, without a password"),
-    (b"PK\3\4", "a ZIP archive",
-     "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx"),
-    (b"{\\rtf", "an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
-)  # fmt: skip
-"""Beginning of a file, what it is, and how to get text out of it."""
+_BY_HAND = {
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
+        "an old Office file (doc, xls, ppt)",
+        "open it and save it as docx, xlsx or pptx, without a password",
+    ),
+    b"PK\3\4": (
+        "a ZIP archive",
+        "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx",
+    ),
+    b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
+    b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
+}
+"""Beginning of a file -> what it is, and how to get text out of it."""
 
 # Bytes of Windows-1252 that text of other encodings does not use for something else: signs, and
 # accented letters of Western languages without those where Turkish and Baltic encodings differ.
@@ -53,10 +59,9 @@ _WESTERN = frozenset(_SIGNS + b"\x8c\x9c") | set(range(0xC0, 0x100)).difference(
 # The question mark of Spanish stands before a capital; the same byte is a Polish letter.
 _QUESTION = re.compile(rb"(?:^|[\s\"(\xab])\xbf(?=[A-Z\xc0-\xdc])")
 _HIGH = bytes(range(0x80, 0x100))
-# A capital with an accent inside a word of small letters: another encoding's small letter.
-_MISPLACED = re.compile(rb"[a-z][\xc0-\xde][a-z]")
-# Two accented letters after each other are rare in Western words, and the rule in Cyrillic.
-_RUN = re.compile(rb"[\xc0-\xff]{3}")
+# A capital with an accent inside a word of small letters is another encoding's small letter; three
+# accented letters in a row are rare in Western words, and the rule in Cyrillic.
+_NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
 _MOST_FOREIGN = 0.3
 
 # charset-normalizer says how messy a decoding looks (chaos) and how much like a language it
@@ -69,37 +74,36 @@ _MIN_COHERENCE = 0.25
 _CLEAR_LEAD = 0.1
 
 
-def decode(data: bytes, label: str, path: str) -> tuple[str, str]:
+def decode(data: bytes, name: str) -> tuple[str, str]:
     """The text of a document and the Python name of its encoding.
 
     Args:
-        data: its bytes, at least one.
-        label: what messages call it, such as "the document notes.txt".
-        path: what the commands in hints call it.
+        data: at least one byte. name: its path, or "standard input".
 
     Raises:
         DocumentError: it is binary, or its encoding is broken or cannot be told.
     """
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            try:
-                return data.decode(encoding), encoding
-            except UnicodeDecodeError as error:
-                problem = f"starts as {encoding} but breaks at byte {error.start}"
-                raise _undecodable(label, path, problem, encoding) from error
-    _refuse_binary(data, label, path)
+    encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
+    encoding = encoding or _utf16_order(data)
+    if not encoding:
+        _refuse_binary(data, name)
     try:
-        return data.decode("utf-8"), "utf-8"
+        return data.decode(encoding or "utf-8"), encoding or "utf-8"
     except UnicodeDecodeError as error:
-        broken = error.start
-    best, candidates = ("cp1252", []) if looks_like_cp1252(data) else guess_encoding(data)
-    if best is not None:
+        problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
+    if not encoding:
+        guess, clear = ("cp1252", True) if looks_like_cp1252(data) else guess_encoding(data)
         with suppress(UnicodeDecodeError):  # only a sample was looked at
-            return data.decode(best), best
-    problem = f"is not UTF-8 (byte {broken} does not fit), and its encoding cannot be told for sure"
-    if candidates:
-        problem += f" (it could be {' or '.join(candidates)})"
-    raise _undecodable(label, path, problem, candidates[0] if candidates else "ENCODING")
+            if clear:
+                return data.decode(guess), guess
+        problem += ", and its encoding cannot be told for sure"
+        encoding = guess or "ENCODING"
+    path = "FILE" if name == STDIN else name
+    raise DocumentError(
+        f"{label(name)} {problem}",
+        "convert it to UTF-8, naming the encoding it is in, for example: "
+        f"iconv -f {encoding.upper()} -t UTF-8 {path} > utf8.txt",
+    )
 
 
 def declared_codec(charset: str) -> str:
@@ -113,8 +117,8 @@ def declared_codec(charset: str) -> str:
     return codec
 
 
-def guess_encoding(data: bytes) -> tuple[str | None, list[str]]:
-    """The encoding that is clearly the best, or None; and up to three that are likely."""
+def guess_encoding(data: bytes) -> tuple[str, bool]:
+    """The most likely encoding, empty if there is none; and whether it is clearly the best."""
     from charset_normalizer import from_bytes
 
     sample = data[:_SAMPLE]
@@ -122,18 +126,18 @@ def guess_encoding(data: bytes) -> tuple[str | None, list[str]]:
         # A character cut in half at the end would rule out the right multi-byte encoding.
         sample = sample[: sample.rfind(b"\n") + 1] or sample
     matches = list(from_bytes(sample))
-    candidates = [match.encoding for match in matches[:3] if match.coherence > 0]
-    if not matches or sum(byte > 127 for byte in sample) < _MIN_FOREIGN_BYTES:
-        return None, candidates
+    if not matches:
+        return "", False
     best, *others = matches
     good = best.chaos <= _MAX_CHAOS and best.coherence >= _MIN_COHERENCE
     close = any(
         other.coherence > best.coherence - _CLEAR_LEAD and other.chaos < best.chaos + _CLEAR_LEAD
         for other in others
     )
+    few = sum(byte > 127 for byte in sample) < _MIN_FOREIGN_BYTES
     # Encodings differ in few letters: a byte the sample lacks may be the one that tells them apart.
     unseen = data.translate(None, bytes(set(sample)))
-    return (best.encoding if good and not close and not unseen else None), candidates
+    return best.encoding, good and not (close or few or unseen)
 
 
 def looks_like_cp1252(data: bytes) -> bool:
@@ -147,21 +151,19 @@ def looks_like_cp1252(data: bytes) -> bool:
         used.discard(0xBF)
     if not used <= _WESTERN or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
         return False
-    return not _MISPLACED.search(data) and not _RUN.search(data)
+    return not _NOT_WESTERN.search(data)
 
 
-def _refuse_binary(data: bytes, label: str, path: str) -> None:
-    for magic, what, hint in _BY_HAND:
+def _refuse_binary(data: bytes, name: str) -> None:
+    for magic, (what, hint) in _BY_HAND.items():
         if data.startswith(magic):
             raise DocumentError(
-                f"{label} looks like {what}, which is not among the formats that are read",
-                hint.format(name=path),
+                f"{label(name)} looks like {what}, which is not among the formats that are read",
+                hint.format(name=name),
             )
-    if order := utf16_without_mark(data):
-        raise _undecodable(label, path, f"looks like {order} without a byte order mark", order)
     if b"\0" in data:
         raise DocumentError(
-            f"{label} is binary: it has a NUL at byte {data.index(0)}",
+            f"{label(name)} is binary: it has a NUL at byte {data.index(0)}",
             "give a document with text in it; unpack an archive first",
         )
 
@@ -170,27 +172,14 @@ def is_binary(head: bytes) -> bool:
     """True if a file that begins like this is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    known = any(head.startswith(magic) for magic, _, _ in _BY_HAND)
-    return known or (b"\0" in head and utf16_without_mark(head) is None)
+    return head.startswith(tuple(_BY_HAND)) or (b"\0" in head and not _utf16_order(head))
 
 
-def utf16_without_mark(data: bytes) -> str | None:
-    """The byte order, if every other byte of the beginning is mostly NUL as in UTF-16 text."""
+def _utf16_order(data: bytes) -> str:
+    """The byte order of UTF-16 without a mark: every other byte of the beginning is mostly NUL."""
     head = data[:4096]
     half = len(head) // 2
-    if half < 2:
-        return None
     even, odd = head[0::2].count(0), head[1::2].count(0)
-    if odd > 0.7 * half and even == 0:
+    if half > 1 and odd > 0.7 * half and even == 0:
         return "utf-16le"
-    if even > 0.7 * half and odd == 0:
-        return "utf-16be"
-    return None
-
-
-def _undecodable(label: str, path: str, problem: str, encoding: str) -> DocumentError:
-    return DocumentError(
-        f"{label} {problem}",
-        "convert it to UTF-8, naming the encoding it is in, for example: "
-        f"iconv -f {encoding.upper()} -t UTF-8 {path} > utf8.txt",
-    )
+    return "utf-16be" if half > 1 and even > 0.7 * half and odd == 0 else ""

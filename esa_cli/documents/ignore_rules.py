@@ -10,8 +10,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import stat
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,17 +18,15 @@ MOST_BYTES = 1 << 18
 """Of a .gitignore file; a larger one, and one that is no file, is not read."""
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
-Name = re.Pattern[str] | None
-"""Matches one name of a path; None stands for `**`: any number of folders."""
-
 
 class IgnoreRule(NamedTuple):
     """One line of a .gitignore file.
 
-    `names` match the parts of a path below the file's folder, or with `anywhere` its last part.
+    `pattern` matches a path below the file's folder, or with `anywhere` its last part; newlines
+    are in place of slashes.
     """
 
-    names: tuple[Name, ...]
+    pattern: re.Pattern[str]
     anywhere: bool
     folders: bool
     negated: bool
@@ -37,19 +34,15 @@ class IgnoreRule(NamedTuple):
     def matches(self, path: str, folder: bool) -> bool:
         if self.folders and not folder:
             return False
-        names = path.split("/")
-        return _match(self.names, names[-1:] if self.anywhere else names)
+        path = path.rpartition("/")[2] if self.anywhere else path
+        return self.pattern.match(path.replace("\n", " ").replace("/", "\n")) is not None
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files above a path; the nearest file decides.
-
-    `unread`: those that are no files, or too large.
-    """
+    """Rules of the .gitignore files above a path; the nearest file decides."""
 
     def __init__(self, root: str) -> None:
         self._rules: dict[str, list[IgnoreRule]] = {}
-        self.unread: list[str] = []
         above = Path(root)
         folders = (above, *above.parents)
         # Not `Path.exists`, which raises where a folder may not be searched.
@@ -63,15 +56,13 @@ class IgnoreRules:
     def enter(self, folder: str) -> None:
         """Adds the rules of a folder's own file; a second time they are read again."""
         path = os.path.join(folder, ".gitignore")
-        try:
-            text = _read(path)
-        except OSError:
-            return
-        if text is None:
-            self.unread += [path] if path not in self.unread else []
-            return
-        lines = (line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n"))
-        self._rules[folder] = [rule for line in lines if (rule := parse(line))]
+        data = b""
+        # Not of a pipe or a device, which may have no end.
+        with suppress(OSError):
+            if os.path.isfile(path) and os.path.getsize(path) <= MOST_BYTES:
+                data = Path(path).read_bytes()
+        lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
+        self._rules[folder] = [rule for line in lines if (rule := parse(line.removesuffix("\r")))]
 
     def names(self, path: str, *, folder: bool) -> bool:
         """Whether a file or folder is ignored; those that it is in are not."""
@@ -89,16 +80,6 @@ class IgnoreRules:
         return False
 
 
-def _read(path: str) -> str | None:
-    """None: it is no file, or too large. Raises OSError. A pipe is not waited for."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            return None
-        data = file.read(MOST_BYTES + 1)
-    return None if len(data) > MOST_BYTES else os.fsdecode(data)
-
-
 def parse(line: str) -> IgnoreRule | None:
     """The rule of a line; None: it has none."""
     if line.startswith("#"):
@@ -110,36 +91,24 @@ def parse(line: str) -> IgnoreRule | None:
     folders, pattern = pattern.endswith("/"), pattern.removesuffix("/")
     if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
         return None
-    names = [_name(part) for part in pattern.removeprefix("/").split("/")]
-    if names[-1] is None:  # not the folder itself
-        names.append(_name("*"))
+    names = pattern.removeprefix("/").split("/")
     anywhere = len(names) == 1 and "/" not in pattern
-    return IgnoreRule(tuple(names), anywhere, folders, negated)
+    groups: list[str] = [""]  # what stands before, between and after the `**`
+    for name in names:
+        if len(name) > 1 and not name.strip("*"):
+            groups += [""] if groups[-1] or len(groups) == 1 else []
+        else:
+            groups[-1] += _name(name) + r"\n"
+    # The last one is empty after `a/**`, which is not the folder itself.
+    groups[-1] = (groups[-1] or _name("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    # What follows a `**` is taken where it first fits.
+    first, *others = groups
+    regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
+    return IgnoreRule(re.compile(regex), anywhere, folders, negated)
 
 
-def _name(pattern: str) -> Name:
-    if len(pattern) > 1 and not pattern.strip("*"):
-        return None
+def _name(pattern: str) -> str:
+    """A regular expression of one name of a path."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
-    return re.compile(fnmatch.translate(quoted.replace("[^", "[!")))
-
-
-def _match(patterns: Sequence[Name], names: Sequence[str]) -> bool:
-    """Whether all names match, in order; what follows a `**` is taken where it first fits."""
-    pattern = name = 0
-    again: tuple[int, int] | None = None
-    while name < len(names):
-        if pattern < len(patterns):
-            current = patterns[pattern]
-            if current is None:
-                pattern += 1
-                again = pattern, name
-                continue
-            if current.fullmatch(names[name]):
-                pattern, name = pattern + 1, name + 1
-                continue
-        if again is None:
-            return False
-        pattern, name = again[0], again[1] + 1
-        again = pattern, name
-    return pattern == len(patterns)
+    regex = fnmatch.translate(quoted.replace("[^", "[!"))
+    return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

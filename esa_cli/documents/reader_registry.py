@@ -116,9 +116,8 @@ def read_by(reader: Reader, data: bytes, name: str) -> ExtractedText:
     except BaseException as error:  # a library's, about bytes that nobody foresaw, or a plugin's
         raise damage_error(name, reader.what, f"{type(error).__name__}: {error}") from error
     starts = [mark.start for mark in extracted.marks]
-    ascending = all(a < b for a, b in pairwise(starts))
-    inside = not starts or (starts[0] >= 0 and starts[-1] <= len(extracted.text))
-    if not ascending or not inside or "\r" in extracted.text:
+    ends = (-1, *starts, len(extracted.text) + 1)
+    if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:
         raise PluginError(
             f"the reader for {reader.what} gives marks out of order or outside the text, or \\r",
             "marks ascend from 0 to the text's length; lines end in \\n",

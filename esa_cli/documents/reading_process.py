@@ -1,10 +1,10 @@
 """Reads documents, those that a library parses in a child process with limits of time and memory.
 
 A stranger's small file must not take hours or gigabytes, and some libraries end their process on a
-damaged one. Each limit can be raised by an environment variable, which the message of a refusal
-names. The child process is started for the first document that needs it and reads all later ones,
-so that its start, a tenth of a second, is paid once. Requests and replies are JSON and bytes, each
-with its length before it.
+damaged one. Each limit can be raised by an environment variable, which the refusal names. The child
+process is started for the first document that needs it and reads all later ones, so that its start,
+a tenth of a second, is paid once. A request is a line of JSON and the bytes; a reply is a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import json
 import math
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from esa_cli import errors
 from esa_cli.documents.reader_registry import READERS, choose, read_by
@@ -46,7 +45,6 @@ _LARGE = 256 << 20
 """Bytes of memory above which the child ends after a document: not all is given back."""
 _NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<string>, line 0)")
 """What lxml says where memory is not enough."""
-_LENGTH = struct.Struct("<Q")
 _START = (
     "import sys; sys.path[:] = {path!r}; import esa_cli.documents.readers; "
     "from esa_cli.documents.reading_process import serve; serve()"
@@ -64,23 +62,18 @@ def reading_limit(name: str) -> int:
     return number
 
 
-def limit_error(document: str, limit: str, variable: str) -> DocumentError:
-    """The error for a document that exceeds a limit, as "unpack to at most 1 GiB".
-
-    Args:
-        variable: the environment variable that raises it.
-    """
-    return DocumentError(
-        f"{label(document)} must {limit}, got more",
-        f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
-    )
-
-
 def check_unpacked(size: int, document: str) -> None:
     """Raises DocumentError when a document unpacks to more bytes than it may."""
     most = reading_limit(UNPACKED)
     if size > most:
-        raise limit_error(document, f"unpack to at most {size_text(most)}", UNPACKED)
+        raise _limit_error(document, f"unpack to at most {size_text(most)}", UNPACKED)
+
+
+def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
+    return DocumentError(
+        f"{label(document)} must {limit}, got more",
+        f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
+    )
 
 
 def read(data: bytes, name: str) -> ExtractedText:
@@ -106,26 +99,22 @@ def read(data: bytes, name: str) -> ExtractedText:
 
 
 def _read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
-    variables = {variable: os.environ.get(variable, "") for variable in LIMITS}
-    request = {"reader": reader, "name": name, "limits": variables}
+    limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
     seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
-    clock = min((CLOCK if _LATE else 1) * seconds, threading.TIMEOUT_MAX)
+    request = {"reader": reader, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:
-            reply, text = _current().ask(request, data, clock)
+            reply = _current().ask(request, data, (CLOCK if _LATE else 1) * seconds)
     except OSError as error:
         raise DocumentError(
             f"{label(name)} cannot be read: no process can be started for it ({error.strerror})",
             "close other programs; a document as plain text (.txt) needs none",
         ) from error
-    exceeded = {
-        "CPU time": (f"be read in {seconds:,} s of CPU time", SECONDS),
-        "time": (f"be read in {clock:,} s", SECONDS),
-        "memory": (f"be read with at most {memory} of memory", MEMORY),
-    }
     why = reply.get("ended")
-    if why in exceeded:
-        raise limit_error(name, *exceeded[why])
+    if why == "time":
+        raise _limit_error(name, f"be read in {seconds:,} s of CPU time", SECONDS)
+    if why == "memory":
+        raise _limit_error(name, f"be read with at most {memory} of memory", MEMORY)
     if why:
         raise DocumentError(
             f"{label(name)} cannot be read: it is damaged, or needs more than {memory} of memory; "
@@ -136,7 +125,7 @@ def _read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
     marks = tuple(Mark(*mark) for mark in reply["marks"])
-    return ExtractedText(text, marks, tuple(reply["missing"]), reply["encoding"])
+    return ExtractedText(reply["text"], marks, tuple(reply["missing"]), reply["encoding"])
 
 
 class ReadingProcess:
@@ -151,50 +140,52 @@ class ReadingProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
 
     @property
     def usable(self) -> bool:
         """False once it has ended, and in a copy of this process that was made by fork."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> tuple[Any, str]:
-        """Its reply and the text; `ended` in the reply says why there is none."""
+    def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
+        """Its reply; `ended` in it says why there is no text."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         late = threading.Event()
 
         def stop() -> None:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(seconds, stop)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop)
         timer.daemon = True
         timer.start()
-        reply: dict[str, Any] = {"last": True}
-        text = b""
+        line, code = b"", 0
         try:
-            _send(self._in, json.dumps(request).encode())
-            _send(self._in, data)
-            reply, text = json.loads(_receive(self._out)), _receive(self._out)
-        except (EOFError, BrokenPipeError):
-            code = self._process.wait()
-            why = f"signal {-code}" if code < 0 else f"exit code {code}"
-            why = "CPU time" if _LATE and code == -_LATE else why
-            reply = {"ended": "time" if late.is_set() else why, "last": True}
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request).encode() + b"\n" + data)
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            code = 0 if line.endswith(b"\n") else self._process.wait()
         finally:
             timer.cancel()
             timer.join()  # which may be ending the process just now
-            if reply["last"] or late.is_set():
+            if late.is_set() or not line.endswith(b"\n"):
                 self.end()
-        return reply, text.decode("utf-8", "surrogatepass")
+        if line.endswith(b"\n"):
+            reply: dict[str, Any] = json.loads(line)
+            if reply["last"]:
+                self.end()
+            return reply
+        if late.is_set() or (_LATE and code == -_LATE):
+            return {"ended": "time"}
+        return {"ended": f"signal {-code}" if code < 0 else f"exit code {code}"}
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        with suppress(OSError):
-            self._in.close()
-        self._out.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
 
 
 _LOCK = threading.Lock()
@@ -228,57 +219,37 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _send(stream: IO[bytes], data: bytes) -> None:
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> bytes:
-    """Bytes that `_send` wrote. Raises EOFError: the stream ended before."""
-    head = stream.read(_LENGTH.size)
-    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-    data = stream.read(length)
-    if len(head) < _LENGTH.size or len(data) < length:
-        raise EOFError
-    return data
-
-
 def serve() -> None:
-    """What the child process does: reads the documents that standard input has, and writes replies
-    where standard output was."""
-    import psutil
-
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The child process: reads the documents on standard input, and writes replies where standard
+    output was."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setrecursionlimit(20_000)  # for elements that are nested thousands deep
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # Linux ends this process, not the one with the model
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with suppress(EOFError, OSError):
-        while True:
-            request, data = json.loads(_receive(sys.stdin.buffer)), _receive(sys.stdin.buffer)
-            reply, text = _reply(request, data)
-            del data
-            reply["last"] = psutil.Process().memory_info().rss > _LARGE
-            _send(replies, json.dumps(reply).encode())
-            _send(replies, text)
+    while line := sys.stdin.buffer.readline():
+        request = json.loads(line)
+        replies.write(_reply(request, sys.stdin.buffer.read(request["size"])) + b"\n")
+        replies.flush()
 
 
-def _reply(request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+def _reply(request: dict[str, Any], data: bytes) -> bytes:
+    import psutil
+
+    reply: dict[str, Any]
     os.environ.update(request["limits"])
     try:
         _set_limits()
-        extracted = read_by(READERS[request["reader"]](), data, request["name"])
-        text = extracted.text.encode("utf-8", "surrogatepass")
-    except MemoryError:
-        return {"ended": "memory"}, b""
+        reply = vars(read_by(READERS[request["reader"]](), data, request["name"]))
+        return json.dumps({**reply, "last": psutil.Process().memory_info().rss > _LARGE}).encode()
     except EsaError as error:
-        if any(words in error.message for words in _NO_MEMORY):
-            return {"ended": "memory"}, b""
-        return {"error": [type(error).__name__, error.message, error.hint]}, b""
-    facts = {"marks": extracted.marks, "missing": extracted.missing, "encoding": extracted.encoding}
-    return facts, text
+        if not any(words in error.message for words in _NO_MEMORY):
+            reply = {"error": [type(error).__name__, error.message, error.hint], "last": False}
+            return json.dumps(reply).encode()
+    except MemoryError:
+        pass
+    return b'{"ended": "memory", "last": true}'
 
 
 def _set_limits() -> None:

@@ -13,12 +13,11 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from esa_cli.documents.encoding import is_binary
 from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.reader_registry import choose
+from esa_cli.documents.readers import choose
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
@@ -71,23 +70,19 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files that names mean, in order, each as often as it is named; and what is left out."""
+    """The files that names mean, in order; and what is left out.
+
+    A file is there as often as it is named; folders and patterns add only files that are new.
+    """
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     divided: bool = False
     """Whether other shards have the rest, so that a folder may have no readable file here."""
 
-    @cached_property
+    @property
     def paths(self) -> tuple[str, ...]:
-        """The files; what folders and patterns mean is named once."""
-        paths: list[str] = []
-        known: set[str] = set()
-        for path, folder in self.sources:
-            if not folder or path not in known:
-                paths.append(path)
-                known.add(path)
-        return tuple(paths)
+        return tuple(source.path for source in self.sources)
 
 
 @dataclass
@@ -119,17 +114,8 @@ def is_several(source: str) -> bool:
     return any(sign in source for sign in _SIGNS)
 
 
-def find(source: str) -> FoundFiles:
-    """The files of a folder or pattern, sorted. Raises DocumentError: none, or too many."""
-    found = find_any(source)
-    if not found.files:
-        lines = [rest.line for rest in found.rest(source)] or [f"{source}: no file matches"]
-        raise DocumentError(f"there is nothing to read in {lines[0]}", "check the path or pattern")
-    return found
-
-
 def find_any(source: str) -> FoundFiles:
-    """As `find`, but there may be none."""
+    """The files of a folder or pattern, sorted. Raises DocumentError: there are too many."""
     found = FoundFiles()
     for path in _below(source, found) if os.path.isdir(source) else _matches(source, found):
         if why := _why_not(path):
@@ -156,12 +142,17 @@ def source_files(names: Sequence[str]) -> SourceFiles:
     sources: list[Source] = []
     left_out: list[LeftOut] = []
     for name in names:
-        if is_several(name):
-            found = find(name)
-            sources += [Source(file, name) for file in found.files]
-            left_out += found.rest(name)
-        else:
+        if not is_several(name):
             sources.append(Source(name))
+            continue
+        found = find_any(name)
+        rest = found.rest(name)
+        if not found.files:
+            line = rest[0].line if rest else f"{name}: no file matches"
+            raise DocumentError(f"there is nothing to read in {line}", "check the path or pattern")
+        known = {source.path for source in sources}
+        sources += [Source(file, name) for file in found.files if file not in known]
+        left_out += rest
     return SourceFiles(tuple(sources), tuple(left_out))
 
 
@@ -223,8 +214,6 @@ def _below(folder: str, found: FoundFiles) -> Iterator[str]:
                 found.left_out[why].append(os.path.join(where, name))
             else:
                 yield os.path.join(where, name)
-    if ignored.unread:
-        found.left_out[".gitignore that is no file or too large"] += ignored.unread
 
 
 def _hidden_or_linked(path: str, root: str) -> str:

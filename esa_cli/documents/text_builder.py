@@ -41,19 +41,23 @@ class ExtractedText:
 
 
 class TextBuilder:
-    """Text from pieces in reading order."""
+    """Text from pieces in reading order.
+
+    Attributes:
+        page, chapter: of the next piece. left_out: kinds of contents that the text lacks, in the
+            plural, and how many there are.
+    """
 
     def __init__(self) -> None:
+        self.page: int | None = None
+        self.chapter: str | None = None
+        self.left_out = Counter[str]()
         self._parts: list[str] = []
         self._length = 0
         self._gap = 0  # newlines owed before the next piece
         self._space = False  # a space owed before it
         self._lead = ""
         self._marks: list[Mark] = []
-        self._page: int | None = None
-        self._chapter: str | None = None
-        self.left_out = Counter[str]()
-        """Kinds of contents that the text lacks, in the plural, and how many there are."""
 
     def flow(self, text: str) -> None:
         """Appends words of a paragraph; any white space becomes one space."""
@@ -93,23 +97,10 @@ class TextBuilder:
         """Separates the next piece by an empty line."""
         self._gap = 2
 
-    def page(self, number: int | None) -> None:
-        """Sets the page of the next piece."""
-        self._page = number
-
     @property
     def begun(self) -> bool:
         """True if there is text already."""
         return bool(self._length)
-
-    @property
-    def here(self) -> str | None:
-        """The chapter of the next piece."""
-        return self._chapter
-
-    def chapter(self, title: str | None) -> None:
-        """Sets the chapter of the next piece."""
-        self._chapter = title
 
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
         """The text; it lacks what is `missing` besides `left_out`."""
@@ -129,21 +120,15 @@ class TextBuilder:
         return extracted
 
     def _put(self, text: str) -> None:
-        text, self._lead = printable(self._lead + text), ""
-        if self._gap:
-            if self._length:
-                self._append("\n" * self._gap)
-        elif self._space and self._length:
-            self._append(" ")
-        self._gap, self._space = 0, False
+        owed = "\n" * self._gap or " " * self._space if self._length else ""
+        self._length += len(owed)
         last = self._marks[-1] if self._marks else Mark(0)
-        if (last.page, last.chapter) != (self._page, self._chapter):
-            self._marks.append(Mark(self._length, self._page, self._chapter))
-        self._append(text)
-
-    def _append(self, text: str) -> None:
-        self._parts.append(text)
+        if (last.page, last.chapter) != (self.page, self.chapter):
+            self._marks.append(Mark(self._length, self.page, self.chapter))
+        text = printable(self._lead + text)
+        self._parts += [owed, text] if owed else [text]
         self._length += len(text)
+        self._gap, self._space, self._lead = 0, False, ""
 
 
 def printable(text: str) -> str:

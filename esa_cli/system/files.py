@@ -3,7 +3,6 @@ hint."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -22,8 +21,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 SETTLED_NS = 2_000_000_000
 """A file that changed within so many nanoseconds before it was read may change again with the same
 time stamp, and is read again the next time."""
-_NUMBER = re.compile(r"\(os error (\d+)\)")
-"""Safetensors gives the system's errno only in its message."""
 
 
 def real_path(path: Path | str) -> str:
@@ -53,8 +50,8 @@ def file_stamp(path: Path | str) -> str:
 def _errno(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    found = _NUMBER.search(str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(error))  # as safetensors gives it
+    return int(match[1]) if match else None
 
 
 def lacks_room(error: Exception) -> bool:
@@ -109,7 +106,7 @@ def replacing(path: Path, part: Path | None = None, *, durable: bool = False) ->
                 os.fsync(file.fileno())
         os.replace(part, path)
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
@@ -138,7 +135,7 @@ def only_writer(path: Path) -> Iterator[None]:
     finally:
         if lock.is_locked:
             if sys.platform != "win32":  # there an open file cannot be removed
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
@@ -152,18 +149,13 @@ RESCAN_S = 60.0
 def folder_changes(*folders: str, poll: bool = False) -> Iterator[None]:
     """Yields whenever something below the folders may have changed, without an end; every `POLL_S`
     seconds at least if `poll`."""
-    try:
-        from watchfiles import watch
-    except ImportError:
-        folders = ()
     wait_ms = int((POLL_S if poll else RESCAN_S) * 1000)
-    if folders:
-        # RuntimeError is the library's. The system gives notices of so many folders, and no more.
-        with suppress(OSError, RuntimeError):
-            for _ in watch(
-                *folders, watch_filter=None, yield_on_timeout=True, rust_timeout=wait_ms
-            ):
-                yield
+    # RuntimeError is the library's. The system gives notices of so many folders, and no more.
+    with suppress(ImportError, OSError, RuntimeError):
+        from watchfiles import watch
+
+        for _ in watch(*folders, watch_filter=None, yield_on_timeout=True, rust_timeout=wait_ms):
+            yield
     while True:
         time.sleep(POLL_S)
         yield
@@ -182,12 +174,9 @@ def as_esa_error(error: Exception) -> EsaError | None:
         return ResourceError("the memory ran out", f"`esa plan` shows what takes it; {smaller}")
     if not isinstance(error, OSError):
         return None
-    if error.errno in UNWRITABLE:
-        message = f"{error.filename or 'the output'} cannot be written: {error.strerror}"
-        return ResourceError(message, "send it to another place, or free some space")
-    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
-        message = "no folder for temporary files can be written"
-        return ResourceError(message, "free some space, or set TMPDIR to a folder with some")
+    if error.errno in UNWRITABLE or "temporary directory" in str(error):
+        message = f"{error.filename or 'the output'} cannot be written: {error.strerror or error}"
+        return ResourceError(message, "free some space, or set another place: --out, or TMPDIR")
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for
         message = f"{error.filename} may not be used: {error.strerror}"
         return DocumentError(message, "check who may read there, and the folders above")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all); questions where the caller says so."""
 
+StageProgress = Callable[[str, int, int | None], None]
+"""Called with the stage, how much of it is done, and the whole, if it is known.
 
-class StageProgress(Protocol):
-    """Called with the stage, how much of it is done, and the whole, if it is known.
-
-    Counts are bytes for the stages "download", "extract" and "convert", where esa converts by
-    itself; the stages "wait" (another process is preparing the same model), "import", "save" and
-    "load" count nothing and report 0 of None, and so does "convert" where transformers converts.
-    """
-
-    def __call__(self, stage: str, done: int, total: int | None, /) -> None: ...
+Counts are bytes for the stages "download", "extract" and "convert", where esa converts by itself;
+the stages "wait" (another process is preparing the same model), "import", "save" and "load" count
+nothing and report 0 of None, and so does "convert" where transformers converts."""
 
 
 def silent(stage: str, done: int, total: int | None, /) -> None:

@@ -1,4 +1,4 @@
-"""YAML of presets: no duplicate keys, no deep nesting, no code, and readable line breaks."""
+"""YAML of presets: no duplicate keys, no code, and readable line breaks."""
 
 from __future__ import annotations
 
@@ -7,51 +7,17 @@ from typing import Any
 import yaml
 
 MOST_DEEP = 32
-"""Mappings and lists inside each other; whatever goes through them later is recursive, too."""
+"""Mappings inside each other that an option may ask for."""
 
-MOST_VALUES = 100_000
-"""Values of a text, those of an alias counted wherever it stands."""
 
 MOST_LETTERS = 100
-"""Of a number: larger ones cannot be printed, and in base 60 take quadratic time."""
+"""Of a number; in base 60 longer ones take quadratic time."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML's own loader silently takes the last, and nesting that
-    would exhaust Python's stack."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._sizes: dict[int, int] = {}
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self._depth > MOST_DEEP:
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            problem = f"mappings and lists must be nested at most {MOST_DEEP} deep"
-            raise yaml.MarkedYAMLError(None, None, problem, mark)
-        self._depth += 1
-        try:
-            node = super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-        if node is not None:
-            self._count(node)
-        return node
-
-    def _count(self, node: yaml.Node) -> None:
-        """Counts a node's values as often as aliases repeat them: nine lines can mean a billion."""
-        if id(node) in self._sizes or not isinstance(node, yaml.CollectionNode):
-            return
-        inner = [
-            one for pair in node.value for one in (pair if isinstance(pair, tuple) else [pair])
-        ]
-        size = 1 + sum(self._sizes.get(id(one), 1) for one in inner)
-        if size > MOST_VALUES:
-            problem = f"values must be at most {MOST_VALUES:,}, aliases included"
-            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
-        self._sizes[id(node)] = size
+    """Refuses duplicate keys, of which YAML's own loader silently takes the last, and numbers too
+    long to be printed."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         if node.tag in _NUMBERS and len(node.value) > MOST_LETTERS:
@@ -77,7 +43,9 @@ def load_yaml(text: str) -> Any:
     key, or a value that is not of its kind."""
     try:
         return yaml.load(text, _Loader)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except yaml.YAMLError:
+        raise
+    except Exception as error:
         raise yaml.YAMLError(f"a value is not of its kind: {error}"[:200]) from error
 
 

@@ -27,16 +27,14 @@ class WorkShard:
     @classmethod
     def parse(cls, text: str | None) -> WorkShard:
         """ "3/16" -> the third of sixteen; None: the whole. Raises UsageError."""
-        if text is None:
-            return cls()
-        found = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text)
-        number, count = (int(found[1]), int(found[2])) if found else (0, 0)
-        if not 1 <= number <= count:
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{1,9})\s*", text or "1/1")
+        shard = cls(int(match[1]), int(match[2])) if match and text != "" else cls(0)
+        if not 1 <= shard.number <= shard.count:
             raise UsageError(
                 f"--shard must be K/N with K from 1 to N, got {text!r}",
                 "for example: 3/16 for the third of sixteen processes",
             )
-        return cls(number, count)
+        return shard
 
     @property
     def whole(self) -> bool:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import sample_files as make
-from lxml import etree
-from reader_checks import at, refused
+from reader_checks import at
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText
-from esa_cli.documents.readers.docx_reader import WordLists, number_text
 
 
 def word(*body: str, pages: int | None = None, **more: str) -> ExtractedText:
@@ -81,25 +78,6 @@ def test_docx_hidden_places_of_text() -> None:
     )
 
 
-def test_docx_that_was_saved_as_strict() -> None:
-    other = make.word_part("document", f"<w:body>{make.paragraph('one', 'T1')}</w:body>")
-    for known, strict in (
-        ("schemas.openxmlformats.org/wordprocessingml/2006/main", "wordprocessingml/main"),
-        ("schemas.openxmlformats.org/officeDocument/2006/math", "officeDocument/math"),
-    ):
-        other = other.replace(known, f"purl.oclc.org/ooxml/{strict}")
-    assert "2006/main" not in other
-    assert word(document=other).text == "one\n"
-
-
-def test_docx_says_what_else_is_left_out() -> None:
-    assert "without text" in refused(make.docx("<w:p/>"), "a.docx").message
-    more = {"charts/chart1": "<c/>", "diagrams/data1": "<d/>"}
-    assert word(make.paragraph("one"), **more).missing == ("charts and diagrams are left out",)
-    found = word(make.paragraph("one"), '<w:altChunk r:id="x" xmlns:r="r"/>')
-    assert found.missing == ("files that were put into it as they are, are left out",)
-
-
 def test_docx_exponents_are_told_from_digits() -> None:
     above = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'.format
     run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'.format
@@ -150,32 +128,3 @@ def test_docx_pages_that_the_contents_know_better() -> None:
     assert pages_of(("x", "1 Late", "y"), found) == [2, 7, 7]
     back = word(link("1"), p("x", before=make.PAGE), p("Late", "H1", mark))
     assert pages_of(("x", "1 Late"), back) == [2, 2], "it never goes back"
-
-
-@pytest.mark.parametrize(
-    ("counted", "expected"), [(2, [1, 2]), (9, [None] * 2), (None, [None] * 2)]
-)
-def test_docx_pages_by_hand_count_only_if_they_are_all(
-    counted: int | None, expected: list[int | None]
-) -> None:
-    found = word(make.paragraph("one"), make.BREAK, make.paragraph("two"), pages=counted)
-    assert pages_of(("one", "two"), found) == expected
-
-
-def test_list_numbers() -> None:
-    for kind, counts in {
-        "decimal": ["1", "2", "3"],
-        "upperLetter": ["A", "B", "C"],
-        "lowerRoman": ["i", "ii", "iii"],
-        "none": ["", "", ""],
-        "bullet": ["-", "-", "-"],
-    }.items():
-        level = f'<w:lvl w:ilvl="0"><w:numFmt w:val="{kind}"/><w:lvlText w:val="%1"/></w:lvl>'
-        abstract = f'<w:abstractNum w:abstractNumId="1">{level}</w:abstractNum>'
-        number = '<w:num w:numId="5"><w:abstractNumId w:val="1"/></w:num>'
-        lists = WordLists(etree.fromstring(make.word_part("numbering", abstract + number)))
-        assert [lists.next("5", 0, "") for _ in counts] == counts
-        assert lists.next("6", 0, "") == "", "no such list"
-    numbers = [number_text(n, "upperRoman") for n in (4, 9, 14, 40, 90, 400, 1999)]
-    assert numbers == ["IV", "IX", "XIV", "XL", "XC", "CD", "MCMXCIX"]
-    assert [number_text(n, "lowerLetter") for n in (26, 27, 53)] == ["z", "aa", "aaa"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reader_checks import chapters, refused
+from reader_checks import chapters
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import ExtractedText, Mark, TextBuilder
@@ -41,26 +41,6 @@ def test_html_title_chapters_and_tails() -> None:
     )
     assert found.text == "abc\n\nS\n\nd\n"
     assert found.marks == (Mark(0, chapter="T"), Mark(5, chapter="S"))
-
-
-def test_html_encodings_beside_those_of_meta() -> None:
-    for data, text, encoding in (
-        ("<?xml version='1.0' encoding='koi8-r'?><html><p>да".encode("koi8-r"), "да\n", "koi8-r"),
-        ("<meta charset=utf-16><p>né “x”".encode("utf-8-sig"), "né “x”\n", "utf-8-sig"),
-        ("<meta charset=utf-16><p>né “x”".encode(), "né “x”\n", "utf-8"),
-    ):
-        found = readers.read(data, "page.html")
-        assert (found.text, found.encoding) == (text, encoding)
-
-
-def test_html_exponents_and_what_stands_side_by_side() -> None:
-    found = html(
-        "<p>10<sup>6</sup> m<sup> <a>2</a></sup>, 5 <sup>3</sup>, 1<sup>st</sup>, H<sub>2</sub>O"
-        "<p><textarea>one</textarea><button>two</button>"
-        "<svg><title>Pie</title><text>half</text><text>rest</text></svg>"
-    )
-    assert found.text == "10^6 m 2, 5 3, 1st, H2O\n\none two Pie half rest\n"
-    assert found.marks == (), "a picture's title is not the page's"
 
 
 WORDS = "All words."
@@ -108,18 +88,6 @@ def test_html_quotation_marks_marks_of_notes_and_hidden_formulas() -> None:
     assert html("5<sup>1,2</sup>").text == "5^1,2\n"
 
 
-def test_html_encoding_is_declared_by_meta_alone() -> None:
-    for head in (
-        "<script src=a.js charset=windows-1251></script><meta charset=utf-8>",
-        '<!-- was charset=iso-8859-1 --><meta charset="utf-8">', "<!-- <meta charset=koi8-r> -->",
-        '<link rel=stylesheet href=a.css charset="iso-8859-1">',
-        "<p>Send text/html; charset=iso-8859-2 please.", "<pre>&lt;meta charset=koi8-r&gt;</pre>",
-        "<meta charset=cp037>", "<meta charset=utf-7>", "<meta charset=nonsense>",
-        "<meta name=x content='text/html; charset=koi8-r'>", "<title><meta charset=koi8-r></title>",
-    ):  # fmt: skip
-        assert "Größe €" in text_of(f"{head}<p>Größe €", "a.html"), head
-
-
 @pytest.mark.parametrize(
     ("name", "words", "codec"),
     [
@@ -143,18 +111,6 @@ def test_xhtml_is_read_as_xml() -> None:
     assert text_of(words, "a.xhtml") == "a <words> b\n"
     broken = page.replace("X", "<p>a & b</p>").replace("<title>T</title>", "<title/>")
     assert text_of(f"<!DOCTYPE html [<!ENTITY x 'y'>]>{broken}", "a.xhtml") == "a & b\n"
-
-
-def test_html_deep_formulas() -> None:
-    formula = html("<math>" + "<mrow>" * 1500 + "<mi>x</mi>")
-    assert formula.text == "x\n"
-    assert html("<math><mrow>bare<mi>y</mi>tail</mrow></math>").text == "bareytail\n"
-
-
-def test_html_without_text() -> None:
-    error = refused(b"<html><body><script>app()</script></body></html>", "a.html")
-    assert "without text" in error.message
-    assert "browser" in error.hint
 
 
 @pytest.mark.parametrize(

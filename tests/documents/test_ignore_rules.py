@@ -13,7 +13,7 @@ import pytest
 
 from esa_cli.documents import ignore_rules
 from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.sources import find, find_any
+from esa_cli.documents.sources import find_any
 
 PARTS = (
     "a", "b", "A", "-", "!", "#", " ", "*", "*", "**", "?", "/", "/", "/", ".", "\\", "]", "[ab]",
@@ -33,7 +33,7 @@ def drawn(draw: random.Random) -> str:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is the peer")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_as_git_ignores(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     folders = ["", *(f"{draw.choice(NAMES)}/" for _ in range(3))]
@@ -80,7 +80,7 @@ def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
     assert time.process_time() - start < 1
 
 
-def test_what_is_no_file_is_not_read_and_said(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     for number, folder in enumerate(("pipe", "zero", "large", "folder", "missing")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(str(number))
@@ -89,11 +89,7 @@ def test_what_is_no_file_is_not_read_and_said(tmp_path: Path) -> None:
     (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MOST_BYTES)
     (tmp_path / "folder" / ".gitignore").mkdir()
     (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
-    found = find(str(tmp_path))
-    assert len(found.files) == 5
-    (line,) = [one.line for one in found.rest(str(tmp_path))]
-    for folder in ("pipe", "zero", "large"):
-        assert f"{folder}/.gitignore" in line
+    assert len(find_any(str(tmp_path)).files) == 5
 
 
 def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:

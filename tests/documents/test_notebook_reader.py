@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from reader_checks import refused
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers import STDIN, ExtractedText
+from esa_cli.documents.readers import ExtractedText
 
 PICTURE = "iVBORw0KGgo" + "A" * 80
 
@@ -84,27 +83,6 @@ def test_notebook_outputs_of_every_kind() -> None:
         "the tracebacks of errors are left out: 1",
         "outputs without a text are left out: 1 (application/vnd.plotly.v1+json)",
     )
-
-
-def test_notebook_pictures_inside_its_markdown_and_fences_inside_its_code() -> None:
-    cell = markdown(f"![map](data:image/png;base64,{PICTURE}) and ![b](attachment:b.png)")
-    found = notebook(cell | {"attachments": {"b.png": {"image/png": PICTURE}}}, code("s = '```'"))
-    assert found.text == "![map](picture) and ![b](attachment:b.png)\n\n````\ns = '```'\n````\n"
-    assert found.missing == ("pictures are left out: 2",)
-
-
-def test_notebook_is_told_by_content_where_no_name_is() -> None:
-    data = raw(markdown("# Hello"))
-    assert readers.read(data, STDIN).text == "# Hello\n"
-    assert readers.read(data, "a.json").text == data.decode(), "its name says what it is"
-    assert readers.read(b'{"nbformat": 4}', STDIN).text == '{"nbformat": 4}'
-
-
-@pytest.mark.parametrize(
-    "text", ["words", '{"a": 1}', "[1]", '{"cells": {}}', '{"cells": [1]}', '{"worksheets": 1}']
-)
-def test_what_is_called_a_notebook_and_is_none_is_plain_text(text: str) -> None:
-    assert readers.read(text.encode(), "a.ipynb") == ExtractedText(text, encoding="utf-8")
 
 
 def test_notebook_refusals() -> None:

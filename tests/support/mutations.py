@@ -3,7 +3,6 @@ archives also the parts inside, packed again, so that damage gets past the check
 
 from __future__ import annotations
 
-import gzip
 import io
 import random
 import re
@@ -67,8 +66,6 @@ def _once(data: bytes, others: Sequence[bytes], draw: random.Random) -> bytes:
     inside = draw.random() < 0.7
     if inside and data.startswith(b"PK\3\4") and (changed := _in_zip(data, draw)):
         return changed
-    if inside and data.startswith(b"\x1f\x8b") and (changed := _in_gzip(data, draw)):
-        return changed
     if others and draw.random() < 0.1:
         other = draw.choice(others)
         start, stop = _span(other, draw)
@@ -100,14 +97,6 @@ def _in_zip(data: bytes, draw: random.Random) -> bytes | None:
                 name = draw.choice(parts)[0].filename
             archive.writestr(zipfile.ZipInfo(name), content, one.compress_type)
     return out.getvalue()
-
-
-def _in_gzip(data: bytes, draw: random.Random) -> bytes | None:
-    try:
-        inner = gzip.decompress(data)
-    except Exception:
-        return None
-    return gzip.compress(draw.choice(PLAIN)(inner or b"\n", draw), mtime=0)
 
 
 def _span(data: bytes, draw: random.Random) -> tuple[int, int]:

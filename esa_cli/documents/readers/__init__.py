@@ -4,7 +4,7 @@ One file a format. Importing this package registers all of them; each library is
 first document needs it.
 """
 
-from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.reader_registry import Reader, choose, register
 from esa_cli.documents.readers import (  # noqa: F401
     csv_reader,
     docx_reader,
@@ -21,4 +21,7 @@ from esa_cli.documents.readers import (  # noqa: F401
 from esa_cli.documents.reading_process import read
 from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
 
-__all__ = ["STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "label", "read", "register"]
+__all__ = [
+    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose", "label", "read",
+    "register",
+]  # fmt: skip

@@ -8,7 +8,6 @@ that is not a table is read as plain text.
 from __future__ import annotations
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,17 +37,13 @@ class CsvReader(Reader):
     def read(self, data: bytes, name: str) -> ExtractedText:
         text, encoding = plain_text(data, name)
         with suppress(csv.Error):  # an unclosed quotation mark, or a cell without end
-            text = as_lines(Table(text)) or text
+            text = as_lines(_Table(text)) or text
         return ExtractedText(text, encoding=encoding)
 
 
-class Table:
-    """The rows of a text in CSV, blank lines among them, parsed each time that they are gone
-    through: lists of all cells would take a hundred bytes for each of the text.
-
-    Raises:
-        csv.Error: it is no table.
-    """
+class _Table:
+    """The rows of a text in CSV, parsed in each pass: lists of all cells would take a hundred bytes
+    for each of the text. Raises csv.Error: it is no table."""
 
     def __init__(self, text: str) -> None:
         named = _NAMED.match(text)
@@ -56,20 +51,23 @@ class Table:
         sample = self._text[:_SAMPLE]
         if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
-        best = named[1] if named else max(_DELIMITERS, key=lambda sign: _consistency(sample, sign))
-        if not _consistency(sample, best):
+        signs = named[1] if named else _DELIMITERS
+        self._delimiter = max(signs, key=lambda sign: _consistency(sample, sign))
+        if not _consistency(sample, self._delimiter):
             raise csv.Error("no delimiter fits")
-        self._delimiter = best
 
     def __iter__(self) -> Iterator[list[str]]:
-        lines = (line[0] for line in _LINE.finditer(self._text))
-        return csv.reader(lines, delimiter=self._delimiter, strict=True)
+        return csv.reader(_lines_of(self._text), delimiter=self._delimiter, strict=True)
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return (line[0] for line in _LINE.finditer(text))
 
 
 def _consistency(sample: str, delimiter: str) -> float:
     """The share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
-        rows = list(csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter))
+        rows = list(csv.reader(_lines_of(sample), delimiter=delimiter))
     except csv.Error:
         return 0.0
     widths = Counter(len(row) for row in rows if row)
@@ -81,7 +79,7 @@ def as_lines(rows: Iterable[Sequence[str]]) -> str:
     """`name: value; name: value`, a line for each row; empty cells are left out.
 
     Args:
-        rows: of a table, gone through several times.
+        rows: of a table; they are read in several passes.
     """
     widths = Counter(map(_width, rows))
     del widths[0]
@@ -97,7 +95,6 @@ def as_lines(rows: Iterable[Sequence[str]]) -> str:
 
 def _lines(rows: Iterable[Sequence[str]], above: int, heads: list[str]) -> Iterator[str]:
     """The lines of the rows `above` the table, then of the table without its row of `heads`."""
-    names: list[str] = []
     heading = bool(heads)
     for number, row in enumerate(rows):
         cells = _cells(row)
@@ -105,14 +102,12 @@ def _lines(rows: Iterable[Sequence[str]], above: int, heads: list[str]) -> Itera
             continue
         if number < above:
             yield "; ".join(filter(None, cells)) + "\n"
-            continue
-        if heading:
+        elif heading:
             heading = False
-            continue
-        for column in range(len(names), len(cells)):
-            head = heads[column] if column < len(heads) else ""
-            names.append(head or f"column {column + 1}")
-        yield "; ".join(f"{n}: {c}" for n, c in zip(names, cells, strict=False) if c) + "\n"
+        else:
+            heads += [""] * (len(cells) - len(heads))
+            named = ((heads[at] or f"column {at + 1}", cell) for at, cell in enumerate(cells))
+            yield "; ".join(f"{name}: {cell}" for name, cell in named if cell) + "\n"
 
 
 def _cells(row: Sequence[str]) -> list[str]:
@@ -121,8 +116,6 @@ def _cells(row: Sequence[str]) -> list[str]:
 
 def _width(row: Sequence[str]) -> int:
     """Cells up to the last that is not empty."""
-    if row and row[-1].strip():
-        return len(row)
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
 
@@ -151,8 +144,6 @@ def _names_columns(rows: Sequence[Sequence[str]]) -> bool:
     if any(len(cell) > _LONGEST_NAME for cell in words):
         return False
     numbers = [at for at, cell in enumerate(cells) if _is_number(cell)]
-    if not numbers:
-        return True
     if len(numbers) > 2 and 0 not in numbers and _is_series(cells, numbers):
         return not any(_is_series(row, numbers) for row in rows[1:])
     return all(_is_year(cells[at]) and not _has_years(rows[1:], at) for at in numbers)

@@ -46,8 +46,8 @@ def _level_number(text: str | None) -> int:
 
 
 class ParagraphStyle(NamedTuple):
-    """A paragraph's style: whether it is a heading or a line of a table of contents; the list and
-    the level of its number."""
+    """Whether paragraphs are headings, or lines of a table of contents; the list and the level of
+    their number."""
 
     heading: bool = False
     list: str | None = None
@@ -87,28 +87,23 @@ class WordLists:
     Word computes the numbers of headings and lists when it shows a document; they are not in its
     text. Here they are counted the same way: each paragraph increases its level's counter and
     resets those of the levels below.
-
-    Args:
-        root: of numbering.xml; None: the document has none.
     """
 
-    def __init__(self, root: Any = None) -> None:
+    def __init__(self, numbering: Any) -> None:
         self._abstract: dict[str, str] = {}
         self._levels: dict[str, dict[int, _ListLevel]] = {}
         self._counts: dict[str, list[int | None]] = {}
-        if root is None:
-            return
         by_style: dict[str | None, str] = {}
-        links: dict[str, str | None] = {}
-        for element in root.iterfind(f"{W}abstractNum"):
+        links: dict[str, str] = {}
+        for element in _children(numbering, "abstractNum"):
             name = element.get(f"{W}abstractNumId", "")
             self._levels[name] = {
                 _level_number(level.get(f"{W}ilvl")): _list_level(level)
-                for level in element.iterfind(f"{W}lvl")
+                for level in _children(element, "lvl")
             }
             by_style[value(element, "styleLink")] = name
             links[name] = value(element, "numStyleLink") or ""
-        for number in root.iterfind(f"{W}num"):
+        for number in _children(numbering, "num"):
             name = value(number, "abstractNumId") or ""
             self._abstract[number.get(f"{W}numId", "")] = by_style.get(links.get(name, ""), name)
 
@@ -123,10 +118,8 @@ class WordLists:
         if level is None:
             level = next((n for n, known in levels.items() if known.style == style), 0)
         here = levels.get(level)
-        if here is None:
-            return ""
-        if here.kind == "bullet":
-            return BULLET
+        if here is None or here.kind == "bullet":
+            return BULLET if here else ""
         counts = self._counts.setdefault(abstract, [None] * _LEVELS)
         last = counts[level]
         counts[level] = here.start if last is None else last + 1
@@ -134,8 +127,7 @@ class WordLists:
 
         def shown(match: re.Match[str]) -> str:
             place = int(match[1]) - 1
-            other = levels.get(place, _ListLevel())
-            count = counts[place]
+            other, count = levels.get(place, _ListLevel()), counts[place]
             return number_text(other.start if count is None else count, other.kind)
 
         return "" if here.kind == "none" else re.sub(r"%([1-9])", shown, here.text)
@@ -169,26 +161,24 @@ class Pages:
 
     A docx has no pages of its own. Its program may have marked where its pages began; sections say
     where numbering restarts, so that the numbers are those printed on the pages. No mark is where
-    a page ends between two rows of a table; the table of contents corrects the count there. An
-    author's page breaks are used only if there are as many as `counted` says, the program's own
-    count of pages.
+    a page ends between two rows of a table; the table of contents corrects the count there.
     """
 
-    def __init__(self, root: Any, counted: str | None) -> None:
-        self._sections = list(root.iter(f"{W}sectPr"))
-        self._section = 0
+    def __init__(self, root: Any) -> None:
+        self._contents = {}  # page by the bookmark that an entry of the table of contents leads to
+        for link in root.iter(f"{W}hyperlink"):
+            words = [text.text or "" for text in link.iter(f"{W}t")]
+            if words and words[-1].isdecimal():
+                self._contents[link.get(f"{W}anchor", "")] = int(words[-1])
+        self._sections = root.iter(f"{W}sectPr")
         self.blank = True  # nothing stands on the page yet: a mark is no break of its own
-        self._marked = root.find(f".//{W}lastRenderedPageBreak") is not None
-        self._contents = _contents(root)
-        breaks = sum(element.get(f"{W}type") == "page" for element in root.iter(f"{W}br"))
-        breaks += sum(1 for _ in root.iter(f"{W}pageBreakBefore"))
-        breaks += sum(_section_kind(section) != "continuous" for section in self._sections[1:])
-        known = self._marked or counted == str(breaks + 1)
-        self.number: int | None = (self._first() or 1) if known else None
+        marked = root.find(f".//{W}lastRenderedPageBreak") is not None
+        first = _first_page(next(self._sections, None))
+        self.number: int | None = (first or 1) if marked else None
 
     def mark(self) -> None:
         """A page began here in the program that saved the document."""
-        if self._marked and not self.blank:
+        if not self.blank:
             self.turn()
 
     def turn(self) -> None:
@@ -199,47 +189,31 @@ class Pages:
 
     def heading(self, paragraph: Any) -> None:
         """A heading; the table of contents may give it a later page."""
-        if self.number is not None:
-            for bookmark in paragraph.iter(f"{W}bookmarkStart"):
-                listed = self._contents.get(bookmark.get(f"{W}name", ""), 0)
-                self.number = max(self.number, listed)
+        for bookmark in paragraph.iter(f"{W}bookmarkStart") if self.number else ():
+            name = bookmark.get(f"{W}name", "")
+            if name.startswith("_Toc"):
+                self.number = max(self.number or 0, self._contents.get(name, 0))
 
     def end_section(self) -> None:
         """The end of a section; the next one says how it begins."""
-        self._section += 1
-        kind = _section_kind(self._sections[self._section])
-        if self.number is None:
-            return
+        section = next(self._sections, None)
+        kind = value(section, "type") or "nextPage"
         if kind != "continuous":
             self.turn()
-        start = self._first()
+        if self.number is None:
+            return
+        start = _first_page(section)
         if start is not None:
             self.number = start
         elif kind == f"{'even' if self.number % 2 else 'odd'}Page":
             self.number += 1  # an empty page, printed without text
 
-    def _first(self) -> int | None:
-        """The page number with which the current section begins, where it says so."""
-        if self._section >= len(self._sections):
-            return None
-        number = self._sections[self._section].find(f"{W}pgNumType")
-        start = "" if number is None else number.get(f"{W}start", "")
-        return int(start) if start.isdecimal() else None
 
-
-def _contents(root: Any) -> dict[str, int]:
-    """Page by the bookmark that an entry of the table of contents leads to."""
-    pages = {}
-    for link in root.iter(f"{W}hyperlink"):
-        anchor = link.get(f"{W}anchor", "")
-        words = [text.text or "" for text in link.iter(f"{W}t")]
-        if anchor.startswith("_Toc") and words and words[-1].isdecimal():
-            pages[anchor] = int(words[-1])
-    return pages
-
-
-def _section_kind(section: Any) -> str:
-    return value(section, "type") or "nextPage"
+def _first_page(section: Any) -> int | None:
+    """The page number with which a section begins, where it says so."""
+    number = None if section is None else section.find(f"{W}pgNumType")
+    start = "" if number is None else number.get(f"{W}start", "")
+    return int(start) if start.isdecimal() else None
 
 
 @register("docx")
@@ -253,28 +227,27 @@ class WordReader(Reader):
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         parts = ZipParts(data, name, self)
-        root, properties = parts.xml(_MAIN), _part(parts, "docProps/app.xml")
-        counted = None if properties is None else properties.findtext("{*}Pages")
-        writer = _WordWriter(parts, Pages(root, counted))
+        root = parts.xml(_MAIN)
+        writer = _WordWriter(parts, root)
         writer.write(root, name)
         return writer.out.text_of(name, self.what, _missing(parts, root))
 
 
-def _part(parts: ZipParts, part: str) -> Any:
-    """The root of a part; None where the file has none."""
-    return parts.xml(part) if part in parts else None
+def _children(root: Any, tag: str) -> Any:
+    """The elements with a tag directly below a root; of no root none."""
+    return () if root is None else root.iterfind(f"{W}{tag}")
 
 
 class _WordWriter:
     """Writes the text of elements."""
 
-    def __init__(self, parts: ZipParts, pages: Pages) -> None:
+    def __init__(self, parts: ZipParts, root: Any) -> None:
         self.out = TextBuilder()
-        styles = _part(parts, "word/styles.xml")
+        styles = parts.xml_if_any("word/styles.xml")
         self._styles = {} if styles is None else _styles(styles)
-        self._lists = WordLists(_part(parts, "word/numbering.xml"))
+        self._lists = WordLists(parts.xml_if_any("word/numbering.xml"))
         self._notes = {kind: _notes(parts, kind) for kind in ("footnote", "endnote")}
-        self._pages = pages
+        self._pages = Pages(root)
         self._cells: list[bool] = []  # whether the row has some, for each table around
         self._in_list = False
         self._raised = False
@@ -287,7 +260,7 @@ class _WordWriter:
         self._actions = {f"{W}{tag}": action for tag, action in actions.items()}
         self._actions[_FORMULA_TEXT] = self._text
         self._signs = {f"{W}{tag}": sign for tag, sign in _SIGNS.items()}
-        self.out.page(pages.number)
+        self.out.page = self._pages.number
 
     def write(self, root: Any, name: str) -> None:
         """Writes a tree's elements in order."""
@@ -303,7 +276,7 @@ class _WordWriter:
                 self.out.exact(self._signs.get(element.tag, ""))
                 if action := self._actions.get(element.tag):
                     action(element)
-                    self.out.page(self._pages.number)
+                    self.out.page = self._pages.number
 
     def _close(self, element: Any) -> None:
         if element.tag == f"{W}tbl":
@@ -311,7 +284,7 @@ class _WordWriter:
             self.out.paragraph()
         elif element.tag == f"{W}p" and element.find(f"{W}pPr/{W}sectPr") is not None:
             self._pages.end_section()
-            self.out.page(self._pages.number)
+            self.out.page = self._pages.number
 
     def _table(self, element: Any) -> None:
         self.out.paragraph()
@@ -356,17 +329,16 @@ class _WordWriter:
         self._in_list = in_list
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._pages.turn()
-        places = (*_SHOWN, f"{W}lastRenderedPageBreak")
-        first = next(element.iter(*places), None)
+        first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # a mark before all that is shown
             self._pages.mark()
         if heading:
             self._pages.heading(element)
-        self.out.page(self._pages.number)
+        self.out.page = self._pages.number
         words = "".join(t.text or "" for t in element.iterfind(f".//{W}t"))
         if heading and words.strip():
             before = "" if shown == BULLET else shown
-            self.out.chapter(" ".join(f"{before} {words}".split()))
+            self.out.chapter = " ".join(f"{before} {words}".split())
         if shown and words.strip():
             self.out.lead(f"{shown} ")
 
@@ -389,9 +361,8 @@ class _WordWriter:
 
 def _notes(parts: ZipParts, kind: str) -> dict[str, str]:
     """Text of every footnote or endnote by its number in the file."""
-    root = _part(parts, f"word/{kind}s.xml")
     notes = {}
-    for note in () if root is None else root.iterfind(f"{W}{kind}"):
+    for note in _children(parts.xml_if_any(f"word/{kind}s.xml"), kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())
@@ -404,8 +375,7 @@ def _missing(parts: ZipParts, root: Any) -> list[str]:
     edges = [p for p in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", p)]
     if any(parts.xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
-    comments = _part(parts, "word/comments.xml")
-    if comments is not None and (count := len(comments.findall(f"{W}comment"))):
+    if count := len([*_children(parts.xml_if_any("word/comments.xml"), "comment")]):
         missing.append(f"{count} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
         missing.append("charts and diagrams are left out")

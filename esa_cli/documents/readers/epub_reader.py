@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,7 +18,6 @@ from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
 _CONTAINER = "META-INF/container.xml"
-_ENCRYPTION = "META-INF/encryption.xml"
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 
 
@@ -48,15 +48,14 @@ class EpubReader(Reader):
             titles = chapters.get(page, {})
             out.paragraph()
             if "" in titles:
-                out.chapter(titles[""])
+                out.chapter = titles[""]
             write_html(root, out, titles if chapters else None)
         return out.text_of(name, self.what, missing)
 
 
 def _package(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
     """The folder of the package file; the pages in reading order; the tables of contents."""
-    rootfile = parts.xml(_CONTAINER).find(".//{*}rootfile")
-    path = "" if rootfile is None else rootfile.get("full-path", "")
+    path = parts.xml(_CONTAINER).find(".//{*}rootfile").get("full-path")
     root, folder = parts.xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}
     navigation, older = [], []
@@ -67,11 +66,10 @@ def _package(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
             navigation.append(file)
         if kind == "application/x-dtbncx+xml":
             older.append(file)
-    pages: dict[str, None] = {}  # a page that is named again is not another one
-    for itemref in root.iterfind("{*}spine/{*}itemref"):
-        file, kind = items.get(itemref.get("idref", ""), ("", ""))
-        if kind in _PAGES or (file and not kind):
-            pages[file] = None
+    spine = root.iterfind("{*}spine/{*}itemref")
+    named = (items.get(itemref.get("idref", ""), ("", "")) for itemref in spine)
+    # A page that is named again is not another one.
+    pages = dict.fromkeys(file for file, kind in named if kind in _PAGES or (file and not kind))
     if not pages:
         raise damage_error(name, EpubReader.what, "it names no pages")
     return folder or ".", list(pages), [file for file in [*navigation, *older] if file in parts]
@@ -85,16 +83,13 @@ def _chapters(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[str, s
     """File -> the id of an element in it ("" for its beginning) -> the chapter's title, from the
     first table of contents that has entries; empty when there is none."""
     for file in contents:
-        try:
-            root = parts.xml(file)
-        except DocumentError:
-            continue  # a book is readable without it: headings take its place
         chapters: dict[str, dict[str, str]] = {}
-        for href, words in _entries(root):
-            title = " ".join("".join(words.itertext()).split())
-            if href and title:
-                target = _file(posixpath.dirname(file), href)
-                chapters.setdefault(target, {}).setdefault(href.partition("#")[2], title)
+        with suppress(Exception):  # damaged: headings take its place
+            for href, words in _entries(parts.xml(file)):
+                title = " ".join("".join(words.itertext()).split())
+                if href and title:
+                    target = _file(posixpath.dirname(file), href)
+                    chapters.setdefault(target, {}).setdefault(href.partition("#")[2], title)
         if chapters:
             return chapters
     return {}
@@ -113,11 +108,11 @@ def _entries(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_locked(parts: ZipParts, pages: Sequence[str], name: str) -> None:
-    """Fonts may be scrambled; text that is has been locked by its seller."""
-    if _ENCRYPTION in parts:
-        encrypted = parts.xml(_ENCRYPTION).iterfind(".//{*}CipherReference")
-        if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
-            raise DocumentError(
-                f"{label(name)} is locked (DRM): its text is encrypted",
-                "ask its seller for a copy without a lock",
-            )
+    """Fonts may be scrambled; a book with encrypted text has been locked by its seller."""
+    encryption = parts.xml_if_any("META-INF/encryption.xml")
+    encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
+    if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
+        raise DocumentError(
+            f"{label(name)} is locked (DRM): its text is encrypted",
+            "ask its seller for a copy without a lock",
+        )

@@ -12,6 +12,8 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from esa_cli.documents.encoding import BYTE_ORDER_MARKS, WIDER, declared_codec, decode
@@ -21,7 +23,6 @@ from esa_cli.documents.text_builder import (
     TextBuilder,
     label,
     optional_import,
-    path_in_hint,
     printable,
 )
 from esa_cli.errors import DocumentError
@@ -68,31 +69,20 @@ def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
         raise MemoryError from error
 
 
+def html_text(text: str, name: str) -> str:
+    """The text of a page inside another document."""
+    out = TextBuilder()
+    write_html(parse_html(text, name), out, {})
+    return out.result().text
+
+
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
     """Appends the text of a parsed page.
 
     Args:
         chapters: chapter titles by the id of the element they begin at; None takes headings.
     """
-    writer = _HtmlWriter(out, chapters)
-    node, opened = root, []
-    while True:
-        following = None
-        if node.is_element_node and writer.open(node):
-            opened.append(node)
-            following = node.first_child
-            if following is None:
-                writer.close(opened.pop())
-        elif node.is_text_node:
-            writer.text(node.text_content or "")
-        if following is None:
-            while opened and node.next is None:
-                node = opened.pop()
-                writer.close(node)
-            if not opened:
-                return
-            following = node.next
-        node = following
+    _HtmlWriter(out, chapters).write(root)
 
 
 class _HtmlWriter:
@@ -100,59 +90,64 @@ class _HtmlWriter:
 
     def __init__(self, out: TextBuilder, chapters: Mapping[str, str] | None) -> None:
         self._out, self._chapters = out, chapters
-        self._inside: Counter[str] = Counter()  # elements around, of the tags that are counted
-        self._unseen = 0  # elements around that are hidden, or inside a hidden one
+        self._inside: Counter[str] = Counter()  # elements around that are shown, by tag
         self._cells = 0  # of the current row
         self._lists: list[int | None] = []  # the next number; None has bullets
 
-    def open(self, node: Any) -> bool:
-        """Begins an element; True if its contents are to be written."""
+    def write(self, node: Any, *, hidden: bool = False) -> None:
+        """A node and all in it; Python's stack has room for the nodes in the child process."""
+        if not node.is_element_node:
+            if node.is_text_node and not hidden:
+                self._text(node.text_content or "")
+            return
         tag, attributes = node.tag.lower(), node.attributes
         if tag in _SKIPPED:
-            return False
-        hidden = self._unseen > 0 or _hidden(tag, attributes)
+            return
+        hidden = hidden or _hidden(tag, attributes)
         if not hidden:
             self._space(tag)
-        self._mark(node, tag, attributes)
+        self._mark(node, tag, attributes, hidden)
         if tag == "math":  # hidden, too: then a picture of the formula is shown
             self._out.flow(formula_text(node))
-            return False
-        if hidden:
-            self._unseen += 1
-            return True
+            return
+        if not hidden:
+            self._begin(node, tag, attributes)
+        kind = "h" if tag in _HEADINGS else tag
+        self._inside[kind] += not hidden
+        for child in node.iter(include_text=True):
+            self.write(child, hidden=hidden)
+        self._inside[kind] -= not hidden
+        if not hidden:
+            if tag == "q":
+                self._text("’" if self._inside["q"] % 2 else "”")
+            elif tag in _LISTS:
+                self._lists.pop()
+            self._space(tag)
+
+    def _begin(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+        """What stands before the contents of an element."""
         if tag == "sup" and not self._inside["sup"]:
             self._out.raised(node.text())
         elif tag == "img":
             described = " ".join(printable(attributes.get("alt") or "").split())
             self._out.flow(f" [picture: {described}] " if described else "")
         elif tag == "q":
-            self.text("‘" if self._inside["q"] % 2 else "“")
+            self._text("‘" if self._inside["q"] % 2 else "“")
         elif tag in _LISTS:
             start = attributes.get("start") or "1"
-            self._lists.append(None if tag != "ol" else int(start) if start.isdecimal() else 1)
+            first = int(start) if start.isdecimal() else 1
+            self._lists.append(first if tag == "ol" else None)
         elif tag == "li":
-            self._item()
+            number = self._lists[-1] if self._lists else None
+            self._out.lead("- " if number is None else f"{number}. ")
+            if number is not None:
+                self._lists[-1] = number + 1
         elif tag in ("td", "th"):
             self._out.flow(" | " if self._cells else "")
             self._cells += 1
-        self._inside["h" if tag in _HEADINGS else tag] += 1
-        return True
 
-    def close(self, node: Any) -> None:
-        if self._unseen:
-            self._unseen -= 1
-            return
-        tag = node.tag.lower()
-        self._inside["h" if tag in _HEADINGS else tag] -= 1
-        if tag == "q":
-            self.text("’" if self._inside["q"] % 2 else "”")
-        elif tag in _LISTS and self._lists:
-            self._lists.pop()
-        self._space(tag)
-
-    def text(self, text: str) -> None:
-        if not self._unseen:
-            self._out.exact(text) if self._inside["pre"] else self._out.flow(text)
+    def _text(self, text: str) -> None:
+        self._out.exact(text) if self._inside["pre"] else self._out.flow(text)
 
     def _space(self, tag: str) -> None:
         if tag in _BESIDE:
@@ -168,43 +163,33 @@ class _HtmlWriter:
             else:
                 self._out.end_line()
 
-    def _mark(self, node: Any, tag: str, attributes: Mapping[str, str | None]) -> None:
+    def _mark(
+        self, node: Any, tag: str, attributes: Mapping[str, str | None], hidden: bool
+    ) -> None:
         """The line, chapter and page that begin with an element."""
-        if tag == "br" and not self._unseen:
+        if tag == "br" and not hidden:
             self._out.flow(" ") if self._cells else self._out.line()
         if self._chapters is None:
-            first = tag in _HEADINGS and not (self._inside["h"] or self._unseen)
-            if first and (title := _title(node)):
-                self._out.chapter(title)
-        elif (begins := self._chapters.get(attributes.get("id") or "#")) is not None:
-            self._out.chapter(begins)
+            if tag in _HEADINGS and not (self._inside["h"] or hidden):
+                title = " ".join(printable(_shown_text(node)).split())
+                self._out.chapter = title or self._out.chapter
+        else:
+            begins = self._chapters.get(attributes.get("id") or "#")
+            self._out.chapter = begins or self._out.chapter
         if "pagebreak" in (attributes.get("epub:type") or "").split():
             number = attributes.get("title") or attributes.get("aria-label") or ""
             if number.isdecimal():
-                self._out.page(int(number))
-
-    def _item(self) -> None:
-        number = self._lists[-1] if self._lists else None
-        self._out.lead("- " if number is None else f"{number}. ")
-        if number is not None:
-            self._lists[-1] = number + 1
-
-
-def _title(node: Any) -> str:
-    """The words of a heading that are shown."""
-    try:
-        return " ".join(printable(_shown_text(node)).split())
-    except RecursionError:  # nested thousands deep
-        return ""
+                self._out.page = int(number)
 
 
 def _shown_text(node: Any) -> str:
+    """The words of a heading that are shown."""
     if not node.is_element_node:
         return node.text_content or ""
     tag = node.tag.lower()
     if tag in _SKIPPED or _hidden(tag, node.attributes):
         return ""
-    return "".join(map(_shown_text, node.iter(include_text=True)))
+    return "".join([_shown_text(child) for child in node.iter(include_text=True)])
 
 
 def _hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:
@@ -230,10 +215,7 @@ _RELATIONS = frozenset("+=<>≤≥≠≈≡→⇒⇔∈⊆⊂")
 
 def formula_text(node: Any) -> str:
     """MathML in one line: x^2, a_(i+1), (-1)/2, √(2), 1, 2; 3, 4."""
-    try:
-        return " ".join(_formula(node).split())
-    except RecursionError:  # nested thousands deep
-        return str(node.text())
+    return " ".join(_formula(node).split())
 
 
 def _formula(node: Any) -> str:
@@ -249,19 +231,14 @@ def _formula(node: Any) -> str:
             sign.strip() + (part if part.isalnum() or len(part) < 2 else f"({part})")
             for sign, part in zip(_SIGNS[tag], elements, strict=True)
         )
-    pieces, last = [], ""
+    text = last = ""
     for kind, part in parts:
-        if kind[0] == "-":  # text of the element itself
-            pieces.append(part)
-            continue
-        if last and part:
+        if last and part and kind[0] != "-":  # it is no text of the element itself
             words = kind in ("mi", "mtext") and last[-1:].isalpha() and len(last + part) > 2
-            relation = part.strip()[:1] in _RELATIONS
-            pieces.append(_BETWEEN.get(kind, "") * (not relation))
-            pieces.append(" " * (words or kind in _BETWEEN))
-        pieces.append(part)
-        last = part
-    text = "".join(pieces)
+            text += _BETWEEN.get(kind, "") * (part.strip()[:1] not in _RELATIONS)
+            text += " " * (words or kind in _BETWEEN)
+        text += part
+        last = part if kind[0] != "-" else last
     if tag == "mo" and text in _RELATIONS:
         return f" {text} "
     if tag == "mfenced":
@@ -291,7 +268,7 @@ class HtmlReader(Reader):
         text, encoding = decode_markup(data, name)
         root, out = parse_html(text, name, xml=name.lower().endswith(".xhtml")), TextBuilder()
         title = root.css_first("head > title")
-        out.chapter(" ".join(printable(title.text()).split()) or None if title else None)
+        out.chapter = " ".join(printable(title.text()).split()) or None if title else None
         write_html(root, out)
         extracted = out.result()
         if not extracted.text.strip():
@@ -299,7 +276,7 @@ class HtmlReader(Reader):
                 f"{label(name)} is a web page without text; a script may make its text",
                 "open it in a browser and save it as text, or print it to PDF",
             )
-        return ExtractedText(extracted.text, extracted.marks, extracted.missing, encoding)
+        return replace(extracted, encoding=encoding)
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
@@ -307,12 +284,10 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     what it declares, or its letters. Raises DocumentError: as `decode`."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for charset in _declared(data[:_HEAD], name):
-            encoding = _of_browsers(charset)
-            try:
+            with suppress(LookupError, ValueError):  # it is another one, or there is none
+                encoding = _of_browsers(charset)
                 return data.decode(encoding), encoding
-            except (LookupError, ValueError):
-                pass  # not what it declares
-    return decode(data, label(name), path_in_hint(name))
+    return decode(data, name)
 
 
 def _declared(head: bytes, name: str) -> Iterator[str]:
@@ -329,13 +304,10 @@ def _declared(head: bytes, name: str) -> Iterator[str]:
 
 
 def _of_browsers(charset: str) -> str:
-    """The Python name of a declared encoding as browsers read it; empty if there is none."""
+    """The Python name of a declared encoding as browsers read it. Raises as `declared_codec`."""
     charset = re.sub(r"^x-|-[ie]$", "", charset.strip().lower())
     charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset).replace("windows-31j", "cp932")
-    try:
-        encoding = declared_codec(charset)
-    except (LookupError, ValueError):
-        return ""
+    encoding = declared_codec(charset)
     if encoding.startswith(("utf-16", "utf-32")):  # or the declaration could not be read as ASCII
         return "utf-8"
     return WIDER.get(encoding, encoding)

@@ -17,19 +17,13 @@ from typing import Any
 
 from esa_cli.documents.encoding import WIDER, declared_codec, decode
 from esa_cli.documents.reader_registry import Reader, register
-from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
+from esa_cli.documents.readers.html_reader import decode_markup, html_text
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    first_names,
-    label,
-    path_in_hint,
-)
+from esa_cli.documents.text_builder import ExtractedText, TextBuilder, first_names, label
 from esa_cli.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")
-_TELLING = (
+_OF_MAIL = (
     *_SHOWN, "Received", "Return-Path", "Message-ID", "MIME-Version", "Content-Type", "Sender",
 )  # fmt: skip
 _BEGINS = re.compile(rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n){2,}", re.IGNORECASE)
@@ -75,7 +69,7 @@ class MailReader(Reader):
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         message = message_from_bytes(data, policy=_POLICY)
-        if not any(field in message for field in _TELLING):
+        if not any(field in message for field in _OF_MAIL):
             text, encoding = plain_text(data, name)
             return ExtractedText(text, encoding=encoding)
         if message.get_content_type() in _ENCRYPTED:
@@ -103,14 +97,13 @@ class _MailWriter:
 
     def message(self, message: EmailMessage) -> None:
         """Writes a mail: its fields, then its parts."""
-        values = {field: message.get_all(field, []) for field in _SHOWN}
-        fields = [(field, " ".join(str(v).split())) for field in _SHOWN for v in values[field]]
         self.out.paragraph()
-        self.out.chapter(dict(fields).get("Subject") or None)
-        for field, value in fields:
-            if value:
-                self.out.end_line()
-                self.out.exact(f"{field}: {value}")
+        self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
+        for field in _SHOWN:
+            for value in message.get_all(field, []):
+                if words := " ".join(str(value).split()):
+                    self.out.end_line()
+                    self.out.exact(f"{field}: {words}")
         self._part(message)
 
     def _part(self, part: Any) -> None:
@@ -122,10 +115,7 @@ class _MailWriter:
         elif kind == "message/delivery-status" and several:
             for block in part.get_payload():
                 self._words("\n".join(f"{field}: {value}" for field, value in block.raw_items()))
-        elif kind == "message/partial":
-            self.missing["it is one part of a mail that was sent in several"] += 1
-            self._inner(part)
-        elif kind == "message/rfc822" and several:
+        elif kind in ("message/rfc822", "message/partial") and several:
             self._inner(part)
         elif kind == "multipart/alternative" and several:
             self._best(part)
@@ -143,14 +133,14 @@ class _MailWriter:
 
     def _inner(self, part: Any) -> None:
         """A mail inside this one, and back to this one's chapter."""
-        around = self.out.here
+        around = self.out.chapter
         base64 = str(part["Content-Transfer-Encoding"]).lower() == "base64"
         for inner in part.get_payload():
             if base64 and not inner.keys():
                 data = b64decode(inner.get_payload())  # against the rules, and common
                 inner = message_from_bytes(data, policy=_POLICY)
             self.message(inner)
-        self.out.chapter(around)
+        self.out.chapter = around
 
     def _best(self, part: Any) -> None:
         """The form with the plain text, or with the page if that is far longer; files of others."""
@@ -172,11 +162,7 @@ class _MailWriter:
 
     def _length(self, text: Any) -> int:
         """The number of words of a text part."""
-        missing = self.missing.copy()
-        try:
-            return 0 if text is None else len(self._text(text).split())
-        finally:
-            self.missing = missing
+        return 0 if text is None else len(_MailWriter(self._name)._text(text).split())
 
     def _attach(self, part: Any) -> None:
         name = part.get_filename() or f"({part.get_content_type()})"
@@ -198,9 +184,7 @@ class _MailWriter:
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        root, out = parse_html(page or self._decoded(data, charset), self._name), TextBuilder()
-        write_html(root, out, {})
-        return out.result().text
+        return html_text(page or self._decoded(data, charset), self._name)
 
     def _decoded(self, data: bytes, charset: str | None) -> str:
         """By what it declares; where that does not fit, as a file of text would be."""
@@ -210,7 +194,7 @@ class _MailWriter:
             encoding = encoding if encoding == "ascii" else WIDER.get(encoding, encoding)
             return data.decode(encoding)
         with suppress(DocumentError):
-            return decode(data, label(self._name), path_in_hint(self._name))[0]
+            return decode(data, self._name)[0]
         self.missing["characters are lost whose encoding cannot be told"] += 1
         return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, damage_error, register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.html_reader import formula_text, parse_html
 from esa_cli.documents.readers.zip_parts import ZipParts, password_error
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder
@@ -56,12 +56,10 @@ class OpenDocumentReader(Reader):
         if _MANIFEST in parts and b"encryption-data" in parts.read(_MANIFEST):
             raise password_error(name)
         content = parts.xml("content.xml")
-        body = _select(content, "//office:body/office:text")
-        if not body:
-            raise damage_error(name, self.what, "content.xml has no text document")
-        roots = [content, *([parts.xml(_STYLES)] if _STYLES in parts else [])]
+        [body] = _select(content, "//office:body/office:text")
+        roots = [content, *(parts.xml(part) for part in (_STYLES,) if part in parts)]
         writer = _OpenDocumentWriter(parts, roots)
-        writer.write(body[0])
+        writer.write(body)
         return writer.out.text_of(name, self.what, writer.missing)
 
 
@@ -78,11 +76,11 @@ class _OpenDocumentWriter:
         }
         edges = (edge for root in roots[1:] for edge in _select(root, _EDGES))
         has_edges = any("".join(edge.itertext()).strip() for edge in edges)
-        self.missing = ["headers and footers are left out"] if has_edges else []
+        self.missing = ["headers and footers are left out"] * has_edges
         self._page = 1 if _select(roots[0], "//text:soft-page-break") else None
         self._lists = self._inline = 0  # how many are open: lists; cells and notes
         self._item = False  # its first paragraph is to come
-        self.out.page(self._page)
+        self.out.page = self._page
 
     def write(self, parent: Any) -> None:
         """Everything inside an element, in order."""
@@ -147,7 +145,7 @@ class _OpenDocumentWriter:
         words = " ".join("".join(p if isinstance(p, str) else " " for p in pieces).split())
         self.out.end_line() if self._lists and not self._inline else self._apart()
         if words and tag == "text:h":
-            self.out.chapter(words)
+            self.out.chapter = words
         if words and self._item:
             self._item = False
             self.out.lead("- ")
@@ -185,7 +183,7 @@ class _OpenDocumentWriter:
     def _next_page(self) -> None:
         if self._page is not None and self.out.begun:
             self._page += 1
-            self.out.page(self._page)
+            self.out.page = self._page
 
     def _begins_page(self, name: str) -> bool:
         """Whether paragraphs of this style begin a page, by it or one that it is based on."""

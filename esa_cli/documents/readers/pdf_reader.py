@@ -12,6 +12,7 @@ import ctypes
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from esa_cli.documents.reader_registry import Reader, damage_error, register
@@ -28,10 +29,6 @@ from esa_cli.errors import DocumentError
 
 _HEAD = 1024
 _END = b"%%EOF"
-_KIDS = re.compile(rb"/Kids\s{0,9}\[([^\[\]]*)\]")
-_COUNT = re.compile(rb"/Count\s{1,9}(\d{1,9})")
-_DICTIONARY = 512
-"""Bytes before and after /Kids in which the other entries of their node are looked for."""
 _CUT = "\ufffe"  # PDFium's sign for a hyphen at a line's end
 _CUT_WORD = re.compile(rf"(?:(?<!\w)(\w+))?{_CUT}(\w*)")
 _LEADERS = re.compile(r" ?(?:\. ?){6,}")
@@ -54,83 +51,53 @@ class PdfReader(Reader):
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         pdfium = optional_import("pypdfium2", "pypdfium2", name)
-        if b"%PDF-" not in data[:_HEAD]:
-            raise damage_error(name, self.what, "it does not begin as one")
         try:
             document = pdfium.PdfDocument(data)
         except pdfium.PdfiumError as error:
             if "password" not in str(error).lower():
-                raise damage_error(name, self.what, str(error)) from error
+                raise  # damaged
             raise DocumentError(
                 f"{label(name)} is protected by a password",
                 f"save it without one: qpdf --decrypt --password=... {path_in_hint(name)} open.pdf",
             ) from error
-        try:
-            text = _PdfText(document, pdfium)
-            bookmarks = _bookmarks(document, len(text.pages))
-        finally:
-            document.close()
+        text = _PdfText(document, pdfium)
         if not any(text.pages):
             raise text.no_text_error(name)
         missing = text.missing()
-        if has_more_pages(data):
-            missing.append("pages that the file does not count")
         if _END not in data[-_HEAD:]:
             missing.append("the end of the file is missing, and perhaps pages with it")
-        return _joined(text.pages, bookmarks, missing)
-
-
-def has_more_pages(data: bytes) -> bool:
-    """Whether a node of the tree of pages has more kids than it counts pages: PDFium believes the
-    count. Nodes that are compressed are not seen."""
-    for kids in _KIDS.finditer(data):
-        before = data[max(0, kids.start() - _DICTIONARY) : kids.start()]
-        after = data[kids.end() : kids.end() + _DICTIONARY]
-        node = before[before.rfind(b" obj") + 1 :] + after.partition(b"endobj")[0]
-        count = _COUNT.search(node)
-        if count and b"/Pages" in node and int(count[1]) < kids[1].count(b"R"):
-            return True
-    return False
+        return _joined(text.pages, _bookmarks(document), missing)
 
 
 class _PdfText:
-    """The text of each page; `form`: whether its form could be opened, or it has none."""
+    """The text of each page, and what it lacks."""
 
     def __init__(self, document: Any, pdfium: Any) -> None:
-        self._pdfium = pdfium
-        self.pages: list[str] = []
+        self._raw = pdfium.raw
         self._empty: list[int] = []  # pages with pictures alone
         self._broken: list[int] = []
         self._comments = 0
-        self._form = True
-        try:
+        with suppress(pdfium.PdfiumError):  # its fields are left out
             document.init_forms()  # before its pages
-        except pdfium.PdfiumError:
-            self._form = False
+        pages = []
         for number in range(1, len(document) + 1):
+            text = ""
             try:
                 text = self._page(document[number - 1], number)
             except pdfium.PdfiumError:
-                text = ""
                 self._broken.append(number)
-            self.pages.append(text if text.strip() else "")
-        self.pages = tidied(self.pages)
+            pages.append(text if text.strip() else "")
+        self.pages = tidied(pages)
 
     def _page(self, page: Any, number: int) -> str:
-        try:
-            text_page = page.get_textpage()
-            text: str = text_page.get_text_range()
-            text_page.close()
-            if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
-                self._empty.append(number)
-            return "\n".join([text, *self._typed_lines(page)])
-        finally:
-            page.close()
+        text: str = page.get_textpage().get_text_range()
+        if not text.strip() and next(iter(page.get_objects(max_depth=1)), None):
+            self._empty.append(number)
+        return "\n".join([text, *self._typed_lines(page)])
 
     def _typed_lines(self, page: Any) -> list[str]:
         """What fields and text boxes have, in the order of the file; counts comments."""
-        raw = self._pdfium.raw
-        lines: dict[str, None] = {}
+        raw, lines = self._raw, dict[str, None]()
         for number in range(raw.FPDFPage_GetAnnotCount(page.raw)):
             note = raw.FPDFPage_GetAnnot(page.raw, number)
             kind = raw.FPDFAnnot_GetSubtype(note)
@@ -148,9 +115,21 @@ class _PdfText:
 
     def missing(self) -> list[str]:
         """What the text lacks of the document."""
-        missing = missing_pages(self.pages, self._empty, self._broken)
-        if not self._form:
-            missing.append("the fields of its form cannot be read")
+        unknown = [
+            number
+            for number, text in enumerate(self.pages, 1)
+            if len(_UNKNOWN.findall(text)) > _MOST_UNKNOWN * len(text)
+        ]
+        missing = []
+        for numbers, what in (
+            (self._empty, "no text, only pictures (ocrmypdf can recognise their characters)"),
+            (self._broken, "damage and cannot be read"),
+            (unknown, "characters of a font that does not say which they are"),
+        ):
+            listed = first_names(list(map(str, numbers)), _NAMED)
+            if numbers:
+                pages = f"pages {listed} have" if numbers[1:] else f"page {listed} has"
+                missing.append(f"{pages} {what}")
         if self._comments:
             missing.append(f"comments in the margin are left out: {self._comments}")
         return missing
@@ -160,9 +139,7 @@ class _PdfText:
         if self._broken or not count:
             reason = f"{len(self._broken)} of its {count} pages cannot be opened"
             return damage_error(name, PdfReader.what, reason)
-        why = "are empty, or PDFium shows nothing"
-        if self._empty:
-            why = "are pictures, as from a scanner"
+        why = "are pictures, as from a scanner" if self._empty else "are empty"
         return DocumentError(
             f"{label(name)} has no text: its pages ({count}) {why}",
             f"recognise its characters first: ocrmypdf {path_in_hint(name)} text.pdf",
@@ -212,15 +189,14 @@ def tidied(pages: Sequence[str]) -> list[str]:
     return out
 
 
-def _bookmarks(document: Any, pages: int) -> dict[int, list[str]]:
+def _bookmarks(document: Any) -> dict[int, list[str]]:
     """Titles of the bookmarks by their page, from 0."""
     titles: dict[int, list[str]] = defaultdict(list)
     for bookmark in document.get_toc():
         title = " ".join(printable(bookmark.get_title()).split())
         target = bookmark.get_dest()
-        page = None if target is None else target.get_index()
-        if title and page is not None and 0 <= page < pages:
-            titles[page].append(title)
+        if title and target is not None:
+            titles[target.get_index()].append(title)
     return titles
 
 
@@ -250,24 +226,3 @@ def _joined(
         elif chapters:
             chapter = [*chapters.values()][-1]
     return ExtractedText("".join(parts)[:-1], tuple(marks), tuple(missing))
-
-
-def missing_pages(pages: Sequence[str], empty: list[int], broken: list[int]) -> list[str]:
-    """What pages lack: of the first list those with pictures alone, of the second those that
-    PDFium cannot open."""
-    unknown = [
-        number
-        for number, text in enumerate(pages, 1)
-        if len(_UNKNOWN.findall(text)) > _MOST_UNKNOWN * len(text)
-    ]
-    reasons = (
-        (empty, "no text, only pictures (ocrmypdf can recognise their characters)"),
-        (broken, "damage and cannot be read"),
-        (unknown, "characters of a font that does not say which they are"),
-    )
-    missing = []
-    for numbers, what in reasons:
-        if numbers:
-            listed = first_names(list(map(str, numbers)), _NAMED)
-            missing.append(f"page{f's {listed} have' if numbers[1:] else f' {listed} has'} {what}")
-    return missing

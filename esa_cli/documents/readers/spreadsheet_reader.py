@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, damage_error, register
+from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.csv_reader import as_lines
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
 from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
@@ -22,10 +20,11 @@ from esa_cli.errors import DocumentError
 
 _MAIN = "xl/workbook.xml"
 _RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
-_ROWS = 1 << 20
-_EDGES = tuple(f"{{*}}{kind}{edge}" for kind in ("odd", "even", "first")
-               for edge in ("Header", "Footer"))  # fmt: skip
-_BOXED = re.compile(rb"<(?:\w+:)?t>[^<]")
+_OTHERS = {
+    "xl/charts/chart": "charts", "xl/media/": "pictures", "xl/embeddings/": "embedded files",
+    "xl/comments": "sheets of comments",
+}  # fmt: skip
+"""Beginning of a part's name -> what such parts are."""
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
@@ -41,58 +40,41 @@ class SpreadsheetReader(Reader):
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         parts, out = ZipParts(data, name, self), TextBuilder()
-        workbook = _Workbook(parts, name)
+        workbook, missing = _Workbook(parts, name), []
         for title, part in workbook.sheets.items():
             if part in parts:
                 workbook.write(title, part, out)
-        extracted = out.result(_missing(parts, workbook))
+            else:
+                missing.append(f"the sheet {title} is named but not in the file")
+        if workbook.formulas:
+            missing.append(
+                f"formulas without a stored value are left out: {workbook.formulas} (saving the "
+                "file in a spreadsheet program computes them)"
+            )
+        for begin, what in _OTHERS.items():
+            if count := sum(part.startswith(begin) for part in parts.names):
+                out.left_out[what] += count
+        extracted = out.result(missing)
         if not extracted.text:
-            formulas = workbook.seen["formulas"]
+            never = "; its formulas have never been computed" if workbook.formulas else ""
             raise DocumentError(
-                f"{label(name)} is a workbook without a value in its cells"
-                f"{'; its formulas have never been computed' if formulas else ''}",
+                f"{label(name)} is a workbook without a value in its cells{never}",
                 "open it in a spreadsheet program, save it, and give that file",
             )
         return extracted
 
 
-def _missing(parts: ZipParts, workbook: _Workbook) -> Iterator[str]:
-    """What the text lacks of a workbook."""
-    if formulas := workbook.seen["formulas"]:
-        yield (
-            f"formulas without a stored value are left out: {formulas} (saving the file "
-            "in a spreadsheet program computes them)"
-        )
-    for title, part in workbook.sheets.items():
-        if part not in parts:
-            yield f"the sheet {title} is named but not in the file"
-    for folder, what in (
-        ("xl/charts/chart", "charts"), ("xl/media/", "pictures"),
-        ("xl/embeddings/", "embedded files"),
-    ):  # fmt: skip
-        if count := sum(part.startswith(folder) for part in parts.names):
-            yield f"{what} are left out: {count}"
-    if any(part.startswith(("xl/comments", "xl/threadedComments")) for part in parts.names):
-        yield "comments are left out"
-    drawings = (part for part in parts.names if re.fullmatch(r"xl/drawings/[^/]*\.xml", part))
-    if any(_BOXED.search(parts.read(part)) for part in drawings):
-        yield "text boxes are left out"
-    if workbook.seen["headers"]:
-        yield "headers and footers are left out"
-
-
 class _Workbook:
     """What the cells of all sheets depend on.
 
-    `sheets`: the parts of sheets with cells, by their title; `seen`: how many formulas without a
-    value, headers and footers there are.
+    `sheets`: the parts of sheets with cells, by their title; `formulas`: how many have no value.
     """
 
     def __init__(self, parts: ZipParts, name: str) -> None:
-        self._parts, self._name = parts, name
+        self._parts = parts
         self._utils = optional_import("openpyxl.utils", "openpyxl", name)
         self._numbers = optional_import("openpyxl.styles.numbers", "openpyxl", name)
-        self.seen: Counter[str] = Counter()
+        self.formulas = 0
         root, links, by_kind = parts.xml(_MAIN), {}, {}
         for link in parts.xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
             kind = link.get("Type", "").rpartition("/")[2]
@@ -100,28 +82,23 @@ class _Workbook:
             links[link.get("Id")] = kind, part
             by_kind[kind] = part
         self.sheets: dict[str, str] = {}
-        self._hidden: set[str] = set()
         for sheet in root.iterfind("{*}sheets/{*}sheet"):
             kind, part = links.get(sheet.get(_RELATED), ("worksheet", ""))
+            hidden = " (hidden)" * (sheet.get("state", "visible") != "visible")
             if kind == "worksheet":
-                title = sheet.get("name", "")
-                self.sheets[title] = part
-                if sheet.get("state", "visible") != "visible":
-                    self._hidden.add(title)
-        properties = root.find("{*}workbookPr")
+                self.sheets[sheet.get("name", "") + hidden] = part
+        properties, dates = root.find("{*}workbookPr"), self._utils.datetime
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
-        dates = self._utils.datetime
         self._epoch = dates.CALENDAR_MAC_1904 if from_1904 else dates.CALENDAR_WINDOWS_1900
         strings = by_kind.get("sharedStrings", "")
-        self._strings = [
-            _text(item).replace("x005F_", "")
-            for item in (parts.elements(strings, "{*}si") if strings in parts else ())
-        ]
-        styles = by_kind.get("styles", "")
-        self._formats = self._number_formats(parts.xml(styles)) if styles in parts else []
+        items = parts.elements(strings, "{*}si") if strings in parts else ()
+        self._strings = [_text(item).replace("x005F_", "") for item in items]
+        self._formats = self._number_formats(parts.xml_if_any(by_kind.get("styles", "")))
 
     def _number_formats(self, root: Any) -> list[str]:
         """The number format of each style of cells."""
+        if root is None:
+            return []
         formats = dict(self._numbers.BUILTIN_FORMATS)
         for custom in root.iterfind("{*}numFmts/{*}numFmt"):
             formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
@@ -130,34 +107,25 @@ class _Workbook:
 
     def write(self, title: str, part: str, out: TextBuilder) -> None:
         """A sheet's values as lines, without empty rows and columns."""
-        rows = self._rows(title, part)
+        rows = self._rows(part)
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
-        shown = f"{title} (hidden)" if title in self._hidden else title
         out.paragraph()
-        out.chapter(shown)
+        out.chapter = title
         if len(columns) == 1:
             lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:
             lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
-        out.exact(f"Sheet: {shown}\n{lines}".rstrip("\n"))
+        out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
-    def _rows(self, title: str, part: str) -> list[dict[int, str]]:
+    def _rows(self, part: str) -> list[dict[int, str]]:
         """The text of cells by column, row after row; of a cell that is given twice the last one
         counts. Of empty rows one is kept, which may part a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
-        for element in self._parts.elements(part, "{*}row", *_EDGES):
-            if element.tag.rpartition("}")[2] != "row":
-                self.seen["headers"] += bool(element.text)
-                continue
-            number = int(element.get("r") or number + 1)
-            if number > _ROWS:
-                raise damage_error(
-                    self._name, SpreadsheetReader.what, f"the sheet {title} has too many rows"
-                )
-            column = 0
+        for element in self._parts.elements(part, "{*}row"):
+            number, column = int(element.get("r") or number + 1), 0
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
                 column = self._utils.column_index_from_string(letters) if letters else column + 1
@@ -173,12 +141,11 @@ class _Workbook:
     def _shown(self, cell: Any) -> str:
         """A cell's value as text; empty where it has none."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
-        if kind == "inlineStr":
-            inline = cell.find("{*}is")
-            return "" if inline is None else _plain(_text(inline))
+        for inline in cell.iterfind("{*}is"):
+            return _plain(_text(inline))
         if not value:
-            empty_on_purpose = kind == "str"
-            self.seen["formulas"] += not empty_on_purpose and cell.find("{*}f") is not None
+            # A string may be empty on purpose.
+            self.formulas += kind != "str" and cell.find("{*}f") is not None
             return ""
         if kind == "s":
             return _plain(self._strings[int(value)])

@@ -1,19 +1,13 @@
-"""Plain text and source code, as they are; Markdown too, with its headings for chapters; and files
-of any kind that are packed with gzip."""
+"""Plain text and source code, as they are; Markdown too, with its headings for chapters."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
 from collections.abc import Iterator
 
 from esa_cli.documents.encoding import decode
-from esa_cli.documents.reader_registry import PLAIN, Reader, damage_error, register
-from esa_cli.documents.reading_process import UNPACKED, check_unpacked, read, reading_limit
-from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label, path_in_hint
-from esa_cli.errors import DocumentError
+from esa_cli.documents.reader_registry import PLAIN, Reader, register
+from esa_cli.documents.text_builder import ExtractedText, Mark
 
 _TELLING = re.compile(
     r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
@@ -21,16 +15,13 @@ _TELLING = re.compile(
 )
 """A line that may be a heading, underline the one above it, or fence code."""
 _NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
-_GZIP = b"\x1f\x8b\x08"
 _SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 
 
 def plain_text(data: bytes, name: str) -> tuple[str, str]:
     """The text with \\n line endings, and its encoding. Raises DocumentError."""
-    text, encoding = decode(data, label(name), path_in_hint(name))
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text, encoding
+    text, encoding = decode(data, name)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
 
 
 @register(PLAIN)
@@ -88,35 +79,3 @@ def _without_closing(title: str) -> str:
     title = title.strip(" \t")
     words = title.rstrip("#")
     return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title
-
-
-@register("gzip")
-class GzipReader(Reader):
-    what = "gzip-compressed data"
-    suffixes = (".gz",)
-    binary = True
-
-    def sniff(self, head: bytes) -> bool:
-        return head.startswith(_GZIP)
-
-    def read(self, data: bytes, name: str) -> ExtractedText:
-        try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                unpacked = file.read(reading_limit(UNPACKED) + 1)
-        except (OSError, EOFError, zlib.error) as error:
-            raise damage_error(name, self.what, str(error)) from error
-        check_unpacked(len(unpacked), name)
-        unpack = f"unpack it first: gunzip -k {path_in_hint(name)}"
-        if not unpacked:
-            raise DocumentError(f"{label(name)} contains an empty file", "give another document")
-        if unpacked.startswith(_GZIP):
-            raise DocumentError(f"{label(name)} is packed with gzip more than once", unpack)
-        inner = name[:-3] if name.lower().endswith(".gz") else name
-        try:
-            return read(unpacked, inner)
-        except DocumentError as error:
-            if inner in (STDIN, name):
-                raise
-            raise DocumentError(
-                f"{error.message} (unpacked from {name})", f"{unpack}; {error.hint}".rstrip("; ")
-            ) from error
