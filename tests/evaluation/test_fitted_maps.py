@@ -20,8 +20,6 @@ from esa_cli.evaluation.calibration.activations import Shards, open_folder
 from esa_cli.evaluation.calibration.calibration_pipeline import (
     CalibrationJob,
     CalibrationStudy,
-    HeldOutTokens,
-    limited_ks,
     recall,
     study,
 )
@@ -30,7 +28,6 @@ from esa_cli.evaluation.calibration.train_maps import (
     TrainingSettings,
     moments_of,
     rank_loss,
-    spaced_rows,
     square_loss,
     train,
 )
@@ -128,29 +125,6 @@ def test_training_for_the_order_serves_the_many_not_the_loud() -> None:
     assert recall(full, by_order, 60) > recall(full, by_square, 60) + 0.05
 
 
-def test_training_repeats_itself_by_its_seed() -> None:
-    queries, keys = samples(100)
-    one, same, other = (
-        train(queries, keys, 3, TrainingSettings(epochs=2, seed=seed)) for seed in (5, 5, 6)
-    )
-    assert torch.equal(one.query_map, same.query_map)
-    assert torch.equal(one.key_map, same.key_map)
-    assert not torch.allclose(one.query_map, other.query_map)
-
-
-def test_outer_random_numbers_are_left_alone() -> None:
-    queries, keys = samples(60)
-    state = torch.get_rng_state()
-    train(queries, keys, 2, TrainingSettings(epochs=3))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("count", [2, 3, 129])
-def test_training_on_very_few_tokens(count: int) -> None:
-    maps = train(*samples(count), 3, TrainingSettings(epochs=1))
-    assert torch.isfinite(maps.query_map).all()
-
-
 def recall_by_loops(full: list[list[float]], reduced: list[list[float]], k: int) -> float:
     shares = []
     for f, r in zip(full, reduced, strict=True):
@@ -169,29 +143,6 @@ def test_recall_is_the_loops(k: int) -> None:
     assert recall(full, -full, k) == pytest.approx(recall_by_loops(
         reference.plain(full), reference.plain(-full), k
     ))  # fmt: skip
-
-
-def test_recall_of_held_out_tokens() -> None:
-    """Whole maps find everything; a map onto one dimension does not."""
-    queries, keys = samples(120)
-    apart = HeldOutTokens(queries[90:], keys[90:])
-    full = apart.scores()
-    torch.testing.assert_close(full, queries[90:] @ keys[90:].T)
-    assert recall(full, apart.reduced_scores(Linear(torch.eye(WIDTH), torch.eye(WIDTH))), 5) == 1.0
-    one = closed_form(moments_of(queries[:90], keys[:90]), 1)
-    assert recall(full, apart.reduced_scores(one), 5) < 0.9
-
-
-def test_k_is_limited_to_half_of_the_keys() -> None:
-    assert limited_ks([1024, 5], 40) == [5, 20]
-    assert limited_ks([1024, 4096], 40) == [20]
-    assert limited_ks([7], 1) == [1]
-
-
-def test_rows_are_spaced_evenly() -> None:
-    rows = torch.arange(100.0)[:, None]
-    assert spaced_rows(rows, 4)[:, 0].tolist() == [0, 33, 66, 99]
-    assert torch.equal(spaced_rows(rows, 100), rows)
 
 
 @pytest.fixture
@@ -283,19 +234,3 @@ def test_no_room_for_the_maps_leaves_those_that_were_there(shards: Shards, tmp_p
     saved_by_job(shards, done, link)
     assert link.is_symlink()
     assert Learned(str(path)).metadata["method"] == "pca"
-
-
-def test_what_shapes_maps_is_not_taken_for_the_same(shards: Shards) -> None:
-    only = FitSettings(("learned",), QUICK)
-    one = study(shards, [3, 3, 3], only, [8]).results["learned"].maps
-    other = study(shards, [3, 2, 3], FitSettings(("learned",), TrainingSettings(epochs=1)), [8])
-    maps = other.results["learned"].maps
-    assert [m.query_map.shape[1] for m in maps] == [3, 2, 3]
-    assert not torch.allclose(maps[0].query_map, one[0].query_map)
-
-
-def test_a_rank_beyond_the_dimensions_is_all_of_them(shards: Shards) -> None:
-    found = study(shards, [100] * 3, FitSettings.of("pca", {}), [8])
-    assert list(found.results) == ["pca"]
-    assert found.results["pca"].maps[0].query_map.shape == (WIDTH, WIDTH)
-    assert found.results["pca"].mean() == 1.0

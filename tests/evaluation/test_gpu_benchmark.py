@@ -24,22 +24,6 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> lis
     return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
 
 
-def test_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first, *rows = run(monkeypatch, tmp_path, "kernels")
-    assert first["part"] == "ceilings"
-    assert {(row["kernel"], row["keys"]) for row in rows} >= {("torch-cpu", 8), ("reference", 64)}
-    assert all(row["error"] < 0.01 and row["lse_error"] < 0.05 for row in rows), rows
-
-
-def test_texts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = ("--shape=tiny", "--preset=tiny-random", "--lengths=200,260", "--dense=200")
-    _, *rows = run(monkeypatch, tmp_path, "texts", *options, "--piece=128", "--most=260")
-    measured = [(row["way"], row["tokens"]) for row in rows if not row["warm_up"]]
-    ways = ["esa", "host", "index"]
-    assert measured == [*((way, 200) for way in ["dense", *ways]), *((way, 260) for way in ways)]
-    assert all(row["tokens_per_s"] > 0 and "failed" not in row for row in rows)
-
-
 def test_dense_reading_is_the_models_own() -> None:
     benchmark = module_of(BENCHMARKS / "gpu.py", "gpu_benchmark")
     model = benchmark.random_model("tiny", torch.device("cpu"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -93,23 +92,6 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(done, 2, "--report needs matplotlib", "pip install 'esa-cli[plot]'")
 
 
-def test_nothing_of_the_persons_own_is_written_over(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    mine = folder / "mine.txt"
-    mine.write_text("The mill ground rye. " * 200, "utf-8")
-    (tmp_path / "link.txt").symlink_to(mine)
-    before = mine.read_bytes()
-    for haystack in ("texts/mine.txt", "texts", "link.txt"):
-        for option in ("--report", "--out"):
-            words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
-            fail(esa(*words), 2, "must not be one of the texts of --haystack")
-    assert mine.read_bytes() == before
-
-
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     from esa_cli.errors import PluginError
     from esa_cli.methods.quest import Quest
@@ -127,19 +109,6 @@ def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPat
         assert done.code in (4, 130)
         assert json.loads(done.out)["complete"] is False
         assert {row["method"] for row in done.data["rows"]} == {"preset"}, "what was measured"
-
-
-def test_a_page_that_cannot_be_written_costs_no_figures(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("esa_cli.evaluation.report.report_page.write_html", full)
-    done = esa("selftest", "needle", "--len", "900", *SMALL, "--report", "page.html")
-    assert done.code == 6
-    assert "page.html cannot be written" in done.err
-    assert "needle" in done.out
 
 
 def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
@@ -170,21 +139,6 @@ def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
     listener.finish()
     assert "1 of 2" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
-
-
-def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
-    assert esa(*arguments).code == 0
-    before = rows.read_bytes()
-    assert esa(*arguments).code == 0
-    assert rows.read_bytes() == before
-    fail(esa(*arguments, "--seed", "1"), 2, "another settings: seed 0 -> 1\n")
-    fail(esa(*arguments, "--dtype", "bfloat16"), 2, "another settings")
-    fail(esa(*arguments, "--methods", "preset,quest"), 2, "--reading own")
-    assert rows.read_bytes() == before
-    late = esa(*[word for word in arguments if word != "--quiet"], "--time-limit", "0")
-    assert late.code == 0, "nothing is left to ask"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

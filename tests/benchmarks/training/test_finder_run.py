@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import training_run
 from finder_batches import FinderBatch
 from finder_run import FinderRun, StartFinder
 from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, score_finder
@@ -70,16 +68,6 @@ def test_training_finds_held_out_passages_and_leaves_the_model_as_it_was(run: Fi
     assert scores.all.first == pytest.approx(trained, abs=0.1)
 
 
-def test_only_the_adapters_layers_and_the_maps_are_trained(run: FinderRun) -> None:
-    trainer = run._trainer(run._prepare(Events())[0])
-    before = {name: one.detach().clone() for name, one in trainer.trained().items()}
-    assert all("layers.1." in name for name in before if name.startswith(("A.", "B.")))
-    with trainer.prepared():
-        trainer.train(lambda trainer: None)
-    changed = {n for n, one in trainer.trained().items() if not torch.equal(one, before[n])}
-    assert changed == before.keys()
-
-
 def test_a_resumed_training_is_bit_equal(run: FinderRun, tmp_path: Path) -> None:
     whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
     done = whole.run(Events())
@@ -110,67 +98,6 @@ def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
     assert not same(first.folder, on.folder)
 
 
-def test_the_record(run: FinderRun) -> None:
-    events = Events()
-    record = run.run(events)
-    assert json.loads((run.folder / RECORD).read_text("utf-8")) == record
-    assert (record["steps"], record["examples"], record["passages"]) == (6, 18, 6)
-    assert record["pairs"] == 54
-    assert set(record["texts"]) == {"one"}
-    assert set(record["held_out"]) == {"two"}
-    assert sum(record["counts"].values()) >= 18
-    assert record["losses"].keys() == record["counts"].keys() <= {"plain", "absent"}
-    assert events.read == (54, 54)
-    (report,) = events.reports
-    assert [(one.text, one.by, one.passages) for one in report] == [
-        ("two", "finder", 6), ("two", "BM25", 6),
-    ]  # fmt: skip
-    assert record["scores"][0]["steps"] == 6
-
-
-def test_scores_now_and_then(run: FinderRun) -> None:
-    events = Events()
-    record = replace(run, every=0.0, settings=replace(FEW, steps=2)).run(events)
-    assert [one["steps"] for one in record["scores"]] == [0, 1, 2]
-    assert len(events.reports) == 3
-
-
-def test_an_interrupted_scoring_trains_no_further(
-    run: FinderRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Events, text: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Events, "scoring", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run.run(Events())
-    before = (run.folder / WEIGHTS).read_bytes()
-    events = Events()
-    record = run.run(events, resume=True)
-    assert events.losses == []
-    assert len(record["scores"]) == 1
-    assert (run.folder / WEIGHTS).read_bytes() == before
-
-
-def test_checkpoints_now_and_then(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
-
-    class Killed(Exception):
-        pass
-
-    class Kill(Events):
-        def step(self, trainer: FinderTrainer) -> None:
-            if trainer.state.steps == 3:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run.run(Kill())
-    events = Events()
-    run.run(events, resume=True)
-    assert len(events.losses) == 6 - 2
-
-
 def test_folders_that_are_refused(run: FinderRun) -> None:
     with pytest.raises(UsageError, match="a checkpoint to resume"):
         run.run(Events(), resume=True)
@@ -195,20 +122,6 @@ def test_folders_that_are_refused(run: FinderRun) -> None:
     assert replace(run, settings=replace(FEW, steps=2)).run(Events(), resume=True)["steps"] == 2
     with pytest.raises(UsageError, match="no finder yet"):
         run.run(Events())
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"first": 2}, "--first must be below --layers, got 2 and 2"),
-        ({"layers": 3}, "--layers must be at most the model's 2, got 3"),
-        ({"dim": 1000}, "--dim must be at most the model's hidden size"),
-    ],
-)
-def test_settings_that_are_refused(run: FinderRun, changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        replace(run, settings=replace(FEW, **changed)).run(Events())
-    assert not run.folder.exists()
 
 
 def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,13 +176,6 @@ def test_context_is_not_scored(run: FinderRun) -> None:
     keys, within = crop_keys(trainer.encoder, crops)
     assert keys.shape == (2, 5, 8)
     assert within.tolist() == [[False, False, True, True, True], [True, True, True, False, False]]
-
-
-def test_ranks_and_shares() -> None:
-    scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 5.0, 5.0]])
-    assert ranks(scores, torch.tensor([0, 1, 2])) == [1.0, 2.0, 1.5]
-    assert PassageRanks.of([]) is None
-    assert PassageRanks.of([1, 1.5, 3, 8, 20]) == PassageRanks(5, 0.2, 0.6, 0.8)
 
 
 def test_scores_of_a_text(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,6 @@ def test_texts_with_their_pairs(tmp_path: Path) -> None:
     assert one.text[slice(*absent.passage)].startswith("The cat of Arl")
 
 
-def test_another_file_of_pairs_has_another_digest(tmp_path: Path) -> None:
-    before = texts(tmp_path)[0].digest
-    file = tmp_path / "pairs" / "one.jsonl"
-    file.write_text("\n".join(file.read_text("utf-8").splitlines()[:-1]), "utf-8")
-    assert read_training_texts(tmp_path / "pairs", tmp_path / "texts")[0].digest != before
-
-
 def test_held_out_texts(tmp_path: Path) -> None:
     kept, held_out = split_texts(texts(tmp_path), ["two"])
     assert [text.name for text in kept] == ["one"]
@@ -101,10 +94,3 @@ def test_the_pairs_of_the_repository(file: Path) -> None:
         assert 0 <= start <= first < last <= end <= head["characters"], row["id"]
         assert (row["answer"] is None) == (row["kind"] == "absent")
         assert row["kind"] in ("plain", "reworded", "absent")
-
-
-def test_the_texts_of_the_repositorys_pairs_can_be_made() -> None:
-    source = (SHIPPED / "texts.py").read_text("utf-8")
-    names = {file.stem for file in (SHIPPED / "pairs").glob("*.jsonl")}
-    assert len(names) >= 20
-    assert {name for name in names if f'"{name}": (' not in source} == set()
