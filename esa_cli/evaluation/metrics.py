@@ -119,11 +119,6 @@ def match_all(output: str, answers: Sequence[str]) -> float:
     return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
-def match_part(output: str, answers: Sequence[str]) -> float:
-    """RULER's questions: whether any of the answers is in the output."""
-    return float(match_all(output, answers) > 0)
-
-
 def _spaced(text: str, marks: Sequence[str]) -> str:
     """Replaces each mark by a space, and runs of spaces by one."""
     for mark in marks:

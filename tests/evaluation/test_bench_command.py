@@ -132,7 +132,6 @@ def test_no_token_of_a_prompt_is_left_out(esa: Esa, data: Path) -> None:
         (["longbench", "--data", "data", "--markdown", "data/lcc.jsonl"], 2),
         (["longbench", "--data", "data", "--out", "data/lcc.jsonl"], 2),
         (["longbench", "--data", "data", "--out", "same.x", "--markdown", "same.x"], 2),
-        (["ruler", "--data", "data"], 3),
         (["longbench", "--data", "broken"], 3),
     ],
 )

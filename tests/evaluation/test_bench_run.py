@@ -15,9 +15,8 @@ from bench_rows import longbench_row, rows_of, whole, write
 
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord, bench_run
+from esa_cli.evaluation.bench import BenchRecord, bench_run, bench_table
 from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, RecordAsker
-from esa_cli.evaluation.report import bench_table
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
 from esa_cli.qa.presets.preset import load
 from esa_cli.system.jsonl import Journal

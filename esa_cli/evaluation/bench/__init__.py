@@ -1,7 +1,7 @@
 """Public long-context benchmarks: prompts, files and scores.
 
 One module a benchmark; `records.py` reads their files, `evaluation/metrics.py` has the scores,
-`bench_run.py` asks the records by methods, `report/bench_table.py` makes the tables.
+`bench_run.py` asks the records by methods, `bench_table.py` makes the tables.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from esa_cli.evaluation.bench.infinitebench import INFINITEBENCH
 from esa_cli.evaluation.bench.longbench import LONGBENCH
 from esa_cli.evaluation.bench.needlebench import NEEDLEBENCH
 from esa_cli.evaluation.bench.records import Benchmark, BenchRecord, BenchTask
-from esa_cli.evaluation.bench.ruler import RULER
 from esa_cli.system.registry import nearest
 
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": LONGBENCH,
     "infinitebench": INFINITEBENCH,
-    "ruler": RULER,
     "counting-stars": COUNTING_STARS,
     "needlebench": NEEDLEBENCH,
 }

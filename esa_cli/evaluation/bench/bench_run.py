@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.records import AGAIN, Benchmark, BenchRecord
-from esa_cli.evaluation.report.statistics import Share, reason
-from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
+from esa_cli.evaluation.row_run import Case, DocumentCases, Share, has_row, reason
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash

@@ -27,10 +27,10 @@ SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
 
 @pytest.mark.usefixtures("short_answers")
 def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
-    rows, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    rows = tmp_path / "rows.jsonl"
     methods = "preset,streaming-llm"
     arguments = ["needle", "--len", "900,1200", "--methods", methods]
-    done = esa("selftest", *arguments, *SMALL, "--out", str(rows), "--report", str(page))
+    done = esa("selftest", *arguments, *SMALL, "--out", str(rows))
     assert done.code == 0, done.err
     assert "streaming-llm" in done.out
     assert "1.2k" in done.out
@@ -44,9 +44,6 @@ def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path
     assert (
         "reading: shared (first and local tokens of the preset): preset, streaming-llm" in done.out
     )
-    html = page.read_text("utf-8")
-    assert "streaming-llm" in html
-    assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -78,18 +75,11 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needle", "--len", "much", *SMALL), 2, "must be a number of tokens")
     fail(esa("selftest", "own", *SMALL), 2, "--haystack")
     fail(esa("selftest", "needle", "--depths", "deep", *SMALL), 2, "must be a count")
-    fail(esa("selftest", "needle", "--out", "same.x", "--report", "same.x", *SMALL), 2)
     fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
-    lost = str(tmp_path / "nowhere" / "page.html")
-    fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
-    for option in ("--report", "--out"):
-        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "got the folder")
+    fail(esa("selftest", "needle", "--out", str(tmp_path), *SMALL), 2, "got the folder")
     fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
     fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = esa("selftest", "needle", "--report", "a.png", *SMALL)
-    fail(done, 2, "--report needs matplotlib", "pip install 'esa-cli[plot]'")
 
 
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
+        metavar="BENCHMARK", help="longbench, infinitebench, counting-stars or needlebench."
     ),
 ]
 Data = Annotated[Path | None, option("--data DIR", "The folder with the official files.")]
@@ -191,7 +191,7 @@ class BenchRun:
             DocumentError, ResourceError: the file cannot be written.
         """
         from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table
-        from esa_cli.evaluation.report import bench_table
+        from esa_cli.evaluation.bench import bench_table
 
         benchmark, scores = self.selection.benchmark, bench_table.mean_scores(journal.rows)
         headers, lines = bench_table.table(benchmark, scores)

@@ -21,7 +21,6 @@ from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.report.statistics import Summary
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings
     from esa_cli.evaluation.tasks import Haystack
     from esa_cli.qa.opening import KnownModel, ModelPlace
@@ -51,9 +50,6 @@ Reading = Annotated[
 ]
 Exact = Annotated[bool, option("--exact", "The benchmark's own protocol: one question a document.")]
 Dense = Annotated[bool, option("--dense/--no-dense", "Measure the model's own ceiling, too.")]
-Report = Annotated[
-    Path | None, option("--report FILE", "Write a page, as a.html, or a heat map, a.png.")
-]
 READING_RULES = {
     "shared": "first and local tokens of the preset",
     "own": "by its own rule",
@@ -72,7 +68,6 @@ def selftest(
     reading: Reading = "shared",
     exact: Exact = False,
     dense: Dense = True,
-    report: Report = None,
     *,
     rows: RowOptions,
     model: ModelOptions,
@@ -97,7 +92,7 @@ def selftest(
         dense=dense,
     )
     reporter = Reporter(rows.quiet)
-    run = Selftest(settings, chosen, model, haystack, until, rows, report, reporter)
+    run = Selftest(settings, chosen, model, haystack, until, rows, reporter)
     try:
         run.run()
     finally:
@@ -114,14 +109,13 @@ class Selftest:
     haystack: Path | None
     until: float | None
     rows: RowOptions
-    report: Path | None
     reporter: Reporter
 
     def run(self) -> None:
         """Runs the tests and prints the scores. Raises EsaError."""
         from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-        from esa_cli.evaluation.report.statistics import wrong
         from esa_cli.evaluation.selftest.run_plan import KEY, same_reading
+        from esa_cli.evaluation.selftest.score_tables import wrong
         from esa_cli.system.jsonl import Journal
 
         reporter, haystack = self.reporter, self._check()
@@ -157,7 +151,6 @@ class Selftest:
     def _check(self) -> Haystack:
         """The haystack; names, lengths, texts and files are checked before anything is loaded.
         Raises UsageError, DocumentError."""
-        from esa_cli.evaluation.report.figures import require_matplotlib
         from esa_cli.evaluation.tasks import TASKS, Haystack, find_task
         from esa_cli.qa.presets import resolved_preset
 
@@ -176,13 +169,8 @@ class Selftest:
                 "add --haystack FILE",
             )
         texts = [] if haystack is None else [haystack, *haystack.glob("*")]
-        written = {"--out": self.rows.out, "--report": self.report}
-        for name, path in written.items():
-            files.check(name, path)
-            files.spare(name, path, map(str, texts), "one of the texts of --haystack")
-        files.apart(written)
-        if self.report is not None:
-            require_matplotlib("--report")
+        files.check("--out", self.rows.out)
+        files.spare("--out", self.rows.out, map(str, texts), "one of the texts of --haystack")
         return Haystack.read(str(haystack)) if haystack else Haystack.chronicle(settings.seed)
 
     def _header(self, haystack: Haystack, place: ModelPlace) -> dict[str, Any]:
@@ -225,37 +213,25 @@ class Selftest:
         return model
 
     def _show(self, journal: Journal, complete: bool) -> None:
-        """Tables or JSON on standard output, then the file of --report. Raises DocumentError,
-        ResourceError: a file cannot be written."""
+        """Tables or JSON on standard output."""
         from esa_cli.apps.cli.output.terminal import print_json
-        from esa_cli.evaluation.report.statistics import summarise
 
-        summary = summarise(journal.rows)
         if self.rows.as_json:
             print_json({**journal.header, "complete": complete, "rows": journal.rows})
         else:
-            _print(summary, journal.rows)
-        if self.report is None:
-            return
-        from esa_cli.evaluation.report import figures, report_page
-
-        with files.writing(self.report):
-            if self.report.suffix.lower() == ".png":
-                figures.picture(summary).write_png(self.report)
-            else:
-                report_page.write_html(self.report, journal.header, journal.rows)
+            _print(journal.rows)
 
 
-def _print(summary: Summary, rows: Sequence[dict[str, Any]]) -> None:
+def _print(rows: Sequence[dict[str, Any]]) -> None:
     """The tables, and the rule by which documents were read, which is part of what a score
     means."""
     from rich.text import Text
 
     from esa_cli.apps.cli.output.terminal import clean, make_console
-    from esa_cli.evaluation.report.terminal_tables import report
+    from esa_cli.evaluation.selftest.score_tables import report
 
     console = make_console(sys.stdout)
-    console.print(report(summary, min(console.width, 120)))
+    console.print(report(rows, min(console.width, 120)))
     for reading, rule in READING_RULES.items():
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         names = ", ".join(dict.fromkeys(row["method"] for row in same))
