@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from esa_cli.evaluation.calibration.activations import (
     saving_errors,
     whole_key_method,
 )
-from esa_cli.evaluation.calibration.train_maps import FitSettings, fit_once, maps_file, spaced_rows
+from esa_cli.evaluation.calibration.train_maps import FitSettings, fit_once, spaced_rows
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.families import keeps_state, layer_windows
 from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
@@ -38,65 +38,33 @@ from esa_cli.version import __version__
 
 QUERIES = 512
 """Most held-out queries that recall is measured with, evenly spaced over those there are."""
+HELD_OUT = 0.2
+"""Share of the tokens, the last ones, that nothing is fitted on."""
+LEAST = 64
+"""Fewest tokens that can be divided into fitted and held-out ones."""
+DEFAULT_RANK = 48
+_MADE_BY = "esa_version"
 
 
 def recall(full: Tensor, reduced: Tensor, k: int) -> float:
     """Mean recall@k over queries, of scores (Q, n) by reduced scores (Q, n)."""
     truth = torch.zeros(full.shape, dtype=torch.bool, device=full.device)
     truth.scatter_(1, full.topk(k, dim=1).indices, True)
-    found = truth.gather(1, reduced.topk(k, dim=1).indices)
-    return float(found.double().mean())
-
-
-@dataclass(frozen=True)
-class HeldOutTokens:
-    """Folded queries and keys (n, F) of one layer, on which nothing was fitted."""
-
-    queries: Tensor
-    keys: Tensor
-
-    def scores(self) -> Tensor:
-        """Full scores (Q, n) of the measured queries."""
-        return spaced_rows(self.queries, QUERIES) @ self.keys.T
-
-    def reduced_scores(self, maps: Linear) -> Tensor:
-        """Reduced scores (Q, n) of the same queries."""
-        return maps.queries(spaced_rows(self.queries, QUERIES)) @ maps.keys(self.keys).T
-
-
-def relative_error(full: Tensor, reduced: Tensor) -> float:
-    """Eq. (7) over the pairs of scores (Q, n), relative to the full scores' square."""
-    return float((full - reduced).square().sum() / full.square().sum())
-
-
-def limited_ks(ks: Sequence[int], keys: int) -> list[int]:
-    """The ks, ascending, each at most half of the keys, without repetitions."""
-    return sorted({max(1, min(k, keys // 2)) for k in ks})
-
-
-HELD_OUT = 0.2
-"""Share of the tokens, the last ones, that nothing is fitted on."""
+    return float(truth.gather(1, reduced.topk(k, dim=1).indices).double().mean())
 
 
 @dataclass
 class MethodRecall:
-    """One method's maps and their recall.
-
-    Attributes:
-        recall: [layer][k]. error: each layer's Eq. (7) on held-out pairs, relative.
-    """
+    """One method's maps; recall[layer][k]; error: each layer's Eq. (7) on held-out pairs, relative
+    to the full scores' square."""
 
     maps: list[Linear] = field(default_factory=list)
     recall: list[list[float]] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
 
-    def series(self, at: int = -1) -> list[float]:
-        """Recall of every layer at the k of index `at`."""
-        return [layer[at] for layer in self.recall]
-
     def mean(self, at: int = -1) -> float:
-        series = self.series(at)
-        return sum(series) / len(series)
+        """Mean recall over layers, at the k of index `at`."""
+        return sum(layer[at] for layer in self.recall) / len(self.recall)
 
 
 @dataclass(frozen=True)
@@ -121,26 +89,17 @@ class CalibrationStudy:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; recall as [layer][k] by method."""
+        ks = range(len(self.ks))
         methods = {
             name: {
-                "mean": [found.mean(at) for at in range(len(self.ks))],
-                "layers": found.recall,
-                "error": found.error,
+                "mean": [result.mean(at) for at in ks],
+                "layers": result.recall,
+                "error": result.error,
             }
-            for name, found in self.results.items()
+            for name, result in self.results.items()
         }
-        return {
-            "tokens": self.tokens,
-            "held_out": self.held_out,
-            "k": self.ks,
-            "ranks": self.ranks,
-            "methods": methods,
-        }
-
-
-def held_out_count(tokens: int) -> int:
-    """The number of tokens at the end that are held out."""
-    return round(HELD_OUT * tokens)
+        facts = {"tokens": self.tokens, "held_out": self.held_out, "k": self.ks}
+        return {**facts, "ranks": self.ranks, "methods": methods}
 
 
 @torch.no_grad()
@@ -150,7 +109,7 @@ def study(
     fitting: FitSettings,
     ks: Sequence[int],
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> CalibrationStudy:
     """Fits and measures all layers.
 
@@ -158,29 +117,24 @@ def study(
         ranks: R of every layer. ks: limited to half of the held-out keys. device: where maps are
             fitted. progress: called with (layers done, of how many).
     """
-    held = held_out_count(shards.tokens)
-    used = limited_ks(ks, held)
+    held = round(HELD_OUT * shards.tokens)
+    ks = sorted({max(1, min(k, held // 2)) for k in ks})
     results = {method: MethodRecall() for method in fitting.methods}
     for layer, rank in enumerate(ranks):
         queries, keys = (x.to(device) for x in shards.layer(layer))
-        apart = HeldOutTokens(queries[-held:], keys[-held:])
-        full, training = apart.scores(), fitting.of_layer(layer)
+        asked, apart = spaced_rows(queries[-held:], QUERIES), keys[-held:]
+        full = asked @ apart.T
         for method, result in results.items():
-            file = maps_file(shards.folder, layer, rank, method, training)
-            maps = fit_once(method, queries[:-held], keys[:-held], rank, training, file)
-            reduced = apart.reduced_scores(maps)
-            result.recall.append([recall(full, reduced, k) for k in used])
-            result.error.append(relative_error(full, reduced))
+            maps = fit_once(
+                method, queries[:-held], keys[:-held], rank, fitting.training, shards.folder, layer
+            )
+            reduced = maps.queries(asked) @ maps.keys(apart).T
+            result.recall.append([recall(full, reduced, k) for k in ks])
+            result.error.append(float((full - reduced).square().sum() / full.square().sum()))
             result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
         if progress:
             progress(layer + 1, len(ranks))
-    return CalibrationStudy(shards.tokens, held, [*ranks], used, results)
-
-
-LEAST = 64
-"""Fewest tokens that can be divided into fitted and held-out ones."""
-DEFAULT_RANK = 48
-_MADE_BY = "esa_version"
+    return CalibrationStudy(shards.tokens, held, [*ranks], ks, results)
 
 
 @dataclass(frozen=True)
@@ -251,14 +205,14 @@ class CalibrationJob:
 def target_preset(name: str, preset: Preset) -> Preset:
     """The preset with the settings of the method that will use the maps. Raises UsageError: there
     is no such method, or it scores with whole keys."""
-    made = resolved_preset.compared(name, preset)
-    if not resolve(made).method.score.features:
+    target = resolved_preset.compared(name, preset)
+    if not resolve(target).method.score.features:
         raise UsageError(
             f"method {name!r} scores with whole keys, and would not use a compressor",
             "leave out --for, which then is `esa`; or give a score that has one a shortlist: "
             f"--for {resolved_preset.AS_IS} --set score.shortlist=4096",
         )
-    return made
+    return target
 
 
 def open_job(
@@ -294,7 +248,7 @@ def open_job(
         "dtype": str(loaded.dtype),
         **{part: chosen[part] for part in parts},
     }
-    shards = open_folder(folder, settings, len(ids))
+    shards = open_folder(folder, settings)
     method = whole_key_method(resolve(preset).method)
     return CalibrationJob(loaded, preset, method, ids, shards, of_model, settings)
 

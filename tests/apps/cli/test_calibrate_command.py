@@ -98,7 +98,6 @@ def test_ctrl_c_keeps_what_was_read(
     [
         (["nosuch.md"], 3),
         (["note.md", "--method", "lerned"], 2),
-        (["note.md", "--fit", "loss=l1"], 2),
         (["note.md", "--fit", "epochs=-1"], 2),
         (["note.md", "--fit", "speed=1"], 2),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2),

@@ -44,9 +44,8 @@ class UncachedOptions:
         )
 
 
-METHODS = ("all", "closed-form", "pca", "learned")
-LOSSES = ("mse", "rank")
-TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "loss": "mse", "seed": 0}
+CHOICES = ("all", "closed-form", "pca", "learned")
+TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
 """Of `train_maps.TrainingSettings`."""
 LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
 
@@ -68,10 +67,7 @@ class CalibrationOptions:
     k: Annotated[list[int] | None, option("--k N", "Recall at k. Repeatable.", min=1)] = None
     fit: Annotated[
         list[str] | None,
-        option(
-            "--fit KEY=VALUE",
-            "A setting of learned: epochs=10, batch=128, lr=5e-4, loss=mse or rank, seed=0.",
-        ),
+        option("--fit KEY=VALUE", "A setting of learned: epochs=10, batch=128, lr=5e-4, seed=0."),
     ] = None
     out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
         "compressor.safetensors"
@@ -99,12 +95,13 @@ class CalibrationOptions:
                 raise UsageError(f"--fit has no setting {key!r}", nearest(key, fields))
             try:
                 fields[key] = type(fields[key])(value)
-                valid = value in LOSSES if key == "loss" else LEAST[key] <= fields[key] < 2**31
+                valid = LEAST[key] <= fields[key] < 2**31
             except ValueError:
                 valid = False
             if not valid:
-                some = " or ".join(LOSSES) if key == "loss" else f"a number from {LEAST[key]}"
-                raise UsageError(f"--fit {key} must be {some}, got {value!r}", f"{key}=VALUE")
+                raise UsageError(
+                    f"--fit {key} must be a number from {LEAST[key]}, got {value!r}", f"{key}=VALUE"
+                )
         return fields
 
     def check(self, texts: Sequence[str]) -> None:
@@ -117,9 +114,9 @@ class CalibrationOptions:
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
 
-        if self.method not in METHODS:
-            known = ", ".join(METHODS)
-            raise UsageError(f"--method must be one of {known}", nearest(self.method, METHODS))
+        if self.method not in CHOICES:
+            known = ", ".join(CHOICES)
+            raise UsageError(f"--method must be one of {known}", nearest(self.method, CHOICES))
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         written = {"--out": self.out, "--work": self.folder}
@@ -156,27 +153,13 @@ def options_for(given: Preset, made: Preset, file: Path) -> str:
     return shlex.join(words)
 
 
-def tell_limits(wanted: CalibrationOptions, job: CalibrationJob, reporter: Reporter) -> None:
-    """Notes a --rank beyond the model's dimensions, and a --k beyond half of the held-out keys."""
-    from esa_cli.evaluation.calibration.calibration_pipeline import held_out_count, limited_ks
-
-    if wanted.rank and wanted.rank > job.width:
-        reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
-    held = held_out_count(len(job.ids))
-    for k in sorted(set(wanted.ks)):
-        (used,) = limited_ks([k], held)
-        if used != k:
-            reporter.note(f"esa: --k {k}: at most half of the {held} keys held out; k is {used}")
-
-
 def show(study: CalibrationStudy) -> None:
     """Prints the recall of every layer, and the means at each k where there are several."""
     from esa_cli.apps.cli.output.terminal import print_table
 
     names, results = list(study.results), study.results
-    series = [results[name].series() for name in names]
     rows = [
-        [str(layer), str(rank), *(f"{one[layer]:.3f}" for one in series)]
+        [str(layer), str(rank), *(f"{results[name].recall[layer][-1]:.3f}" for name in names)]
         for layer, rank in enumerate(study.ranks)
     ]
     rows.append(["mean", str(sum(study.ranks)), *(f"{results[n].mean():.3f}" for n in names)])
@@ -241,7 +224,7 @@ def _calibrate(
     from esa_cli.apps.cli import inputs
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
-    from esa_cli.evaluation.calibration.train_maps import FitSettings
+    from esa_cli.evaluation.calibration.train_maps import METHODS, FitSettings, TrainingSettings
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
 
@@ -251,13 +234,16 @@ def _calibrate(
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder)
-    tell_limits(wanted, job, reporter)
     with quiet_transformers():
         _collect(job, ready.model, reporter)
-    fitting = FitSettings.of(wanted.method, wanted.training)
+    methods = METHODS if wanted.method == "all" else (wanted.method,)
+    fitting = FitSettings(methods, TrainingSettings(**wanted.training))
     progress = partial(reporter.stage, "fitting and measuring")
     study = job.study(wanted.rank, fitting, wanted.ks, progress)
     job.save(wanted.out, study, fitting)
+    if not {*wanted.ks} <= {*study.ks}:
+        ks = ", ".join(map(str, study.ks))
+        reporter.note(f"esa: --k: at most half of the {study.held_out} keys held out; k is {ks}")
     return study, chosen
 
 
