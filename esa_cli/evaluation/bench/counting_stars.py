@@ -37,11 +37,10 @@ def files(task: str) -> Sequence[str]:
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
     other = "acquisition" if kind == "searching" else kind  # as the project's page calls them
-    names = (
+    return [
         f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}",
         f"Counting_Stars_EN_{other}_{end}",
-    )
-    return [f"{folder}{name}" for folder in ("", "test_data/") for name in names]
+    ]
 
 
 def read(folder: Path, task: str) -> Iterator[BenchRecord]:
