@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,7 +44,6 @@ class UncachedOptions:
         )
 
 
-CHOICES = ("all", "closed-form", "pca", "learned")
 TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
 """Of `train_maps.TrainingSettings`."""
 LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
@@ -59,7 +58,8 @@ class CalibrationOptions:
     ] = "esa"
     tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[
-        str, option("--method METHOD", "What is fitted: all, closed-form, pca or learned.")
+        Literal["all", "closed-form", "pca", "learned"],
+        option("--method METHOD", "What is fitted: all, closed-form, pca or learned."),
     ] = "all"
     rank: Annotated[
         int | None, option("--rank N", "Numbers per token and layer, in every layer.", min=1)
@@ -108,15 +108,12 @@ class CalibrationOptions:
         """Refuses, before an hour of reading, what would fail after it.
 
         Raises:
-            UsageError: an unknown choice; two options name one place, or a document; somebody
+            UsageError: an unknown setting; two options name one place, or a document; somebody
                 else's file at `out`. DocumentError: a place that cannot be written.
         """
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
 
-        if self.method not in CHOICES:
-            known = ", ".join(CHOICES)
-            raise UsageError(f"--method must be one of {known}", nearest(self.method, CHOICES))
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         written = {"--out": self.out, "--work": self.folder}
@@ -129,46 +126,6 @@ class CalibrationOptions:
         files.check("--work", self.folder / "parts", makes_folders=True)
         if self.out.exists():
             refuse_foreign(self.out)
-
-
-PARTS = ("selector", "score", "position")
-"""Settings that the use of maps depends on; as `selector.name`."""
-
-
-def options_for(given: Preset, made: Preset, file: Path) -> str:
-    """Options of `esa ask` that turn the given preset into one that uses the maps in `file`.
-
-    Args:
-        made: the preset that the maps were fitted with.
-    """
-    words: list[str] = []
-    for part in PARTS:
-        wanted = getattr(made, part)
-        if wanted != getattr(given, part):
-            for key, value in wanted.items():
-                text = value if key == "name" else json.dumps(value)
-                words += ["--set", f"{part}.{key}={text}"]
-    words += ["--set", "answer.from=rows"] * bool(words)
-    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
-    return shlex.join(words)
-
-
-def show(study: CalibrationStudy) -> None:
-    """Prints the recall of every layer, and the means at each k where there are several."""
-    from esa_cli.apps.cli.output.terminal import print_table
-
-    names, results = list(study.results), study.results
-    rows = [
-        [str(layer), str(rank), *(f"{results[name].recall[layer][-1]:.3f}" for name in names)]
-        for layer, rank in enumerate(study.ranks)
-    ]
-    rows.append(["mean", str(sum(study.ranks)), *(f"{results[n].mean():.3f}" for n in names)])
-    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in names)), rows)
-    if len(study.ks) > 1:
-        print()
-        ks = range(len(study.ks))
-        means = [[name, *(f"{results[name].mean(at):.3f}" for at in ks)] for name in names]
-        print_table(("method", *(f"mean @{k}" for k in study.ks)), means)
 
 
 Texts = Annotated[
@@ -207,14 +164,11 @@ def calibrate(
         facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.aim}
         written = {"file": str(wanted.out), "method": study.best}
         print_json({**facts, **study.as_dict(), "training": wanted.training, "written": written})
-    else:
-        show(study)
-        use = options_for(model.method_preset(), chosen, wanted.out)
-        reporter.note(f"{study.best} is in {wanted.out}; use it with", dim=False)
-        reporter.note(f"  {use}", dim=False)
-        reporter.note(
-            f"{wanted.folder} can be used by further runs on this text, and may be deleted"
-        )
+        return
+    _show(study)
+    use = _options_for(model.method_preset(), chosen, wanted.out)
+    reporter.note(f"{study.best} is in {wanted.out}; use it with\n  {use}", dim=False)
+    reporter.note(f"{wanted.folder} can be used by further runs on this text, and may be deleted")
 
 
 def _calibrate(
@@ -256,7 +210,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     if read:
         reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
     if read >= total:
-        return job.collect()
+        return
     planner = Planner(
         ResolvedPreset(job.preset, job.method),
         model.folder,
@@ -266,4 +220,38 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     )
     planner.check(total)
     with prefill_bar(reporter, total, planner.plan(total).seconds) as progress:
-        return job.collect(progress)
+        job.collect(progress)
+
+
+def _options_for(given: Preset, used: Preset, file: Path) -> str:
+    """Options of `esa ask` that turn the given preset into one that uses the maps in `file`, which
+    were fitted with the preset `used`."""
+    words: list[str] = []
+    for part in ("selector", "score", "position"):  # the use of maps depends on these
+        settings = getattr(used, part)
+        if settings != getattr(given, part):
+            for key, value in settings.items():
+                text = value if key == "name" else json.dumps(value)
+                words += ["--set", f"{part}.{key}={text}"]
+    words += ["--set", "answer.from=rows"] * bool(words)
+    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
+    return shlex.join(words)
+
+
+def _show(study: CalibrationStudy) -> None:
+    """Prints the recall of every layer, and the means at each k where there are several."""
+    from esa_cli.apps.cli.output.terminal import print_table
+
+    results = study.results
+    rows = [
+        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
+        for layer, rank in enumerate(study.ranks)
+    ]
+    means = (f"{one.mean():.3f}" for one in results.values())
+    rows.append(["mean", str(sum(study.ranks)), *means])
+    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
+    if len(study.ks) > 1:
+        print()
+        ks = range(len(study.ks))
+        lines = [[name, *(f"{one.mean(at):.3f}" for at in ks)] for name, one in results.items()]
+        print_table(("method", *(f"mean @{k}" for k in study.ks)), lines)
