@@ -18,7 +18,6 @@ from esa_cli.apps.cli.commands.heads_command import check_out, write_preset
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.evaluation.calibration import retrieval_heads
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
@@ -204,14 +203,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    ask = retrieval_heads._ask
+    select = NeedleVotes.select
 
-    def note_the_needle(attachment: Any, method: Any, *rest: Any) -> None:
-        needle = method.selector.needle
-        ASKED[:] = [sum(needle) // len(needle)]
-        ask(attachment, method, *rest)
+    def note_the_needle(self: NeedleVotes, step: Step, budget: int) -> Tensor:
+        ASKED[:] = [sum(self.needle) // len(self.needle)]
+        return select(self, step, budget)
 
-    monkeypatch.setattr(retrieval_heads, "_ask", note_the_needle)
+    monkeypatch.setattr(NeedleVotes, "select", note_the_needle)
     return finder
 
 
