@@ -36,7 +36,7 @@ def library(name: str) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise UsageError(
-            f"this benchmark's score needs {package}, which is not installed",
+            f"this benchmark needs {package}, which is not installed",
             "pip install 'esa-cli[bench]'",
         ) from error
 

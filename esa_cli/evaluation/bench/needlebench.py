@@ -7,15 +7,14 @@ so here it is ten prompts with needles at 25, 50 and 75 per cent.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.bench.records import Benchmark, BenchRecord, BenchTask, read_rows
 from esa_cli.evaluation.tasks.needle_tasks import BEFORE
@@ -48,31 +47,18 @@ class NeedleRow(BaseModel):
     language: str
 
 
-class Tokenizer(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: list[int]) -> str: ...
-
-
-def gpt4() -> Tokenizer:
+def gpt4() -> Any:
     """gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not installed.
     DocumentError: its vocabulary cannot be fetched."""
+    tiktoken = metrics.library("tiktoken")
     try:
-        tiktoken: Any = importlib.import_module("tiktoken")
-    except ImportError:
-        raise UsageError(
-            "the benchmark needlebench measures its texts in gpt-4's tokens, which needs tiktoken",
-            "pip install 'esa-cli[bench]'",
-        ) from None
-    try:
-        tokenizer: Tokenizer = tiktoken.encoding_for_model("gpt-4")
+        return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DocumentError(
             f"gpt-4's vocabulary cannot be fetched: {reason}",
             "set TIKTOKEN_CACHE_DIR to a folder that was filled where there is a network",
         ) from error
-    return tokenizer
 
 
 def files(task: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""The tables of `esa selftest`, as rich renderables: scores, scores by depth, reasons, recall.
+"""The tables of `esa selftest`, as rich renderables: scores, scores by depth, reasons of misses.
 
     score     mean over the questions
     retained  score / score of the same test's dense rows, all their lengths together
@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from rich import box
-from rich.cells import cell_len, set_cell_size
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -39,7 +39,6 @@ UNKNOWN = "not known"
 TENTHS = 10
 NAME = 16
 """The most columns of a method's name; a longer one is folded."""
-BARS = "▁▂▃▄▅▆▇█"
 SCALE = ("#2a1551", "#333b86", "#226a94", "#1f9788", "#6cc25a", "#f6e53c")
 """Colours of 0, 0.2, ... 1. Their brightness only rises, so they are readable in grey."""
 
@@ -95,7 +94,7 @@ def report(rows: Sequence[Row], width: int = 80) -> RenderableType:
         parts += [*_scores(test, own, ceilings.get(test, []), width), Text()]
         if any(row.get("depth") is not None for row in own):
             parts += [*_heat_maps(test, own, width), Text()]
-    return Constrain(Group(*parts, *_reasons(asked), Text(), *_recall(asked, width)), width)
+    return Constrain(Group(*parts, *_misses(asked)), width)
 
 
 def _grouped(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
@@ -177,64 +176,30 @@ def _at_depth(rows: Iterable[Row], tenth: int) -> Text:
     return Text(f"{_percent(mean):>5}", style=Style(color=ink, bgcolor=SCALE[place]))
 
 
-def _reasons(rows: Sequence[Row]) -> Iterator[RenderableType]:
-    """Counts of each reason, all lengths together."""
+def _misses(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """Counts of each reason, and the mean recall; all lengths together."""
     seen = {row.get("why") or UNKNOWN for row in rows}
-    if not seen & {*REASONS}:
-        yield Text("why answers were missed: not recorded", style="dim")
-        return
     names = [*REASONS, *sorted(seen - {*REASONS})]
-    table = _table("test", "method", *names, names=2)
+    table = _table("test", "method", *map(_printable, names), "recall", "least", names=2)
     for test, own in _grouped(rows, "test").items():
         for method, same in _grouped(own, "method").items():
             counts = Counter(row.get("why") or UNKNOWN for row in same)
-            table.add_row(_plain(test), _plain(method), *(str(counts[name]) for name in names))
-    yield Text("Why answers were missed").append(" (questions, all lengths)", style="dim")
-    yield table
-    if UNKNOWN in names:
-        yield Text(f"{UNKNOWN}: nothing was recorded", style="dim")
-
-
-def _recall(rows: Sequence[Row], width: int) -> list[RenderableType]:
-    """One bar a layer: the share of the fact's tokens that were in view, all lengths together; for
-    answers from text, the share that was among the first passages."""
-    bars: list[RenderableType] = []
-    passages: list[RenderableType] = []
-    for test, own in _grouped(rows, "test").items():
-        for method, same in _grouped(own, "method").items():
             recalls = [row["recall"] for row in same if row.get("recall")]
             mean = _mean(recall.get("mean") for recall in recalls)
-            if mean is None:
-                continue
-            name = _printable(f"{test} {method}")
-            by_layer = [recall.get("layers") or [] for recall in recalls]
-            depth = max(map(len, by_layer), default=0)
-            layers = [_mean(row[i] for row in by_layer if i < len(row)) for i in range(depth)]
-            known = [(share, layer) for layer, share in enumerate(layers) if share is not None]
-            if not known:
-                text = Text(f"{name}: ").append(f"{_percent(mean)} %", style="bold")
-                text.append(" of the facts in the first three passages", style="dim")
-                passages.append(text)
-                continue
-            side, (least, layer) = min(cell_len(name), 2 * NAME), min(known)
-            line, per = sparkline(layers, max(1, width - side - 50))
-            text = Text(set_cell_size(name, side) + " ").append(line, style="cyan")
-            text.append(f" mean {_percent(mean)}, least {_percent(least)} in layer {layer}")
-            bars.append(text.append(f", a bar is {per} layers" if per > 1 else "", style="dim"))
-    if bars:
-        heading = Text("Recall by layer")
-        bars.insert(0, heading.append(" (first to last; full height is 100 %)", style="dim"))
-    return [*bars, *passages] or [Text("recall by layer: not recorded", style="dim")]
-
-
-def sparkline(shares: Sequence[float | None], room: int) -> tuple[str, int]:
-    """At most `room` bars, and how many neighbours each is the mean of; "·" where none is known."""
-    per = -(-len(shares) // room)
-    bars = ""
-    for piece in _pieces(shares, per):
-        mean = _mean(piece)
-        bars += "·" if mean is None else BARS[min(int(mean * len(BARS)), len(BARS) - 1)]
-    return bars, per
+            layers = zip_longest(*(recall.get("layers") or [] for recall in recalls))
+            by_layer = [share for share in map(_mean, layers) if share is not None]
+            shares = (mean, min(by_layer, default=None))
+            table.add_row(
+                _plain(test), _plain(method), *(str(counts[name]) for name in names),
+                *("–" if share is None else _percent(share) for share in shares),
+            )  # fmt: skip
+    yield Text("Why answers were missed").append(" (questions, all lengths)", style="dim")
+    yield table
+    note = (
+        "recall: the share of the facts in view, in %, mean over layers (from text: in the first "
+        "three passages); least: of the layer with the smallest"
+    )
+    yield Text(note, style="dim")
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -109,7 +109,7 @@ def _run(
 ) -> None:
     """Runs the tests and prints the scores. until: by `time.monotonic`. Raises EsaError."""
     from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-    from esa_cli.evaluation.selftest.run_plan import KEY, dense_length, same_reading
+    from esa_cli.evaluation.selftest.run_plan import KEY, dense_length
     from esa_cli.evaluation.selftest.score_tables import wrong
     from esa_cli.qa.opening import inspect_model
     from esa_cli.qa.presets.resolved_preset import compared
@@ -138,7 +138,6 @@ def _run(
     same = ("model", "settings", "preset_settings")
     journal = Journal(rows.out, header, same=same, key=KEY, wrong=wrong)
     journal.join(rows.join or ())
-    same_reading(journal, settings, chosen)
     known = inspect_model(chosen, place, reporter)
     lengths = [max(settings.lengths)] if set(settings.tests) != {"own"} else []
     if "own" in settings.tests:
