@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.qa.answering.reply import Passage
@@ -82,7 +80,7 @@ def selects_facts(shares: Sequence[float]) -> bool:
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
-def why(score: float, is_selected: bool) -> str:
+def _why(score: float, is_selected: bool) -> str:
     """The reason why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
@@ -97,7 +95,7 @@ def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": why(score, selects_facts(best))}
+    return {"recall": recall, "why": _why(score, selects_facts(best))}
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
@@ -106,10 +104,8 @@ def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int)
     Args:
         spans: each document token's first and last character. head: tokens before the document.
     """
-    starts = torch.tensor([span[0] for span in spans])
-    ends = torch.tensor([span[1] for span in spans])
-    inside = torch.nonzero((ends > start) & (starts < end))[:, 0]
-    return range(int(inside[0]) + head, int(inside[-1]) + 1 + head) if inside.numel() else range(0)
+    inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
+    return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
 
 def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
@@ -136,4 +132,4 @@ def evidence_recall_fields(
         round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {"recall": {"mean": shown, "read": read}, "why": why(score, read >= IN_VIEW)}
+    return {"recall": {"mean": shown, "read": read}, "why": _why(score, read >= IN_VIEW)}
