@@ -26,23 +26,6 @@ def test_longbench_prompts_and_records(tmp_path: Path) -> None:
     assert len(records("longbench", tmp_path, "hotpotqa", limit=1)) == 1
 
 
-def test_longbench_few_shot_and_code_take_no_chat_template(tmp_path: Path) -> None:
-    code = longbench_row("c", input="", context="x = 1\n", answers=["    y = 2"])
-    write(tmp_path / "lcc.jsonl", [code])
-    write(tmp_path / "repobench-p.jsonl", [code | {"input": "z = 3\n"}])
-    classes = ["Date", "Speed"]
-    trec = longbench_row("t", input="Question: When?\nType:", answers=["Date"], all_classes=classes)
-    write(tmp_path / "trec.jsonl", [trec])
-    lcc, repo, few = records("longbench", tmp_path, "lcc", "repobench-p", "trec")
-    assert [record.chat for record in (lcc, repo, few)] == [False] * 3
-    assert whole(lcc) == "Please complete the code given below. \nx = 1\nNext line of code:\n"
-    assert whole(repo).endswith("x = 1\nz = 3\nNext line of code:\n")
-    score = bench.find("longbench").score
-    assert score(lcc, "    y = 2\n    z") == 1
-    assert score(few, "\nDate\nQuestion: how fast?\nType: Speed") == 1
-    assert bench.find("longbench").there(tmp_path) == ["trec", "lcc", "repobench-p"]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -116,14 +99,6 @@ def test_invalid_infinitebench_rows(task: str, changes: dict[str, Any], tmp_path
         records("infinitebench", tmp_path, task)
 
 
-NIAH = (
-    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the numbers afterwards.\nHay. One of the special magic numbers for a is:"
-    " 12. Hay.\nWhat are all the special magic numbers for a mentioned in the provided text?"
-)
-NIAH_PREFIX = " The special magic numbers for a mentioned in the provided text are"
-
-
 def test_counting_stars(tmp_path: Path) -> None:
     end = "128000_32_32.jsonl"
     start = "test_data/Counting_Stars_EN_multi-evidence-retrieval-"
@@ -193,13 +168,3 @@ def test_needlebench_hides_three_needles_unlike_each_other(needle_files: Path) -
             assert record.document.index(f"\n{needle}\n") - gone == int(length * depth / 100)
             gone += len(needle) + 2
     assert records("needlebench", needle_files, "m-rt-4k") == made, "the same each time"
-
-
-def test_needlebench_prompts(needle_files: Path) -> None:
-    (record,) = records("needlebench", needle_files, "m-rt-8k", limit=1)
-    first = record.question.partition("hidden on ")[2].partition("?")[0]
-    assert record.question.startswith(f"\n\nNow, the questions are: What is hidden on {first}?、")
-    assert record.question.endswith(" is ______'\n")
-    assert "?Before answering, please consider what in the document is most" in record.question
-    assert f"in the format of 'Hidden on {first} is ______、Hidden on" in record.question
-    assert bench.find("needlebench").score(record, record.answers[1]) == 1 / 3

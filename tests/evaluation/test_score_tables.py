@@ -114,14 +114,3 @@ def test_nothing_is_wider_than_80_columns(methods: int, lengths: int, layers: in
     evil = printed([row("\x1b[1m[i]x[/i]", depth=0.5, why="a\x1b[0m")])
     assert "\x1b" not in evil
     assert "[1m[i]x[/i]" in evil
-
-
-def test_the_terminal_shows_every_cell() -> None:
-    first, second = row("a", 8000, 0.11, depth=0.05), row("a", 16000, 0.22, depth=0.15)
-    text = printed([first, second, row("b", 8000, 0.33, depth=0.95), dense(0.5)])
-    lines = text.splitlines()
-    assert any(line.split() == ["a", "11", "(22)", "22", "(44)", "1"] for line in lines)
-    assert any(line.split() == ["b", "33", "(66)", "–", "1"] for line in lines)
-    assert any(line.split() == ["0–10", "11", "–", "0–10", "–", "–"] for line in lines)
-    assert any(line.split() == ["90–100", "–", "–", "90–100", "33", "–"] for line in lines)
-    assert "dense ceiling 50 at 100, n 1" in text

@@ -196,9 +196,6 @@ def test_no_question_is_begun_after_the_time_limit(
     assert len(made.listener.rows) == 2
 
 
-OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
-
-
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
     """Of what is cached, in any layer and for any head, at the question and while answering."""
     from esa_cli.methods import registry

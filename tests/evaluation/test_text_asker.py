@@ -21,7 +21,6 @@ from esa_cli.evaluation import bench
 from esa_cli.evaluation.bench import BenchRecord
 from esa_cli.evaluation.bench.bench_run import RecordAsker
 from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
-from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Passage
@@ -81,15 +80,6 @@ def evidence(start: int, end: int) -> Passage:
 
 
 # The name
-
-
-def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
-    settings = SelftestSettings((), ("text", "preset"), (1000,))
-    made = groups(settings, chosen(folder), 1000)
-    assert [(group.names, group.reading) for group in made] == [
-        (("preset",), "own"),
-        (("text",), "text"),
-    ]
 
 
 # Recall

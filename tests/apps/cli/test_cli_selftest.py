@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -14,10 +13,6 @@ from pathlib import Path
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, ROOT, TINY, Esa, fail, listen
-from rich.console import Console
-
-from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-from esa_cli.apps.cli.output.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -99,36 +94,6 @@ def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPat
         assert done.code in (4, 130)
         assert json.loads(done.out)["complete"] is False
         assert {row["method"] for row in done.data["rows"]} == {"preset"}, "what was measured"
-
-
-def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
-    reporter = Reporter()
-    screen = io.StringIO()
-    reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    reporter.live = True
-    earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
-    listener = SelftestDisplay(reporter, [earlier])
-    listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
-    assert "600 of 1,300 tokens" in listener._line
-    now = {
-        "test": "needle",
-        "method": "preset",
-        "length": 1200,
-        "question": "q",
-        "answer": "\x1b[2J a",
-    }
-    for score in (1.0, 0.0):
-        listener.row({**now, "score": score})
-    with reporter.console.capture() as capture:
-        reporter.console.print(listener._table())
-    lines = [line.split() for line in capture.get().splitlines()]
-    assert lines[0] == ["needle", "900", "1,200"]
-    assert lines[1] == ["quest", "1", "of", "1"]
-    assert lines[2] == ["preset", "1", "of", "2"]
-    assert lines[3] == ["preset,", "q:", "wrong:", "[2J", "a"]
-    listener.finish()
-    assert "1 of 2" in screen.getvalue()
-    assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

@@ -12,16 +12,16 @@ import torch
 from finder_batches import FinderBatch
 from finder_run import FinderRun, StartFinder
 from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, score_finder
-from finder_texts import FinderText, PassageCrop
+from finder_texts import FinderText
 from finder_trainer import FinderTrainer, FinderTrainingSettings
-from passage_scores import crop_keys, late_interaction
+from passage_scores import late_interaction
 from question_pairs import read_training_texts, split_texts
 from reader_pairs import write_text
-from training_checkpoint import FILE, TrainingState
+from training_checkpoint import FILE
 from training_events import Events
 from training_folder import RECORD
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import TokenEncoder
@@ -98,32 +98,6 @@ def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
     assert not same(first.folder, on.folder)
 
 
-def test_folders_that_are_refused(run: FinderRun) -> None:
-    with pytest.raises(UsageError, match="a checkpoint to resume"):
-        run.run(Events(), resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run.run(Events(1))
-    with pytest.raises(UsageError, match="no finder yet") as error:
-        run.run(Events())
-    assert "--resume" in error.value.hint
-    for changed, words in (
-        (replace(run, settings=replace(FEW, lr=1e-3)), "lr must be"),
-        (replace(run, settings=replace(FEW, first=0)), "first must be"),
-        (replace(run, held_out=()), "held_out must be"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            changed.run(Events(), resume=True)
-    path = run.folder / FILE
-    good = path.read_bytes()
-    path.write_bytes(good[:1000])
-    with pytest.raises(DocumentError, match="cannot be read"):
-        run.run(Events(), resume=True)
-    path.write_bytes(good)
-    assert replace(run, settings=replace(FEW, steps=2)).run(Events(), resume=True)["steps"] == 2
-    with pytest.raises(UsageError, match="no finder yet"):
-        run.run(Events())
-
-
 def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = FinderTrainer._losses
 
@@ -134,22 +108,6 @@ def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="gradient must be finite") as error:
         run.run(Events())
     assert "--lr" in error.value.hint
-
-
-def test_the_learning_rate(run: FinderRun) -> None:
-    settings = FinderTrainingSettings(minutes=10, lr=1.0, warm_up=4, final=0.1)
-    rates = [
-        settings.learning_rate(TrainingState(steps=steps, seconds=seconds))
-        for steps, seconds in ((0, 0), (1, 0), (4, 0), (50, 300), (99, 600), (99, 9999))
-    ]
-    assert rates == pytest.approx([0.25, 0.5, 1.0, 0.55, 0.1, 0.1])
-    assert replace(settings, steps=8).share(TrainingState(steps=4, seconds=999)) == 0.5
-    assert replace(settings, minutes=0).share(TrainingState()) == 1
-    trainer = run._trainer(run._prepare(Events())[0])
-    with trainer.prepared():
-        trainer.train(lambda trainer: None)
-    adapter, maps = (group["lr"] for group in trainer.optimiser.param_groups)
-    assert maps == 2 * adapter
 
 
 def test_late_interaction_is_a_plain_loop() -> None:
@@ -168,14 +126,6 @@ def test_late_interaction_is_a_plain_loop() -> None:
                 for i in range(3)
             )
             assert float(found[b, p]) == pytest.approx(score, abs=1e-5)
-
-
-def test_context_is_not_scored(run: FinderRun) -> None:
-    trainer = run._trainer(run._prepare(Events())[0])
-    crops = [PassageCrop([1, 2, 3, 4, 5], 2, []), PassageCrop([6, 7, 8], 0, [])]
-    keys, within = crop_keys(trainer.encoder, crops)
-    assert keys.shape == (2, 5, 8)
-    assert within.tolist() == [[False, False, True, True, True], [True, True, True, False, False]]
 
 
 def test_scores_of_a_text(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
