@@ -69,12 +69,7 @@ class MethodRecall:
 
 @dataclass(frozen=True)
 class CalibrationStudy:
-    """Recall of all methods.
-
-    Args:
-        tokens: read in all; the last `held_out` of them are not fitted on. ranks: R of each layer.
-        ks: as limited by the held-out keys.
-    """
+    """Recall of all methods; the last `held_out` of the tokens are not fitted on."""
 
     tokens: int
     held_out: int
@@ -111,12 +106,8 @@ def study(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> CalibrationStudy:
-    """Fits and measures all layers.
-
-    Args:
-        ranks: R of every layer. ks: limited to half of the held-out keys. device: where maps are
-            fitted. progress: called with (layers done, of how many).
-    """
+    """Fits maps on `device` and measures them, layer by layer with its rank of `ranks`. The ks are
+    limited to half of the held-out keys."""
     held = round(HELD_OUT * shards.tokens)
     ks = sorted({max(1, min(k, held // 2)) for k in ks})
     results = {method: MethodRecall() for method in fitting.methods}
@@ -139,11 +130,8 @@ def study(
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """A text, a model, and the folder of their queries and keys.
-
-    Args:
-        settings: all that these depend on, as JSON.
-    """
+    """A text, a model, and the folder of their queries and keys; `settings` is all that these
+    depend on, as JSON."""
 
     loaded: LoadedModel
     preset: Preset
@@ -170,11 +158,7 @@ class CalibrationJob:
         ks: Sequence[int],
         progress: Progress | None = None,
     ) -> CalibrationStudy:
-        """Fits and measures.
-
-        Args:
-            rank: of every layer, at most F; None takes the preset's.
-        """
+        """Fits and measures; rank: of every layer, at most F; None takes the preset's."""
         rank = rank or int(self.preset.compressor.get("rank", DEFAULT_RANK))
         ranks = [min(rank, self.width)] * self.of_model.layers
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"

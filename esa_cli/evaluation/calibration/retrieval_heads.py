@@ -103,13 +103,11 @@ def _most(votes: Tensor, which: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class NeedleVotes(Selector):
-    """A selector that collects all layers' votes for one question, and selects nothing.
-
-    Of several chunks the last counts, as in selection.
+    """A selector that collects all layers' votes for one question, and selects nothing. Of several
+    chunks the last counts, as in selection.
 
     Args:
         needle: absolute positions. size: tokens of a window. sets: heads that vote together.
-        score: whose votes are counted.
     """
 
     needle: range
@@ -174,11 +172,8 @@ class HeadRecord:
 
 
 def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
-    """All heads, best first: by needles found, then by margin, then by layer and head.
-
-    Args:
-        found, held_out: counts (layers, H). margin: means (layers, H).
-    """
+    """All heads, best first: by needles found, then by margin, then by layer and head. All tensors
+    are (layers, H)."""
     heads = [
         HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
@@ -194,12 +189,9 @@ def prefixes(best: Sequence[HeadRecord]) -> dict[int, HeadSet]:
 
 
 def enough(best: Sequence[HeadRecord], hits: Mapping[int, int], wanted: int) -> int:
-    """The fewest of the best heads with as many hits as all heads; if no number has as many, the
-    fewest of those with most. Where several layers have good heads, the set has heads of two.
-
-    Args:
-        hits: held-out hits of each number of heads in `prefixes`. wanted: hits of all heads.
-    """
+    """The fewest of the best heads with as many held-out hits as all heads (`wanted`); if no number
+    has as many, the fewest of those with most. Where several layers have good heads, the set has
+    heads of two."""
     least = GOOD * best[0].found
     spread = len({head.layer for head in best[:MOST] if head.found >= least}) > 1
     fit = [n for n in hits if not spread or len({head.layer for head in best[:n]}) > 1]
@@ -245,15 +237,13 @@ def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQue
 
 @dataclass(frozen=True)
 class RetrievalHeads:
-    """The ranked heads and the proposed set.
+    """The heads, best first, and the proposed set.
 
     Args:
-        heads: all of them, best first. chosen: the proposed set. ranked_by, held_out: questions in
-            each half. hits: held-out needles that the set puts first. all_hits: the same of all
-            heads together. by_size: the same of each number of the best heads. tokens: of the
-            document. passage: tokens of a window. left_out: questions whose needle is always in
-            view. preset_hits: held-out needles that the preset's own heads put first; None: it
-            names none.
+        ranked_by, held_out: questions in each half. hits, all_hits, by_size, preset_hits: held-out
+            needles that are put first by the set, by all heads together, by each number of the best
+            heads, and by the preset's own heads if it names any. passage: tokens of a window.
+        left_out: questions whose needle is always in view.
     """
 
     heads: list[HeadRecord]
@@ -303,14 +293,9 @@ def find(
     prefilling: Progress | None = None,
     asking: Progress | None = None,
 ) -> RetrievalHeads:
-    """Prefills the sample's text and compares the heads' votes for its questions.
-
-    Args:
-        loaded: model and tokenizer. prefilling: progress in tokens. asking: progress in questions.
-
-    Raises:
-        UsageError: as `voting`; or fewer than `FEWEST` needles are where tokens are selected.
-    """
+    """Prefills the sample's text and compares the heads' votes for its questions; progress in
+    tokens and in questions. Raises UsageError: as `voting`; or fewer than `FEWEST` needles are
+    where tokens are selected."""
     method = voting(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time: votes are over all of M.

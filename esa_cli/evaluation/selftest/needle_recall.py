@@ -42,11 +42,8 @@ class NeedleRecall:
             self.last[seen.layer] = seen
 
     def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """For each layer, the share of the facts' tokens in view, the mean over facts.
-
-        Args:
-            facts: absolute positions of each fact's tokens.
-        """
+        """For each layer, the share of the facts' tokens in view, the mean over facts. facts:
+        absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last):
             pairs = [_share(self.last[layer], fact) for fact in facts]
@@ -99,11 +96,8 @@ def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
-    """Absolute positions of the tokens that cover characters [start, end).
-
-    Args:
-        spans: each document token's first and last character. head: tokens before the document.
-    """
+    """Absolute positions of the tokens that cover characters [start, end). spans: the characters of
+    each token of the document, which begins after `head` tokens."""
     inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
     return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 

@@ -55,13 +55,9 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods over one prefill.
-
-    Args:
-        reading: "shared": the prefill attends to I and L only; "own": it is by the method's own
-            rule; "text": there is none, and a text is read for the finder alone.
-        dense: the ceiling.
-    """
+    """Methods over one prefill: it attends to I and L only ("shared"), or is by the method's own
+    rule ("own"), or there is none and a text is read for the finder alone ("text"). dense: the
+    ceiling."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
