@@ -53,6 +53,7 @@ COVER = 0.6
 GOOD = 0.5
 """A head is good if it finds at least this share of the needles that the best one finds."""
 TINY = 1e-30
+"""Smallest divisor, for heads without votes."""
 PASSAGE = 128
 """Tokens of a window if the preset selects no whole windows."""
 
