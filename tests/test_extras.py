@@ -20,7 +20,7 @@ from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.apps.cli.options.engine_options import EngineOptions
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.bench.needlebench import gpt4
+from esa_cli.evaluation.bench.benchmarks import gpt4
 from esa_cli.evaluation.metrics import library
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice

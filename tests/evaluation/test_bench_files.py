@@ -11,7 +11,7 @@ from bench_rows import longbench_row, records, stars_row, whole, write
 
 from esa_cli.errors import DocumentError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import needlebench
+from esa_cli.evaluation.bench import benchmarks
 
 
 def test_longbench_prompts_and_records(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ class Letters:
 
 @pytest.fixture
 def needle_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(needlebench, "gpt4", Letters)
+    monkeypatch.setattr(benchmarks, "gpt4", Letters)
     places = ["Hell", "Emerald", "Sand", "Emerald", "Fog"]
     things = ["Bubble", "Pearl", "Shard", "Clover", "Pearl"]
     rows = [

@@ -68,19 +68,19 @@ class Benchmark:
 
     Args:
         tasks: in the order of the paper's table. source: the origin of the official files.
-        files: of a task; the names that any one of its files may have.
         read: the records of a task, from the files in a folder.
         score: 0 to 1, of a record and the model's output.
         length: tokens to which the paper stretches position encodings.
+        files: of a task; the names that any one of its files may have.
         notes: remarks on the scores, by task; those of "" are for all.
     """
 
     tasks: tuple[BenchTask, ...]
     source: str
-    files: Callable[[str], Sequence[str]]
     read: Callable[[Path, str], Iterator[BenchRecord]]
     score: Callable[[BenchRecord, str], float]
     length: int
+    files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def there(self, folder: Path) -> list[str]:
