@@ -91,7 +91,7 @@ def test_a_setting_without_a_default_is_asked_for() -> None:
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)
 
-    assert "esa_cli.evaluation.conformance takes file" in examine("selector", Needy)["builds"]
+    assert "options) of esa_cli.evaluation.conformance" in examine("selector", Needy)["builds"]
     assert failed(check("selector", "under-test", {"file": "maps.pt"})) == {}
 
 
