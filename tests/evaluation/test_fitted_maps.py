@@ -108,7 +108,7 @@ def shards(tmp_path: Path) -> Shards:
     for at in range(0, 300, 100):
         queries = [q[at : at + 100] for q, _ in layers]
         keys = [k[at : at + 100] for _, k in layers]
-        rows = {}
+        rows: dict[str, Tensor] = {}
         for layer, pair in enumerate(zip(queries, keys, strict=True)):
             rows |= {f"queries.{layer}": pair[0], f"keys.{layer}": pair[1]}
         kept.add(rows)
