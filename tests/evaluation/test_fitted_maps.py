@@ -14,19 +14,17 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Learned, Linear, closed_form
 from esa_cli.errors import ResourceError
-from esa_cli.evaluation.calibration import train_maps as fitting
+from esa_cli.evaluation.calibration import fitted_maps as fitting
 from esa_cli.evaluation.calibration.activations import Shards, open_folder
-from esa_cli.evaluation.calibration.calibration_pipeline import (
+from esa_cli.evaluation.calibration.fitted_maps import (
     CalibrationJob,
     CalibrationStudy,
-    recall,
-    study,
-)
-from esa_cli.evaluation.calibration.train_maps import (
     FitSettings,
     TrainingSettings,
     moments_of,
+    recall,
     square_loss,
+    study,
     train,
 )
 from esa_cli.models.fingerprint import fingerprint

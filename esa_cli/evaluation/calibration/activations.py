@@ -41,7 +41,7 @@ from esa_cli.system.progress import Progress
 
 SETTINGS = "esa-calibration.json"
 MAPS = "maps"
-"""First part of the names of fitted maps, which `train_maps` keeps in the same folder."""
+"""First part of the names of fitted maps, which `fitted_maps` keeps in the same folder."""
 KINDS = ("queries", "keys", "values")
 _PART = re.compile(r"part-(\d+)-(\d+)")
 _AFRESH = "delete it to start again there; --work names another folder"

@@ -21,7 +21,7 @@ from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
+    from esa_cli.evaluation.calibration.fitted_maps import CalibrationJob, CalibrationStudy
     from esa_cli.qa.opening import KnownModel
     from esa_cli.qa.presets.preset import Preset
 
@@ -45,7 +45,7 @@ class UncachedOptions:
 
 
 TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
-"""Of `train_maps.TrainingSettings`."""
+"""Of `fitted_maps.TrainingSettings`."""
 LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
 
 
@@ -87,7 +87,7 @@ class CalibrationOptions:
 
     @property
     def training(self) -> dict[str, Any]:
-        """Fields of `train_maps.TrainingSettings`. Raises UsageError: --fit has no such setting."""
+        """Fields of `fitted_maps.TrainingSettings`. Raises UsageError: it has no such field."""
         fields = dict(TRAINING)
         for text in self.fit or ():
             key, _, value = text.partition("=")
@@ -112,7 +112,7 @@ class CalibrationOptions:
                 else's file at `out`. DocumentError: a place that cannot be written.
         """
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
+        from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
@@ -177,8 +177,13 @@ def _calibrate(
     """Prefills, fits, measures and writes; the study, and the preset that will use the maps."""
     from esa_cli.apps.cli import inputs
     from esa_cli.documents.document import join
-    from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
-    from esa_cli.evaluation.calibration.train_maps import METHODS, FitSettings, TrainingSettings
+    from esa_cli.evaluation.calibration.fitted_maps import (
+        METHODS,
+        FitSettings,
+        TrainingSettings,
+        open_job,
+        target_preset,
+    )
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
 
