@@ -20,9 +20,8 @@ from esa_cli.apps.cli.commands.serve_command import ServeOptions
 from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.documents.text_builder import optional_import
 from esa_cli.errors import EsaError
-from esa_cli.evaluation.bench.needlebench import gpt4
+from esa_cli.evaluation.bench.benchmarks import gpt4
 from esa_cli.evaluation.metrics import library
-from esa_cli.evaluation.report.figures import new_figure
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.storage.library.library_copy import CopyPlace
@@ -38,7 +37,6 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bench", "tiktoken", gpt4),
     ("mcp", "mcp", check_sdk),
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),
-    ("plot", "matplotlib", lambda: new_figure(1, 1)),
     ("ray", "ray", lambda: check_engine("ray")),
     ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),

@@ -36,7 +36,7 @@ def library(name: str) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise UsageError(
-            f"this benchmark's score needs {package}, which is not installed",
+            f"this benchmark needs {package}, which is not installed",
             "pip install 'esa-cli[bench]'",
         ) from error
 
@@ -117,11 +117,6 @@ def match_all(output: str, answers: Sequence[str]) -> float:
     """RULER: the share of the answers that are in the output, letter case aside."""
     text = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
-
-
-def match_part(output: str, answers: Sequence[str]) -> float:
-    """RULER's questions: whether any of the answers is in the output."""
-    return float(match_all(output, answers) > 0)
 
 
 def _spaced(text: str, marks: Sequence[str]) -> str:

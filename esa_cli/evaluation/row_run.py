@@ -6,13 +6,18 @@ be resumed: what has a row is not asked again, and a document without open quest
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import Journal
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,17 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
                 "another --out",
             )
     return True
+
+
+def reason(kind: type[BaseModel], row: Mapping[str, Any]) -> str:
+    """Says why a row is not of this kind; empty if it is."""
+    try:
+        kind.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place, message = ".".join(map(str, first["loc"])), first["msg"]
+        return f"{place!r}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(first['input'])}"
+    return ""
 
 
 def write_rows(

@@ -23,17 +23,9 @@ from esa_cli.system.progress import Progress
 
 
 class TextAsker:
-    """Asks about one text after the other.
-
-    Args:
-        session: what it has cached is dropped. preset: answers from text.
-
-    Attributes:
-        book: the text that was read last.
-
-    Raises:
-        PresetError, ModelError: adapter or finder is missing, or of another model.
-    """
+    """Asks about one text after the other; `book` is the text that was read last. What the session
+    has cached is dropped. Raises PresetError, ModelError: adapter or finder is missing, or of
+    another model."""
 
     book: Book
 
@@ -72,13 +64,11 @@ class TextAsker:
     def ask(
         self, question: str, longest: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """The reply, with every passage that was read again as its evidence, best first.
+        """The reply, with every passage that was read again as its evidence, best first. Raises as
+        `check`.
 
         Args:
             longest: new tokens of free text; None takes the preset's.
-
-        Raises:
-            UsageError, LengthError: as `check`.
         """
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,

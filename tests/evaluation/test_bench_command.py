@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import longbench_row, records, stars_row, whole, write
+from bench_rows import longbench_row, records, whole, write
 from cli_fixtures import cache, esa, surroundings
 from command import TINY, Esa, fail
 
@@ -83,13 +83,6 @@ def test_a_record_without_room_is_named_and_the_others_are_asked(esa: Esa, data:
     assert (missed["method"], missed["task"], missed["id"]) == ("preset", "trec", "b")
 
 
-def test_prompts_too_short_to_select_from_are_counted(esa: Esa, data: Path) -> None:
-    rows = [trec_row("short", "When?", "Who?"), trec_row("long", "When?", "Who? Person. " * 60)]
-    write(data / "trec.jsonl", rows)
-    err = esa(*LONGBENCH, "--tasks", "trec", "--set", "window.dense=512").err
-    assert "1 of 2 prompts have at most 512 tokens (window.dense)" in err
-
-
 def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (*LONGBENCH, "--out", "rows.jsonl")
     ask, left = session.Session.ask, [1]
@@ -114,20 +107,6 @@ def test_the_command_goes_on_where_it_was(esa: Esa, monkeypatch: pytest.MonkeyPa
     fail(esa(*words, "--set", "window.selected=32"), 2, "window.selected")
 
 
-def test_rows_of_other_data_are_refused(
-    esa: Esa, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = (*LONGBENCH, "--tasks", "qasper", "--out", "rows.jsonl")
-    assert esa(*words).code == 0
-    before = Path("rows.jsonl").read_bytes()
-    monkeypatch.setattr("esa_cli.models.load", lambda *args, **options: pytest.fail("loaded"))
-    write(data / "qasper.jsonl", [longbench_row("a"), longbench_row("b", context="A fox. " * 30)])
-    done = esa(*words)
-    assert done.code == 2
-    assert "qasper, b with another record" in done.err
-    assert Path("rows.jsonl").read_bytes() == before
-
-
 def test_no_token_of_a_prompt_is_left_out(esa: Esa, data: Path) -> None:
     write(data / "qasper.jsonl", [longbench_row("a", context="The keeper opens the gate. " * 100)])
     methods = ("--methods", "preset,streaming-llm,full")
@@ -139,13 +118,6 @@ def test_no_token_of_a_prompt_is_left_out(esa: Esa, data: Path) -> None:
     tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert tokens > 5 * load("tiny-random").context
     assert [row["tokens"] for row in rows] == [tokens] * 3
-
-
-def test_limits_of_time_and_of_records(esa: Esa) -> None:
-    done = esa(*LONGBENCH, "--time-limit", "0", "--json")
-    assert done.data["complete"] is False
-    assert "the time limit was reached" in done.err
-    assert "1 of 200" in esa(*LONGBENCH, "--limit", "1", "--tasks", "qasper").out
 
 
 @pytest.mark.parametrize(
@@ -160,7 +132,6 @@ def test_limits_of_time_and_of_records(esa: Esa) -> None:
         (["longbench", "--data", "data", "--markdown", "data/lcc.jsonl"], 2),
         (["longbench", "--data", "data", "--out", "data/lcc.jsonl"], 2),
         (["longbench", "--data", "data", "--out", "same.x", "--markdown", "same.x"], 2),
-        (["ruler", "--data", "data"], 3),
         (["longbench", "--data", "broken"], 3),
     ],
 )
@@ -171,12 +142,3 @@ def test_mistakes_are_found_before_the_model_is_loaded(
     before = (data / "lcc.jsonl").read_bytes()
     fail(esa("bench", *words, *TINY), code)
     assert (data / "lcc.jsonl").read_bytes() == before
-
-
-def test_answers_are_begun_and_notes_printed(esa: Esa, data: Path) -> None:
-    name = "Counting_Stars_EN_multi-evidence-retrieval-searching_128000_32_32.jsonl"
-    write(data / name, [stars_row(False)])
-    assert "(128k, 32, 32)" in esa("bench", "counting-stars", "--data", "data", *TINY).out
-    book = {"context": "def f(): ...", "input": "", "answer": "f", "options": ["f", "g", "h", "i"]}
-    write(data / "code_debug.jsonl", [book])
-    assert "note: Code.Debug" in esa("bench", "infinitebench", "--data", "data", *TINY).out

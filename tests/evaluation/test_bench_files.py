@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench_rows import longbench_row, records, stars_row, whole, write
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import DocumentError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import needlebench
-
-
-@pytest.mark.parametrize("name", bench.BENCHMARKS)
-def test_a_missing_file_is_named_with_its_source(name: str, tmp_path: Path) -> None:
-    benchmark = bench.BENCHMARKS[name]
-    assert benchmark.there(tmp_path) == []
-    with pytest.raises(DocumentError, match="is missing") as caught:
-        records(name, tmp_path, benchmark.tasks[0].name)
-    assert str(tmp_path) in caught.value.message
-    assert benchmark.source in caught.value.hint
+from esa_cli.evaluation.bench import benchmarks
 
 
 def test_longbench_prompts_and_records(tmp_path: Path) -> None:
@@ -36,23 +24,6 @@ def test_longbench_prompts_and_records(tmp_path: Path) -> None:
     assert first.answers == ("the keeper", "keeper")
     assert bench.find("longbench").score(first, "Keeper.") == 1  # the best over the answers
     assert len(records("longbench", tmp_path, "hotpotqa", limit=1)) == 1
-
-
-def test_longbench_few_shot_and_code_take_no_chat_template(tmp_path: Path) -> None:
-    code = longbench_row("c", input="", context="x = 1\n", answers=["    y = 2"])
-    write(tmp_path / "lcc.jsonl", [code])
-    write(tmp_path / "repobench-p.jsonl", [code | {"input": "z = 3\n"}])
-    classes = ["Date", "Speed"]
-    trec = longbench_row("t", input="Question: When?\nType:", answers=["Date"], all_classes=classes)
-    write(tmp_path / "trec.jsonl", [trec])
-    lcc, repo, few = records("longbench", tmp_path, "lcc", "repobench-p", "trec")
-    assert [record.chat for record in (lcc, repo, few)] == [False] * 3
-    assert whole(lcc) == "Please complete the code given below. \nx = 1\nNext line of code:\n"
-    assert whole(repo).endswith("x = 1\nz = 3\nNext line of code:\n")
-    score = bench.find("longbench").score
-    assert score(lcc, "    y = 2\n    z") == 1
-    assert score(few, "\nDate\nQuestion: how fast?\nType: Speed") == 1
-    assert bench.find("longbench").there(tmp_path) == ["trec", "lcc", "repobench-p"]
 
 
 @pytest.mark.parametrize(
@@ -74,15 +45,6 @@ def test_an_invalid_line_is_named(line: bytes, tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as caught:
         records("longbench", tmp_path, "hotpotqa")
     assert f"{path}, line 3: " in caught.value.message
-
-
-def test_files_may_begin_with_a_byte_order_mark_and_must_have_records(tmp_path: Path) -> None:
-    path = tmp_path / "qasper.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(longbench_row("a")).encode())
-    assert [record.id for record in records("longbench", tmp_path, "qasper")] == ["a"]
-    path.write_text("\n\n")
-    with pytest.raises(DocumentError, match=r"qasper\.jsonl has no records"):
-        records("longbench", tmp_path, "qasper")
 
 
 def test_infinitebench_prompts(tmp_path: Path) -> None:
@@ -137,51 +99,6 @@ def test_invalid_infinitebench_rows(task: str, changes: dict[str, Any], tmp_path
         records("infinitebench", tmp_path, task)
 
 
-NIAH = (
-    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the numbers afterwards.\nHay. One of the special magic numbers for a is:"
-    " 12. Hay.\nWhat are all the special magic numbers for a mentioned in the provided text?"
-)
-NIAH_PREFIX = " The special magic numbers for a mentioned in the provided text are"
-
-
-def test_ruler_cuts_the_question_off_and_begins_the_answer(tmp_path: Path) -> None:
-    row = {"index": 7, "input": NIAH, "outputs": ["12", "15"], "length": 4000}
-    new = row | {"answer_prefix": NIAH_PREFIX}
-    old = row | {"input": NIAH + NIAH_PREFIX}
-    write(tmp_path / "niah_multivalue/validation.jsonl", [new, old, row])
-    first, second, bare = records("ruler", tmp_path, "niah_multivalue")
-    for record in (first, second, bare):
-        assert whole(record) == NIAH
-        assert record.question.startswith("What are all the special magic numbers for a")
-    assert first.prime == second.prime == NIAH_PREFIX
-    assert bare.prime == ""
-    assert [record.id for record in (first, second)] == ["1", "2"], "index is not a name"
-    assert first.data["length"] == 4096, "rounded up to a power of two"
-    assert bench.find("ruler").score(first, "12 and 13") == 1 / 2
-    asks = "Answer the question based on the given documents."
-    row = {"input": f"{asks} Hay.\n\n{asks} Question: Who?", "outputs": ["x", "y"], "length": 9}
-    write(tmp_path / "qa_1/validation.jsonl", [row])
-    (record,) = records("ruler", tmp_path, "qa_1")
-    assert record.question == f"{asks} Question: Who?"
-    assert bench.find("ruler").score(record, "Y") == 1
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"input": "[INST] " + NIAH},  # a chat template
-        {"outputs": [""]},  # it would be in every output
-        {"outputs": ["1234", " "]},
-    ],
-)
-def test_invalid_ruler_rows(changes: dict[str, Any], tmp_path: Path) -> None:
-    row = {"index": 0, "input": NIAH, "outputs": ["12"], "length": 9}
-    write(tmp_path / "niah_single_1/validation.jsonl", [row | changes])
-    with pytest.raises(DocumentError, match="line 1"):
-        records("ruler", tmp_path, "niah_single_1")
-
-
 def test_counting_stars(tmp_path: Path) -> None:
     end = "128000_32_32.jsonl"
     start = "test_data/Counting_Stars_EN_multi-evidence-retrieval-"
@@ -205,14 +122,6 @@ def test_counting_stars(tmp_path: Path) -> None:
     assert score(reason, "15, 40, 100, 117]}") == (1 + 0.25 + 0.25) / 3
 
 
-def test_invalid_counting_stars(tmp_path: Path) -> None:
-    path = tmp_path / "Counting_Stars_EN_reasoning_256000_8_32.jsonl"
-    for row in (stars_row(False), stars_row(True) | {"retrieval_question": "another"}):
-        write(path, [row])
-        with pytest.raises(DocumentError, match="line 1"):
-            records("counting-stars", tmp_path, "reasoning-256k-8-32")
-
-
 class Letters:
     """A tokenizer whose tokens are letters."""
 
@@ -225,7 +134,7 @@ class Letters:
 
 @pytest.fixture
 def needle_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(needlebench, "gpt4", Letters)
+    monkeypatch.setattr(benchmarks, "gpt4", Letters)
     places = ["Hell", "Emerald", "Sand", "Emerald", "Fog"]
     things = ["Bubble", "Pearl", "Shard", "Clover", "Pearl"]
     rows = [
@@ -259,35 +168,3 @@ def test_needlebench_hides_three_needles_unlike_each_other(needle_files: Path) -
             assert record.document.index(f"\n{needle}\n") - gone == int(length * depth / 100)
             gone += len(needle) + 2
     assert records("needlebench", needle_files, "m-rt-4k") == made, "the same each time"
-
-
-def test_needlebench_prompts(needle_files: Path) -> None:
-    (record,) = records("needlebench", needle_files, "m-rt-8k", limit=1)
-    first = record.question.partition("hidden on ")[2].partition("?")[0]
-    assert record.question.startswith(f"\n\nNow, the questions are: What is hidden on {first}?、")
-    assert record.question.endswith(" is ______'\n")
-    assert "?Before answering, please consider what in the document is most" in record.question
-    assert f"in the format of 'Hidden on {first} is ______、Hidden on" in record.question
-    assert bench.find("needlebench").score(record, record.answers[1]) == 1 / 3
-
-
-def test_invalid_needles(needle_files: Path) -> None:
-    row = {"arg1": "a", "arg2": "b", "needle": "n", "retrieval_question": "What?"}
-    for language, words in (("English", "line 1"), ("Chinese", "no English needles")):
-        write(needle_files / "needles.jsonl", [row | {"language": language}])
-        with pytest.raises(DocumentError, match=words):
-            records("needlebench", needle_files, "m-rt-4k")
-
-
-def test_gpt4_s_tokens_take_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tiktoken", None)
-    with pytest.raises(UsageError, match="needs tiktoken"):
-        needlebench.gpt4()
-
-    def unreachable(name: str) -> None:
-        raise OSError("no route to the host")
-
-    fake = SimpleNamespace(encoding_for_model=unreachable)
-    monkeypatch.setitem(sys.modules, "tiktoken", fake)
-    with pytest.raises(DocumentError, match="no route"):
-        needlebench.gpt4()

@@ -15,28 +15,13 @@ from bench_rows import longbench_row, rows_of, whole, write
 
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord, bench_run
-from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, RecordAsker, chosen_presets
-from esa_cli.evaluation.report import bench_table
+from esa_cli.evaluation.bench import BenchRecord, bench_run, bench_table
+from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, RecordAsker
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
 from esa_cli.qa.presets.preset import load
 from esa_cli.system.jsonl import Journal
 
 # -- what is run
-
-
-def test_tasks_are_those_asked_or_those_there(tmp_path: Path) -> None:
-    longbench, choose = bench.find("longbench"), bench_run.chosen_tasks
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DocumentError):
-            choose(longbench, folder, None)
-    for task in ("trec", "qasper"):
-        write(tmp_path / f"{task}.jsonl", [longbench_row("a", all_classes=["x"])])
-    assert choose(longbench, tmp_path, None) == ["qasper", "trec"], "in the table's order"
-    assert choose(longbench, tmp_path, ["trec", "lcc"]) == ["trec", "lcc"]
-    with pytest.raises(UsageError) as caught:
-        choose(longbench, tmp_path, ["hotpot"])
-    assert "hotpotqa" in caught.value.hint
 
 
 @pytest.mark.parametrize("second", [longbench_row("a"), longbench_row("b", input="")])
@@ -52,30 +37,6 @@ def test_records_of_one_name_or_without_a_question_are_refused(
         selection = replace(selection, benchmark=benchmark)
     with pytest.raises(DocumentError):
         selection.survey()
-
-
-def test_positions_are_stretched_as_in_the_paper_or_to_the_files_length(tmp_path: Path) -> None:
-    asked = "Memorize and track the chain(s) Question: Find all variables that are assigned"
-    row = {"index": 7, "outputs": ["12"], "length": 130_000, "input": asked}
-    write(tmp_path / "vt/validation.jsonl", [row])
-    survey = BenchSelection(bench.find("ruler"), tmp_path, ["vt"]).survey()
-    assert survey.length == 131_072
-    write(tmp_path / "qasper.jsonl", [longbench_row("a"), longbench_row("b", context="x" * 999)])
-    survey = BenchSelection(bench.find("longbench"), tmp_path, ["qasper"]).survey()
-    assert survey.length == 32_000
-    assert list(survey.digests) == [("qasper", "a"), ("qasper", "b")]
-    assert survey.longest.endswith("x" * 999)
-
-
-def test_methods_become_presets() -> None:
-    base = load("tiny-random", ["reading=local"])
-    made = chosen_presets(base, ["preset", "streaming-llm", "full"], 1000)
-    assert made["preset"] is base
-    assert made["streaming-llm"].window.selected == 0
-    assert (made["full"].reading, made["full"].selector) == ("select", {"name": "full"})
-    for methods in (["streming-llm"], []):
-        with pytest.raises(UsageError):
-            chosen_presets(base, methods, 1000)
 
 
 # -- the loop
@@ -268,14 +229,3 @@ def test_table_has_means_averages_and_counts() -> None:
     data = bench_table.as_dict(bench.find("longbench"), scores)["ours"]
     assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
     assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}
-
-
-def test_groups_are_averaged_apart() -> None:
-    searching, reasoning = "searching-128k-32-32", "reasoning-128k-32-32"
-    scores = bench_table.mean_scores(rows_of("m", **{searching: [1.0], reasoning: [0.5]}))
-    _, lines = bench_table.table(bench.find("counting-stars"), scores)
-    assert [line[2] for line in lines] == ["100.00", "100.00", "50.00", "50.00"]
-    _, lines = bench_table.table(
-        bench.find("ruler"), bench_table.mean_scores(rows_of("m", vt=[1.0]))
-    )
-    assert lines[0] == ["VT", "1", "100.00"], "of an unknown number"

@@ -58,9 +58,3 @@ def test_answers_are_counted_after_normalising(benchmark: ModuleType) -> None:
     words = benchmark.bare_words("a glass of rum")
     assert benchmark.bag_f1(words, ["rum"]) == pytest.approx(0.5)
     assert benchmark.bag_f1(["nothing"], ["rum"]) == 0.0
-
-
-def test_a_passage_is_right_when_it_shares_half_of_the_shorter(benchmark: ModuleType) -> None:
-    assert benchmark.rank([(0, 10), (95, 205)], (100, 300)) == 2
-    assert benchmark.rank([(0, 10), (90, 110)], (100, 300)) == 2
-    assert benchmark.rank([(0, 10), (80, 105)], (100, 300)) is None

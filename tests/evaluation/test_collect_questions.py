@@ -38,14 +38,6 @@ def test_the_sets() -> None:
             assert len(places) >= 5
 
 
-def test_a_chronicle_has_its_sentences(benchmark: ModuleType, tmp_path: Path) -> None:
-    for one in rows(BENCHMARKS / "collect_questions" / "chronicle.jsonl"):
-        path, places = benchmark.planted(one, tmp_path)
-        text = path.read_text("utf-8")
-        assert [text[first:last] for first, last in places] == one["facts"]
-        assert all(sentence in text for sentence in one["near"])
-
-
 @pytest.mark.parametrize(
     ("found", "right", "wrong", "places"),
     [

@@ -16,9 +16,7 @@ from esa_cli.attention.compression import Moments
 from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.step import Positions, Projection, Step
-from esa_cli.evaluation.conformance import check
 from esa_cli.evaluation.conformance.checks import MAPS, PLACED, SCORES, UNTOUCHED
-from esa_cli.methods import registry
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +33,6 @@ class Scores:
         def scores(self, step: Step) -> Tensor:
             return torch.full((step.middle,), torch.nan)
 
-    class Infinite(Score):
-        features: bool = False
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.full((step.middle,), torch.inf)
-
     class FirstBlockOnly(Score):
         features: bool = False
 
@@ -48,27 +40,8 @@ class Scores:
             blocks = (logits.sum(dim=(0, 1)) for _, logits in step.head_logits(False))
             return next(blocks, step.queries.new_zeros(0))
 
-    class Whole(Score):
-        features: bool = False
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.zeros(step.middle, dtype=torch.long)
-
     class Undecided(Score):
         features: Any = "perhaps"
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.zeros(step.middle)
-
-    class Dice(Score):
-        features: bool = False
-
-        def scores(self, step: Step) -> Tensor:
-            return torch.rand(step.middle)
-
-    class LastOfAll(Score):
-        features: bool = False
-        last_layer: Any = "the last"
 
         def scores(self, step: Step) -> Tensor:
             return torch.zeros(step.middle)
@@ -104,12 +77,8 @@ class Scores:
 
 WRONG_SCORES = {
     "NotANumber": (SCORES, "100 of 100"),
-    "Infinite": (SCORES, "100 of 100"),
     "FirstBlockOnly": (SCORES, "more than one block of keys: has 1020 scores"),
-    "Whole": (SCORES, "torch.int64"),
     "Undecided": ("declares its members", "'perhaps'"),
-    "Dice": ("deterministic", "numbers differ on the same step again"),
-    "LastOfAll": ("declares its members", "last_layer is 'the last'"),
     "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
     "ScribblesOnReducedKeys": (
         UNTOUCHED,
@@ -184,16 +153,6 @@ def test_compressors_may_leave_short_documents_alone() -> None:
     assert examine("compressor", Careful) == {}
 
 
-def test_what_is_fitted_on_all_the_tokens_is_looked_at_too() -> None:
-    class Broken(Compressor):
-        fit_tokens: int = 9
-
-        def fit(self, layer: int, moments: Moments) -> Maps:
-            return Maps(apart=moments.count // 9)
-
-    assert set(examine("compressor", Broken)) == {MAPS}
-
-
 @pytest.mark.parametrize("name", ["queries", "keys", "count", "seen"])
 def test_compressors_leave_the_moments_alone(name: str) -> None:
     class Broken(Compressor):
@@ -259,33 +218,15 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
     assert "usual: 39 of the positions" in found[PLACED]
 
 
-def test_encodings_repeat_themselves_in_every_place() -> None:
-    class Broken(FixedDistance):
-        def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-            place = super().near(local, chunk, start, far)
-            return Positions(place.query, place.key + (torch.rand(1) if start > 1000 else 0))
-
-    found = examine("position", Broken)
-    assert set(found) == {PLACED}
-    assert "a long document: near keys differ the second time: 1536" in found[PLACED]
-
-
 class Encodings:
     """Encodings whose optional members are broken, one each; `WRONG_MEMBERS` has the complaint."""
 
     class NoLimit(FixedDistance):
         max_distance: Any = 0
 
-    class SpokenLimit(FixedDistance):
-        max_distance: Any = "far"
-
     class OneScale(FixedDistance):
         def query_scale(self, at: Tensor) -> Tensor:
             return torch.ones(1)
-
-    class WholeScale(FixedDistance):
-        def query_scale(self, at: Tensor) -> Tensor:
-            return torch.ones_like(at)
 
     class LostScale(FixedDistance):
         def query_scale(self, at: Tensor) -> Tensor:
@@ -298,10 +239,6 @@ class Encodings:
     class EveryFrequency(FixedDistance):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
             return torch.cat((inverse, inverse)), factor
-
-    class NoFrequency(FixedDistance):
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse / (length - 1), factor
 
     class Overwritten(FixedDistance):
         def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
@@ -318,13 +255,10 @@ class Encodings:
 
 WRONG_MEMBERS = {
     "NoLimit": ("declares its members", "max_distance is 0"),
-    "SpokenLimit": ("declares its members", "max_distance is 'far'"),
     "OneScale": ("query_scale (C,)", "the first tokens: not one factor a query: shape (1,)"),
-    "WholeScale": ("query_scale (C,)", "torch.int64"),
     "LostScale": ("query_scale (C,)", "2 factors are not finite and above 0"),
     "CommonScale": ("query_scale (C,)", "the last query's factor is 8, but alone it has 1"),
     "EveryFrequency": ("frequencies (D / 2,)", "short: not D / 2 = 4 frequencies: shape (8,)"),
-    "NoFrequency": ("frequencies (D / 2,)", "frequencies are not finite floats from 0"),
     "Overwritten": ("frequencies (D / 2,)", "changes the frequencies it is given"),
     "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
     "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
@@ -337,18 +271,3 @@ def test_wrong_optional_members_fail(name: str) -> None:
     wanted, detail = WRONG_MEMBERS[name]
     assert detail in found[wanted]
     assert set(found) == {wanted}
-
-
-def test_optional_members_are_looked_at_where_there_are_any() -> None:
-    class Whole(FixedDistance):
-        max_distance: int = 7
-
-        def query_scale(self, at: Tensor) -> Tensor:
-            return torch.full(at.shape, 1.5)
-
-        def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-            return inverse / 2, factor
-
-    registry.register("position", "whole")(dataclass(frozen=True)(Whole))
-    members = {"declares its members", "query_scale (C,)", "frequencies (D / 2,)"}
-    assert members <= {finding.check for finding in check("position", "whole") if finding.passed}

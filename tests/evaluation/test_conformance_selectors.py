@@ -54,33 +54,13 @@ class Selectors:
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget) // 2
 
-    class Descending(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget).flip(0)
-
     class TooFar(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget) + 1
 
-    class Negative(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget) - 1
-
     class Greedy(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, step.middle)
-
-    class Narrow(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget).int()
-
-    class Square(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            return first(step, budget)[None]
-
-    class AList(Selector):
-        def select(self, step: Step, budget: int) -> Any:
-            return first(step, budget).tolist()
 
     class Random(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
@@ -89,13 +69,6 @@ class Selectors:
     class Scribbler(Selector):
         def select(self, step: Step, budget: int) -> Tensor:
             step.queries.mul_(2)
-            return first(step, budget)
-
-    class ScribblingObserver(Selector):
-        def observe(self, step: Step) -> None:
-            step.queries.mul_(2)
-
-        def select(self, step: Step, budget: int) -> Tensor:
             return first(step, budget)
 
     class Vandal(Selector):
@@ -125,9 +98,6 @@ class Selectors:
                 self.kept[step.layer] = loud(step, budget)
             return self.kept.get(step.layer, loud(step, budget))
 
-    class SurveysPerhaps(First):
-        surveys: Any = 3
-
     class NothingAfter(First):
         surveys: bool = True
 
@@ -142,24 +112,10 @@ class Selectors:
             some = torch.randperm(step.middle)[:budget].sort().values
             return some if step.layer > 20 else first(step, budget)
 
-    class TwoHeads(Selector):
-        def select(self, step: Step, budget: int) -> list[Tensor]:
-            return [first(step, budget)] * 2
-
     class OneHeadTooFar(Selector):
         def select(self, step: Step, budget: int) -> list[Tensor]:
             rows = [first(step, budget)] * (step.queries.shape[0] - 1)
             return [*rows, first(step, budget) + 1]
-
-    class OneHeadSquare(Selector):
-        def select(self, step: Step, budget: int) -> list[Tensor]:
-            rows = [first(step, budget)] * (step.queries.shape[0] - 1)
-            return [first(step, budget)[None], *rows]
-
-    class OneHeadRandom(Selector):
-        def select(self, step: Step, budget: int) -> list[Tensor]:
-            some = torch.randperm(step.middle)[:budget].sort().values
-            return [some] + [first(step, budget)] * (step.queries.shape[0] - 1)
 
     class Fraction(Selector):
         def allowance(self, step: Step, budget: int) -> Any:
@@ -175,46 +131,24 @@ class Selectors:
         def select(self, step: Step, budget: int) -> Tensor:
             return first(step, 2 * budget)
 
-    class EarlyLayersOnly(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            assert step.layer < 30, "no such layer"
-            return first(step, budget)
-
-    class NotForAnswers(Selector):
-        def select(self, step: Step, budget: int) -> Tensor:
-            assert not step.decoding, "an answer"
-            return first(step, budget)
-
     class Idle(Selector):
         pass
 
 
 WRONG_SELECTORS = {
     "Duplicates": (SELECTION, "0 follows 0 at place 1"),
-    "Descending": (SELECTION, "14 follows 15 at place 1"),
     "TooFar": (SELECTION, "offset 7 with M = 7"),
-    "Negative": (SELECTION, "offset -1 with M = 100"),
     "Greedy": (SELECTION, "100 tokens for budget 16 and M = 100: 16 at most"),
-    "Narrow": (SELECTION, "torch.int32"),
-    "Square": (SELECTION, "(1, 16)"),
-    "AList": (SELECTION, "a list of 16 for 6 query heads"),
     "Random": ("deterministic", "of 16 numbers differ"),
     "Scribbler": (UNTOUCHED, "768 of 768 numbers of the queries"),
-    "ScribblingObserver": (UNTOUCHED, "768 of 768 numbers of the queries"),
     "Vandal": (UNTOUCHED, "96 of 4096 numbers of the values changed"),
     "NotEmpty": ("runs: empty M", "AssertionError: nothing to choose from"),
-    "TwoHeads": (SELECTION, "a list of 2 for 6 query heads"),
     "OneHeadTooFar": (SELECTION, "head 5: offset 7 with M = 7"),
-    "OneHeadSquare": (SELECTION, "head 0: has shape (1, 16), not (n,)"),
-    "OneHeadRandom": ("deterministic", "of 96 numbers differ"),
     "Fraction": ("allowance is a whole number", "layer 0: allowance is 0.0"),
     "OverItsAllowance": (SELECTION, "16 tokens for budget 8 and M = 100: 8 at most"),
-    "EarlyLayersOnly": ("runs: a late layer", "no such layer"),
-    "NotForAnswers": ("runs: an answer's token", "an answer"),
     "Remembers": ("works after the store is cropped", "16 tokens for budget 16 and M = 6"),
     "RemembersInItself": ("deterministic", "an answer's token: "),
     "RandomInLateLayers": ("deterministic", "a late layer: "),
-    "SurveysPerhaps": ("declares its members", "surveys is 3, not True or False"),
     "NothingAfter": ("declares its members", "no attribute 'layer_scores'"),
     "SumsPerhaps": ("declares its members", "sums_layers is 'perhaps'"),
     "Idle": ("builds", "abstract method"),
@@ -285,27 +219,6 @@ class Right:
 @pytest.mark.parametrize("name", ["Ragged", "Observing", "SharedByLayers"])
 def test_right_selectors_pass(name: str) -> None:
     assert examine("selector", getattr(Right, name)) == {}
-
-
-def test_make_step_observes_as_attention_does() -> None:
-    """A chunk is observed after it was selected for: with the next step, or when tokens go."""
-    seen: list[tuple[int, int, int, int, int]] = []
-
-    def observe(step: Step) -> None:
-        stop = step.start + step.queries.shape[1]
-        assert len(step.store) == stop, "the chunk's own keys are in the store"
-        seen.append((step.low, step.high, step.local, step.start, stop))
-
-    step = make_step(middle=300, observe=observe)
-    assert seen == [(0, 0, 0, 0, 256), (0, 240, 16, 256, 320)]
-    step = advance(step, 5, observe=observe)
-    assert seen[2:] == [(0, 304, 16, 320, 328)]
-    step = advance(step, 1, back=11, decoding=True, observe=observe)
-    assert seen[3:] == [(0, 312, 16, 328, 333)]
-    assert (step.start, step.decoding, len(step.store)) == (322, True, 323)
-    step.store.crop(-1)
-    step = advance(step, 2, observe=observe)
-    assert (len(seen), step.start, step.decoding) == (4, 322, False)
 
 
 @pytest.mark.parametrize("options", [{}, {"initial": 0}, {"local": 0}, {"dtype": torch.float64}])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from task_requests import CHRONICLE, words
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import Haystack, chronicle_task
-from esa_cli.evaluation.tasks.task_sample import even, plant, sentence_ends, start_of
+from esa_cli.evaluation.tasks.task_sample import even, plant, sentence_ends
 
 
 def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
@@ -24,40 +23,6 @@ def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
     assert parts[:40] == list(islice(chronicle_task.paragraphs(3), 40))
 
 
-def test_a_heading_is_never_cut_nor_left_at_the_end() -> None:
-    text = (
-        "# A title of several words\n\nOne two three.\n\n## Another heading here\n\nFour five six."
-    )
-    haystack = Haystack.of("a", text)
-    assert haystack.cut(words, 3) == []
-    assert haystack.cut(words, 11) == ["# A title of several words", "One two three."]
-    assert haystack.cut(words, 16)[-1] == "Four five six."
-
-
-def test_the_last_paragraph_is_cut_where_it_can_be() -> None:
-    sentences = "One two. Three four. Five six seven eight nine."
-    assert start_of(sentences, words, 5, 9) == "One two. Three four."
-    assert start_of("word " * 500, words, 100, 500).split() == ["word"] * 100
-    assert start_of("字" * 500, len, 100, 500) == "字" * 98  # two count for the blank line
-
-
-def test_a_paragraph_is_counted_once() -> None:
-    calls: Counter[str] = Counter()
-
-    def size(text: str) -> int:
-        calls[text] += 1
-        return words(text)
-
-    haystack = Haystack.chronicle(5)
-    parts = haystack.cut(size, 8000)
-    for n in (8000, 4000, 1000, 8000):
-        haystack.cut(size, n)
-    seen = [calls[f"a.\n\n{part}"] for part in parts]
-    # The paragraphs in which a cut falls are counted again, piece by piece.
-    assert sum(count == 1 for count in seen) >= len(parts) - 3
-    assert min(seen[:-1]) == 1
-
-
 def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
     file = tmp_path / "short.txt"
     file.write_text("One two three.\n\nFour five.\n")
@@ -65,28 +30,6 @@ def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
     assert haystack.cut(words, 5) == ["One two three.", "Four five."]
     with pytest.raises(UsageError, match=r"short\.txt must have at least 6 tokens, got 5"):
         haystack.cut(words, 6)
-
-
-def test_a_folder_is_read_in_order(tmp_path: Path) -> None:
-    for name, text in (
-        ("b.md", "Bee.\n"),
-        ("a.txt", "Ay.\n\nAh.\n"),
-        ("c.pdf", "See."),
-        ("d.TXT", "Dee."),
-    ):
-        (tmp_path / name).write_text(text)
-    haystack = Haystack.read(str(tmp_path))
-    assert haystack.text == "Ay.\n\nAh.\n\nBee.\n\nDee."
-
-
-def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must have text files"):
-        Haystack.read(str(tmp_path))
-    with pytest.raises(DocumentError, match="there is no document"):
-        Haystack.read(str(tmp_path / "none.txt"))
-    (tmp_path / "binary.txt").write_bytes(b"\x00\x01\x02" * 100)
-    with pytest.raises(DocumentError):
-        Haystack.read(str(tmp_path))
 
 
 def test_planting_by_hand() -> None:

@@ -14,11 +14,10 @@ from command import Esa
 from conftest import ModelFactory, build_step
 from torch import Tensor
 
-from esa_cli.apps.cli.commands.heads_command import MARK, check_out, write_preset
+from esa_cli.apps.cli.commands.heads_command import check_out, write_preset
 from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
 from esa_cli.errors import EsaError, UsageError
-from esa_cli.evaluation.calibration import retrieval_heads
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
@@ -27,10 +26,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     find,
     judge,
     needle_questions,
-    prefixes,
     rank_heads,
-    stride_of,
-    voting,
     window_sums,
 )
 from esa_cli.evaluation.tasks import Haystack, find_task
@@ -40,7 +36,6 @@ from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.presets.resolved_preset import resolve
 
 __all__ = ["cache", "surroundings"]
 
@@ -51,15 +46,6 @@ VOTING = [
 
 
 # Windows and needles: tensors whose answer is known
-
-
-def test_windows_are_sums_at_a_stride() -> None:
-    votes = torch.rand(53)
-    windows = [range(at, at + 16) for at in range(0, 53 - 15, 2)]
-    sums = [sum(float(votes[m]) for m in window) for window in windows]
-    moments = [sum(m * float(votes[m]) for m in window) for window in windows]
-    assert stride_of(16) == 2
-    torch.testing.assert_close(window_sums(votes, 16), torch.tensor([sums, moments]).double())
 
 
 def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
@@ -92,29 +78,6 @@ def test_a_voter_is_judged_by_its_best_window(
     assert how.tolist() == pytest.approx([margin])
 
 
-@pytest.mark.parametrize(
-    ("at", "has"), [(34, False), (36, True), (42, True), (50, True), (52, False)]
-)
-def test_a_window_has_a_needle_from_six_tenths_on(at: int, has: bool) -> None:
-    """The window is [at - 8, at + 8); the needle's tokens are [38, 48)."""
-    covered = min(at + 8, 48) - max(at - 8, 38)
-    assert (covered >= 6) is has
-    assert judge(placed((at, 1.0)), range(38, 48), 160, 16)[0].tolist() == [has]
-
-
-@pytest.mark.parametrize("needle", [range(10), range(12, 22)])
-def test_a_window_does_not_leave_the_middle(needle: range) -> None:
-    """Votes at the ends of M: a needle there is found, though it is not around them."""
-    middle = needle.stop
-    at = 0 if needle.start == 0 else middle - 1
-    assert judge(placed((at, 1.0), middle=middle), needle, middle, 16)[0].tolist() == [True]
-
-
-def test_a_needle_longer_than_a_window_can_be_found() -> None:
-    sums = torch.cat((placed((60, 1.0)), placed((20, 1.0))))
-    assert judge(sums, range(40, 90), 160, 16)[0].tolist() == [True, False]
-
-
 # The ranking and the set
 
 
@@ -132,26 +95,11 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
     assert order[0].margin == pytest.approx(0.7)
 
 
-def test_sets_are_the_best_heads_from_four_to_sixteen() -> None:
-    best = [head(layer, number, 9) for layer in range(5) for number in range(4)]
-    sets = prefixes(best)
-    assert list(sets) == list(range(4, 17))
-    assert sets[5] == ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0))
-    assert list(prefixes(best[:2])) == [2]
-
-
 def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     best = [head(n % 3, n, 9) for n in range(7)]
     assert enough(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
     assert enough(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, "more than all is as good"
     assert enough(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, "none is: the fewest of the best"
-
-
-def test_a_set_has_heads_of_two_layers_where_good_ones_are() -> None:
-    best = [head(0, n, 10) for n in range(5)]
-    hits = {4: 9, 5: 9, 6: 9}
-    assert enough([*best, head(1, 0, 5)], hits, 9) == 6
-    assert enough([*best, head(1, 0, 4)], hits, 9) == 4, "a poor one is not waited for"
 
 
 # Votes of one question
@@ -238,14 +186,13 @@ def one_finds(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
         return out
 
     monkeypatch.setattr(VoteScore, "scores", scores)
-    ask = retrieval_heads._ask
+    select = NeedleVotes.select
 
-    def note_the_needle(attachment: Any, method: Any, *rest: Any) -> None:
-        needle = method.selector.needle
-        ASKED[:] = [sum(needle) // len(needle)]
-        ask(attachment, method, *rest)
+    def note_the_needle(self: NeedleVotes, step: Step, budget: int) -> Tensor:
+        ASKED[:] = [sum(self.needle) // len(self.needle)]
+        return select(self, step, budget)
 
-    monkeypatch.setattr(retrieval_heads, "_ask", note_the_needle)
+    monkeypatch.setattr(NeedleVotes, "select", note_the_needle)
     return finder
 
 
@@ -288,30 +235,6 @@ def test_needles_stand_where_the_tokens_say(loaded: LoadedModel) -> None:
         assert words.strip() == facts[one.question]
 
 
-def test_an_interruption_puts_the_model_back(loaded: LoadedModel) -> None:
-    before = loaded.model.config._attn_implementation
-
-    def stop(done: int, of: int) -> None:
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        find(loaded, tiny("window.ending=0"), planted(loaded), None, stop)
-    assert loaded.model.config._attn_implementation == before
-
-
-def test_heads_of_layers_with_a_window_find_nothing(
-    make_model: ModelFactory, loaded: LoadedModel
-) -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-    changes = {"layer_types": kinds, "num_hidden_layers": 4}
-    model = make_model("gemma3_text", vocab_size=len(loaded.tokenizer), **changes)
-    found = find(replace(loaded, model=model), tiny("window.ending=0"), planted(loaded))
-    margins = {one.pair: one.margin for one in found.heads}
-    assert all((margins[pair] > 0) == (pair[0] in (1, 3)) for pair in margins)
-    assert {layer for layer, _ in found.chosen} <= {1, 3}
-
-
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "deepseek_v3"])
 def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: LoadedModel) -> None:
     """Also where several of them read one key head."""
@@ -324,66 +247,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     assert found.by_size.keys() == set(range(min(4, 2 * count), min(16, 2 * count) + 1))
 
 
-def test_what_the_preset_says_of_heads_plays_no_part(loaded: LoadedModel) -> None:
-    sample = planted(loaded)
-    plain = find(loaded, tiny("window.ending=0"), sample)
-    named = find(loaded, tiny("window.ending=0", "score.heads=[[0, 1]]"), sample)
-    assert named.preset_hits is not None
-    assert plain == replace(named, preset_hits=None)
-
-
-def test_needles_that_are_always_in_view_are_left_out(loaded: LoadedModel) -> None:
-    sample = planted(loaded, 1500)
-    ended = find(loaded, tiny("window.local=64", "window.ending=300"), sample)
-    assert ended.left_out == 2  # the deepest of 8 even depths, in the last 300 of 1,500 tokens
-    assert ended.ranked_by + ended.held_out == 6
-
-
-def test_a_text_that_is_all_in_view_is_refused(loaded: LoadedModel) -> None:
-    with pytest.raises(UsageError, match="got 0 of 8") as error:
-        find(loaded, tiny("context=2000", "window.dense=1900"), planted(loaded))
-    assert "longer" in error.value.hint
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["score.name=sum"], "sum"),
-        (["score.rule=max"], "softmax"),
-        (["selector.name=topk"], "topk"),
-    ],
-)
-def test_presets_whose_heads_do_not_vote_are_refused(settings: list[str], words: str) -> None:
-    base = ["score.name=vote", "selector.name=consensus"]
-    with pytest.raises(UsageError, match=words) as error:
-        voting(preset.load("tiny-random", [*base, *settings]))
-    assert "--set" in error.value.hint
-
-
-def test_a_shortlist_does_not_hide_what_heads_find(loaded: LoadedModel) -> None:
-    sample = planted(loaded)
-    found = find(loaded, tiny("window.ending=0"), sample)
-    short = find(loaded, tiny("window.ending=0", "score.shortlist=8"), sample)
-    assert short == found
-
-
 # The preset
-
-
-def test_the_preset_says_what_the_options_said(tmp_path: Path) -> None:
-    path = tmp_path / "few.yaml"
-    given = [*VOTING, "window.selected=48"]
-    write_preset(path, "tiny-random", given, ((1, 2), (0, 3)), "8 of 8")
-    made = preset.load(str(path))
-    wanted = preset.load("tiny-random", [*given, "score.heads=[[1, 2], [0, 3]]"])
-    assert made.model_dump(exclude={"name", "description"}) == wanted.model_dump(
-        exclude={"name", "description"}
-    )
-    score = resolve(made).method.score
-    assert isinstance(score, VoteScore)
-    assert [tuple(pair) for pair in score.heads] == [(1, 2), (0, 3)]
-    assert path.read_text("utf-8").startswith(f"{MARK}: 8 of 8\n")
-    assert [one.name for one in tmp_path.iterdir()] == ["few.yaml"]
 
 
 def test_a_preset_is_written_whole_and_only_over_one_of_its_own(tmp_path: Path) -> None:
@@ -401,15 +265,6 @@ def test_a_preset_is_written_whole_and_only_over_one_of_its_own(tmp_path: Path) 
             check_out(refused, "tiny-random")
     with pytest.raises(UsageError):
         check_out(path, str(path))
-
-
-def test_heads_of_another_model_stay_with_it(tmp_path: Path) -> None:
-    """A preset that names a model by --model and its heads keeps both."""
-    path = tmp_path / "other.yaml"
-    write_preset(path, "smollm2-135m", ['model="org/other"'], ((3, 1),), "")
-    made = preset.load(str(path))
-    assert (made.model, made.score["heads"]) == ("org/other", [[3, 1]])
-    assert made.answer.needs_rows
 
 
 # The command
@@ -437,25 +292,6 @@ def test_json_and_a_preset(esa: Esa, one_finds: tuple[int, int], tmp_path: Path)
     assert data["use"].startswith("--set 'score.heads=[[1,2],")
     assert data["layers"] == 2
     assert preset.load("./few.yaml").score["heads"] == data["chosen"]
-
-
-def test_the_table_and_the_line_to_use_it(esa: Esa, one_finds: tuple[int, int]) -> None:
-    result = esa(*TINY, *FEW, *SHORT, "--set", "score.heads=[[1, 2]]")
-    assert result.code == 0
-    lines = result.out.splitlines()
-    assert lines[1].split() == ["1", "2", "4", "4", "1.00", "yes"]
-    assert lines[-1].startswith("use them with --set 'score.heads=[[1,2],")
-
-
-def test_a_random_model_has_no_retrieval_heads(esa: Esa, tmp_path: Path) -> None:
-    tiny = [*TINY, *FEW, *SHORT, "--json", "--quiet"]
-    result = esa(*tiny, "--out", "few.yaml")
-    data = json.loads(result.out)
-    assert (result.code, data["weak"], data["use"], data["written"]) == (5, True, None, None)
-    assert not (tmp_path / "few.yaml").exists()
-    (tmp_path / "hay.txt").write_text("The mill stood still for days. " * 200, "utf-8")
-    plain = esa(*tiny, "--haystack", "hay.txt")
-    assert (plain.code, json.loads(plain.out)["haystack"]) == (0, "hay.txt")
 
 
 @pytest.mark.parametrize(

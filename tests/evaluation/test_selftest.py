@@ -14,10 +14,10 @@ from conftest import build_rope
 
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
-from esa_cli.errors import PresetError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.evaluation import row_run
-from esa_cli.evaluation.selftest.method_comparison import SelectionCounts, selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, positions, selects_facts
+from esa_cli.evaluation.selftest.method_comparison import selected_passages
+from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, selects_facts
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
@@ -25,7 +25,6 @@ from esa_cli.evaluation.selftest.run_plan import (
     dense_length,
     depths,
     groups,
-    same_reading,
     tokens,
 )
 from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
@@ -138,16 +137,6 @@ def test_a_second_run_asks_only_what_is_missing(loaded: Any, tmp_path: Path) -> 
         assert not other.listener.rows
 
 
-def test_a_changed_reading_is_found_before_a_model_is_loaded() -> None:
-    journal = Journal(None, {}, same=(), key=KEY)
-    journal.add({"method": "preset", "reading": "own"})
-    journal.add({"method": "quest", "reading": "own", "dense": True})
-    for more in ({}, {"methods": ("quest",)}, {"methods": ("preset", "quest"), "reading": "own"}):
-        same_reading(journal, settings_of(**{"methods": ("preset",), **more}), TINY)
-    with pytest.raises(UsageError, match=r"'own', and .* is 'shared'"):
-        same_reading(journal, settings_of(methods=("preset", "quest")), TINY)
-
-
 def test_groups_share_what_can_be_shared() -> None:
     from esa_cli.methods import registry
 
@@ -205,73 +194,6 @@ def test_no_question_is_begun_after_the_time_limit(
     monkeypatch.setattr(row_run.time, "monotonic", lambda: next(clock))
     assert not made.run()
     assert len(made.listener.rows) == 2
-
-
-OWN_TEXT = "\n\n".join(f"In year {n} the mill ground {n * 7} sacks of rye." for n in range(1, 70))
-
-
-def test_ones_own_text_has_its_own_length(loaded: Any) -> None:
-    hay = Haystack.of("mine", OWN_TEXT)
-    base = preset.load("tiny-random", ["context=2048", "position.distance=256"])
-    settings = settings_of(tests=("own",), methods=("preset", "yarn"), lengths=(50,), dense=True)
-    made = engine(loaded, settings, base=base, hay=hay)
-    made.run()
-    whole = made.lengths("own")[0]
-    assert whole > made.size(OWN_TEXT) > 2048
-    by_method = {row["method"]: row for row in made.listener.rows}
-    assert by_method["preset"]["length"] == by_method["yarn"]["length"] == whole
-    assert dense_length(base) - 60 < by_method["dense"]["length"] < 2048 - 200
-    assert by_method["dense"]["tokens"]["document"] < 2048 - 200
-
-
-def test_a_ceiling_that_does_not_fit_is_left_out(loaded: Any) -> None:
-    """The tiny window has no room for the question behind the document."""
-    base = preset.load("tiny-random", ["context=300", "position.distance=200", "window.chunk=32"])
-    made = engine(loaded, settings_of(methods=("preset",), dense=True, tests=("niah",)), base=base)
-    made.run()
-    assert {row["method"] for row in made.listener.rows} == {"preset"}
-    assert any("niah: no dense ceiling" in note for note in made.listener.notes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"tests": ("needle", "passkey"), "samples": 33}, "at most 32, got 33"),
-        ({"tests": ("needle", "own")}, "must be a text of yours"),
-        ({"lengths": (900, 40)}, "length must have room for"),
-        ({"methods": ("preset", "ntk")}, "must be a series"),
-        ({"methods": ("preset", "infllmm")}, "infllmm"),
-    ],
-)
-def test_mistakes_come_before_the_first_reading(
-    loaded: Any, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = engine(loaded, settings_of(**changes))
-    if "ntk" in made.settings.methods:
-        rotary = loaded.model.model.rotary_emb
-        monkeypatch.setitem(rotary._buffers, "inv_freq", rotary.inv_freq.flip(0))
-    with pytest.raises((UsageError, PresetError), match=said):
-        made.run()
-    assert not made.listener.readings
-
-
-def test_facts_in_several_places_have_no_depth(loaded: Any) -> None:
-    made = engine(loaded, settings_of(tests=("niah",), samples=4, methods=("preset",)))
-    made.run()
-    depths_of = {row["question"].split("-")[0]: row["depth"] for row in made.listener.rows}
-    assert 0 < depths_of["single"] < 1
-    assert 0 < depths_of["multikey"] < 1
-    assert depths_of["multivalue"] is depths_of["multiquery"] is None
-
-
-def test_what_a_rehearsal_selected_is_not_counted() -> None:
-    view = SelectionCounts(torch.zeros(100))
-    for _ in range(2):
-        view(seen_of(0, torch.tensor([0, 1, 2, 3, 50])))
-        view(seen_of(1, torch.tensor([0, 1, 2, 3, 50, 51])))
-    view(seen_of(0, torch.tensor([0, 1, 2, 3, 60]), start=103))
-    assert view.counts.nonzero().flatten().tolist() == [50, 51, 60]
-    assert view.counts[[50, 51, 60]].tolist() == [2.0, 1.0, 1.0]
 
 
 def test_no_selective_method_has_more_in_view_than_the_budget(loaded: Any) -> None:
@@ -343,13 +265,6 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     # Where each head selects, one with the fact in view is enough.
     assert selects_facts([0.5, 0.5, *[0.0] * 6])
     assert not selects_facts([0.9, *[0.49] * 7])
-
-
-def test_positions_of_characters() -> None:
-    spans = [(0, 3), (3, 7), (7, 8), (8, 12)]
-    assert positions(spans, 4, 8, head=10) == range(11, 13)
-    assert positions(spans, 0, 1, head=10) == range(10, 11)
-    assert positions(spans, 12, 14, head=10) == range(0)
 
 
 def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from itertools import pairwise
 
@@ -13,7 +11,7 @@ from task_requests import FORMS, pieces, samples, words
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import Haystack, find_task
-from esa_cli.evaluation.tasks.task_sample import StableRandom, even
+from esa_cli.evaluation.tasks.task_sample import StableRandom
 
 
 @pytest.mark.parametrize(("name", "exact"), FORMS)
@@ -71,42 +69,6 @@ def test_no_depth_is_left_out_in_silence(name: str, exact: bool) -> None:
     places = [fact.depth for sample in samples(name, 6000, **given) for fact in sample.facts]
     for depth in wanted:
         assert min(abs(place - depth) for place in places) < 0.06
-
-
-def test_depths_are_those_asked_for_or_even() -> None:
-    wanted = (0.9, 0.1, 0.5)
-    for name in ("needle", "needles", "stars", "passkey", "number", "niah"):
-        for sample in samples(name, 9000, depths=wanted, samples=3):
-            for i, fact in enumerate(sample.facts):
-                assert fact.depth == pytest.approx(wanted[i % 3], abs=0.06)
-    assert even(4) == (0.125, 0.375, 0.625, 0.875)
-    for name in ("needle", "passkey", "number", "kv"):
-        (sample,) = samples(name, 6000, samples=8)
-        for fact, depth in zip(sample.facts, even(8), strict=True):
-            assert fact.depth == pytest.approx(depth, abs=0.01)
-
-
-def test_no_torch_is_imported() -> None:
-    code = "import sys, esa_cli.evaluation.tasks; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize(("name", "exact"), [form for form in FORMS if form[0] != "kv"])
-def test_a_length_too_short_is_refused(name: str, exact: bool) -> None:
-    with pytest.raises(UsageError, match=r"must have room for|must be at least"):
-        samples(name, 15, exact=exact)
-
-
-def test_too_many_samples_are_refused() -> None:
-    for name, most in (("needle", 32), ("passkey", 34), ("niah", 264)):
-        assert samples(name, 20_000, samples=most)
-        with pytest.raises(UsageError, match=str(most)):
-            samples(name, 20_000, samples=most + 1)
-    with pytest.raises(UsageError, match="pairs"):
-        samples("kv", 20, samples=20)
-    with pytest.raises(UsageError, match="'passky'") as caught:
-        find_task("passky")
-    assert "'passkey'" in caught.value.hint
 
 
 def test_dice_stay_as_they_are() -> None:

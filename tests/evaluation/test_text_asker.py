@@ -11,23 +11,21 @@ from typing import Any
 import pytest
 from bench_rows import longbench_row, write
 from cli_fixtures import cache, esa, surroundings
-from command import TINY, Esa, fail
+from command import TINY, Esa
 from finder_encoder import new_finder, save_finder
 from reader_models import wide_model
 
 from esa_cli import models
-from esa_cli.errors import LengthError, ResourceError, UsageError
+from esa_cli.errors import LengthError
 from esa_cli.evaluation import bench
 from esa_cli.evaluation.bench import BenchRecord
 from esa_cli.evaluation.bench.bench_run import RecordAsker
 from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
-from esa_cli.evaluation.selftest.run_plan import SelftestSettings, groups
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.cache_key import method_hash, settings_hash
+from esa_cli.qa.presets import preset
 
 __all__ = ["cache", "esa", "surroundings"]  # fixtures
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -82,43 +80,6 @@ def evidence(start: int, end: int) -> Passage:
 
 
 # The name
-
-
-def test_the_name_is_of_presets_that_answer_from_text(folder: Path) -> None:
-    made, rows = chosen(folder), preset.load("tiny-random")
-    assert resolved_preset.compared("text", made) is made
-    assert resolved_preset.compared("preset", made) is made
-    assert resolved_preset.compared("esa", made) == resolved_preset.apply("esa", made)
-    assert resolved_preset.compared_by_default(made) == ("preset", "text")
-    assert resolved_preset.compared_by_default(rows) == ("preset",)
-    assert resolved_preset.compared_by_default(preset.load()) == ("preset", "text")
-    with pytest.raises(UsageError, match=r"answers from text, got tiny-random") as error:
-        resolved_preset.compared("text", rows)
-    assert "answer.from=text" in error.value.hint
-
-
-def test_it_shares_no_prefill_and_leaves_the_others_theirs(folder: Path) -> None:
-    settings = SelftestSettings((), ("text", "preset"), (1000,))
-    made = groups(settings, chosen(folder), 1000)
-    assert [(group.names, group.reading) for group in made] == [
-        (("preset",), "own"),
-        (("text",), "text"),
-    ]
-
-
-def test_its_hash_is_of_answer_settings_and_files(folder: Path, tmp_path: Path) -> None:
-    made = chosen(folder, f"answer.finder={folder / 'finder'}")
-    other = chosen(folder, f"answer.finder={folder / 'finder'}", "answer.passages=5")
-    assert method_hash("text", made) != method_hash("text", other)
-    assert method_hash("preset", made) == method_hash("preset", other) == settings_hash(made)
-    copy = tmp_path / "finder"
-    copy.mkdir()
-    for path in (folder / "finder").iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    given = chosen(folder, f"answer.finder={copy}")
-    before = method_hash("text", given)
-    (copy / "maps.safetensors").write_bytes(b"trained on")
-    assert method_hash("text", given) != before
 
 
 # Recall
@@ -197,8 +158,6 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     done = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert done.code == 0, done.err
     assert "reading: text (for the finder alone): text" in done.out
-    assert "passkey text: " in done.out
-    assert "of the facts in the first three passages" in done.out
     _, *rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert len(rows) == 8
     for row in rows:
@@ -212,33 +171,6 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
     again = esa("selftest", "needle,passkey", "--len", "1k,2k", *given)
     assert again.code == 0, again.err
     assert len(out.read_text("utf-8").splitlines()) == 9, "nothing is asked again"
-
-
-@pytest.mark.usefixtures("short_answers")
-def test_every_test_is_asked_by_default_where_the_preset_answers_from_text(
-    esa: Esa, folder: Path
-) -> None:
-    given = [*SMALL, *words(folder, finder=False), "--set", "answer.form=auto", "--json"]
-    tests = "needles,stars,number,kv,niah"
-    done = esa("selftest", tests, "--len", "3k", *given, "--report", "page.html")
-    assert done.code == 0, done.err
-    rows = json.loads(done.out)["rows"]
-    assert {(row["test"], row["method"], row["reading"]) for row in rows} == {
-        (test, *way) for test in tests.split(",") for way in (("preset", "own"), ("text", "text"))
-    }
-    assert all(0 <= row["score"] <= 1 for row in rows)
-    assert "recall by layer" in Path("page.html").read_text("utf-8").lower()
-
-
-def test_a_length_whose_rows_do_not_fit_is_read_from_text(
-    esa: Esa, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "600MB")
-    given = ["selftest", "needle", "--len", "3m", *SMALL, *words(folder, finder=False)]
-    monkeypatch.setattr(models, "load", lambda *given, **more: pytest.fail("it fits"))
-    fail(esa(*given, "--methods", "preset"), ResourceError.exit_code, "memory")
-    with pytest.raises(pytest.fail.Exception, match="it fits"):
-        esa(*given, "--methods", "text")
 
 
 @pytest.mark.usefixtures("short_answers")

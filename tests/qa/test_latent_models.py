@@ -9,8 +9,7 @@ import pytest
 from conftest import build_model
 
 from esa_cli import models
-from esa_cli.evaluation.calibration.calibration_pipeline import open_job
-from esa_cli.evaluation.calibration.train_maps import FitSettings
+from esa_cli.evaluation.calibration.fitted_maps import FitSettings, open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.presets import preset

@@ -12,7 +12,7 @@ from finder_encoder import new_finder, save_finder
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.calibration.calibration_pipeline import open_job
+from esa_cli.evaluation.calibration.fitted_maps import open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.answering.reply import Turn

@@ -16,7 +16,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from esa_cli.system.pages.page_style import DARK, LIGHT
+from esa_cli.system.page_colours import DARK, LIGHT, css_variables
 from esa_cli.version import __version__
 
 FOLDER = "page_files"
@@ -62,5 +62,5 @@ def _hash(text: str) -> str:
 
 def _colours() -> str:
     """The colours of all pages, as variables: light, and dark where the system is."""
-    light, dark = ("".join(f"--{n}:{v};" for n, v in scheme.items()) for scheme in (LIGHT, DARK))
+    light, dark = css_variables(LIGHT), css_variables(DARK)
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

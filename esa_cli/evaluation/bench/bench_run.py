@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.records import AGAIN, Benchmark, BenchRecord
-from esa_cli.evaluation.report.statistics import Share, reason
-from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
+from esa_cli.evaluation.row_run import Case, DocumentCases, Share, has_row, reason
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash
@@ -50,7 +49,7 @@ def wrong(row: Mapping[str, Any]) -> str:
 
 def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
     """The tasks to run, in the table's order: those asked for, else those whose files are there.
-    Raises UsageError: there is no such task. DocumentError: no folder, or nothing in it."""
+    Raises UsageError: there is no such task. DocumentError: nothing of it is in the folder."""
     if not folder.is_dir():
         raise DocumentError(f"there is no folder {folder}", f"official files: {benchmark.source}")
     known = [task.name for task in benchmark.tasks]
@@ -61,26 +60,10 @@ def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
                 f"{folder} has none of the benchmark's files", f"official: {benchmark.source}"
             )
         return tasks
-    if not asked:
-        raise UsageError("--tasks must name a task, got none", f"known: {', '.join(known)}")
     for name in asked:
         if name not in known:
             raise UsageError(f"unknown task {name!r}", nearest(name, known))
     return [name for name in known if name in asked]
-
-
-def chosen_presets(base: Preset, methods: Sequence[str], length: int) -> dict[str, Preset]:
-    """A preset for each method, at the base's token budget; each method is built once as a check.
-    Raises UsageError: no method, or an unknown one. PresetError: one is invalid."""
-    if not methods:
-        raise UsageError(
-            "--methods must name a method, got none",
-            "`esa methods` lists all; `preset`: the preset as it is",
-        )
-    presets = {name: resolved_preset.compared(name, base, length) for name in methods}
-    for preset in presets.values():
-        resolved_preset.resolve(preset)
-    return presets
 
 
 def settings_of(method: str, preset: Preset) -> str:
@@ -90,21 +73,11 @@ def settings_of(method: str, preset: Preset) -> str:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the files say, before any question is asked.
-
-    Args:
-        digests: of each record, by task and id, in the files' order.
-        length: tokens that position encodings are stretched to. longest: the longest prompt.
-    """
+    """What the files say, before any question is asked: the digest of each record, by task and id,
+    and the longest prompt."""
 
     digests: Mapping[tuple[str, str], str]
-    length: int
     longest: str
-
-    def place(self, record: BenchRecord) -> str:
-        """ "3 of 200"."""
-        keys = list(self.digests)
-        return f"{keys.index((record.task, record.id)) + 1} of {len(keys)}"
 
     def is_complete(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
         """True if the journal has a row of each record by each method. Raises UsageError: one is of
@@ -142,7 +115,7 @@ class BenchSelection:
         """Reads every line once, so that an invalid one is found before any question is asked.
         Raises DocumentError, UsageError."""
         digests: dict[tuple[str, str], str] = {}
-        length, longest = self.benchmark.length, ""
+        longest = ""
         for record in self.records():
             name = (record.task, record.id)
             if name in digests:  # its second answer would be taken for the first one's
@@ -150,17 +123,10 @@ class BenchSelection:
             if not record.question.strip():
                 raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
             digests[name] = record.digest
-            length = max(length, record.data.get("length", 0))
             longest = max(longest, record.before + record.document, key=len)
-        return Survey(digests, length, longest)
-
-    def notes(self) -> list[str]:
-        """The benchmark's remarks on the selected tasks."""
-        notes = self.benchmark.notes.items()
-        return [note for begin, note in notes if any(t.startswith(begin) for t in self.tasks)]
+        return Survey(digests, longest)
 
 
-@dataclass
 class RecordAsker:
     """Answers records with one method; a record's prompt replaces the preset's.
 
@@ -171,17 +137,18 @@ class RecordAsker:
         reading: called before a document is read; returns progress(done, all).
     """
 
-    session: Session
-    method: str
-    preset: Preset
-    reading: Callable[[BenchRecord], Progress | None]
-    _text: TextAsker | None = field(default=None, init=False)
-    _started: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self.settings = settings_of(self.method, self.preset)
-        if self.method == resolved_preset.FROM_TEXT:
-            self._text = TextAsker(self.session, self.preset)
+    def __init__(
+        self,
+        session: Session,
+        method: str,
+        preset: Preset,
+        reading: Callable[[BenchRecord], Progress | None],
+    ) -> None:
+        self.session, self.method, self.preset, self.reading = session, method, preset, reading
+        self.settings = settings_of(method, preset)
+        from_text = method == resolved_preset.FROM_TEXT
+        self._text = TextAsker(session, preset) if from_text else None
+        self._started = 0.0
 
     def cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
         """The records, which are about one document."""
@@ -194,7 +161,7 @@ class RecordAsker:
             }  # fmt: skip
             ask = partial(self._row, benchmark, record)
             cases.append(Case(fields, ask, partial(self.check, record)))
-        return DocumentCases(cases, partial(self.read, records[0]))
+        return DocumentCases(cases, partial(self._read, records[0]))
 
     def _use(self, record: BenchRecord) -> None:
         prompt = Prompt(before=record.before, after="{question}", chat=record.chat)
@@ -209,8 +176,7 @@ class RecordAsker:
         self._use(record)
         self.session.check(record.question, prime=record.prime, max_new_tokens=record.longest)
 
-    def read(self, record: BenchRecord) -> bool:
-        """Reads the record's document."""
+    def _read(self, record: BenchRecord) -> bool:
         self._started = time.monotonic()
         progress = self.reading(record)
         if self._text is not None:
@@ -220,7 +186,7 @@ class RecordAsker:
             self.session.read(record.document, progress)
         return True
 
-    def ask(self, record: BenchRecord) -> tuple[str, int]:
+    def _ask(self, record: BenchRecord) -> tuple[str, int]:
         """The answer as generated, and the number of the prompt's tokens."""
         if self._text is not None:
             reply = self._text.ask(record.question, record.longest, temperature=0.0)
@@ -238,7 +204,7 @@ class RecordAsker:
         return margin + answer.text, self.session.document_tokens + answer.question_tokens
 
     def _row(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
-        output, tokens = self.ask(record)
+        output, tokens = self._ask(record)
         # The first question after a document was read includes the time of reading.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {

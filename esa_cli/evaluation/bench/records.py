@@ -10,13 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
 from esa_cli.errors import DocumentError
+from esa_cli.evaluation.row_run import reason
 from esa_cli.system.text import text_digest
 
-FOLDERS = ("", "data")
-"""Places of files below the folder that the user names."""
 AGAIN = "fetch the official file again"
 
 
@@ -25,13 +24,13 @@ class BenchTask(NamedTuple):
 
     Args:
         name: as on the command line. title: as in the paper. group: what it is averaged with.
-        size: records in the whole task; None where the user's own files decide.
+        size: records in the whole task.
     """
 
     name: str
     title: str
     group: str
-    size: int | None
+    size: int
 
 
 @dataclass(frozen=True)
@@ -69,19 +68,19 @@ class Benchmark:
 
     Args:
         tasks: in the order of the paper's table. source: the origin of the official files.
-        files: of a task; the names that any one of its files may have.
         read: the records of a task, from the files in a folder.
         score: 0 to 1, of a record and the model's output.
-        length: tokens to which the paper stretches position encodings; 0 if it lacks the benchmark.
-        notes: remarks on the scores; a key is the beginning of its tasks' names.
+        length: tokens to which the paper stretches position encodings.
+        files: of a task; the names that any one of its files may have.
+        notes: remarks on the scores, by task; those of "" are for all.
     """
 
     tasks: tuple[BenchTask, ...]
     source: str
-    files: Callable[[str], Sequence[str]]
     read: Callable[[Path, str], Iterator[BenchRecord]]
     score: Callable[[BenchRecord, str], float]
-    length: int = 0
+    length: int
+    files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def there(self, folder: Path) -> list[str]:
@@ -99,9 +98,13 @@ class Benchmark:
 
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of the files that is in the folder or in its data/."""
-    paths = (folder / below / name for name in names for below in FOLDERS)
+    """The first of the files that is in the folder or below it."""
+    paths = (path for name in names for path in sorted(folder.rglob(name), key=_depth))
     return next((path for path in paths if path.is_file()), None)
+
+
+def _depth(path: Path) -> tuple[int, str]:
+    return len(path.parts), str(path)
 
 
 def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, str]:
@@ -115,28 +118,17 @@ def _as_texts(value: Any) -> list[Any]:
     return [str(item) if isinstance(item, int | float) else item for item in values]
 
 
-def _filled(texts: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(text.strip() for text in texts):
-        raise ValueError("it must have no empty text")
-    return texts
-
-
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=1)]
 """A list of texts or numbers, or a single one; at least one."""
-FilledTexts = Annotated[Texts, AfterValidator(_filled)]
-"""The same for texts that are searched in an answer: an empty one would always be found."""
 
 Row = TypeVar("Row", bound=BaseModel)
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 def read_rows(
-    folder: Path, names: Sequence[str], kind: type[Row], make: Callable[[Row, int], Made]
-) -> Iterator[Made]:
-    """What `make` returns for each object of a file and its line, from 1.
-
-    Args:
-        names: of the file, which has JSON lines.
+    folder: Path, names: Sequence[str], kind: type[Row], make: Callable[[Row, int], T]
+) -> Iterator[T]:
+    """What `make` returns for each object of a file of JSON lines and its line, from 1.
 
     Raises:
         DocumentError: the file cannot be read or has no objects; or an object is not of this kind,
@@ -153,21 +145,14 @@ def read_rows(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
+                    if wrong := reason(kind, data):
+                        raise ValueError(wrong)
                     record = make(kind.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
-                    what = f"{path}, line {number}: {_reason(error)}"
-                    raise DocumentError(what, AGAIN) from error
+                    raise DocumentError(f"{path}, line {number}: {error}", AGAIN) from error
                 empty = False
                 yield record
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
     if empty:
         raise DocumentError(f"{path} has no records", AGAIN)
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place!r}: {first['msg']}, got {str(first['input'])[:60]!r}"

@@ -16,7 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.consensus import centred_start, mean_scores
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.attach import Attachment, attach
+from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import feed
 from esa_cli.qa.presets.preset import Preset
@@ -57,10 +58,7 @@ PASSAGE = 128
 """Tokens of a window if the preset selects no whole windows."""
 
 
-# The votes for one needle
-
-
-def stride_of(size: int) -> int:
+def _stride(size: int) -> int:
     """Tokens from one window to the next."""
     return max(1, size // 8)
 
@@ -71,7 +69,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
     Their quotient is the mean place of a window's votes. Both may be added up over layers."""
     size, votes = min(size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_scores(both, size, stride_of(size)) * size
+    return mean_scores(both, size, _stride(size)) * size
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
@@ -84,7 +82,7 @@ def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, 
         sums: (X, 2, W) of `window_sums` with this `size`. needle: offsets into M. middle: M.
     """
     size, (votes, moments) = min(size, middle), sums.unbind(dim=1)
-    inside = _overlap(torch.arange(votes.shape[1]) * stride_of(size), needle, size)
+    inside = _overlap(torch.arange(votes.shape[1]) * _stride(size), needle, size)
     least = COVER * min(len(needle), size)
     most, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / most.clamp(min=TINY))[:, 0]
@@ -106,13 +104,11 @@ def _most(votes: Tensor, which: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class NeedleVotes(Selector):
-    """A selector that collects all layers' votes for one question, and selects nothing.
-
-    Of several chunks the last counts, as in selection.
+    """A selector that collects all layers' votes for one question, and selects nothing. Of several
+    chunks the last counts, as in selection.
 
     Args:
         needle: absolute positions. size: tokens of a window. sets: heads that vote together.
-        score: whose votes are counted.
     """
 
     needle: range
@@ -134,15 +130,15 @@ class NeedleVotes(Selector):
 
     def _sums(self, step: Step, sets: Sequence[HeadSet]) -> Tensor:
         """Each set's votes in this layer, in windows (X, 2, W)."""
-        # Sets with the same heads in this layer have the same votes.
-        here = [s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets]
-        sums = {
-            heads: window_sums(replace(self.score, heads=heads).scores(step), self.size)
-            for heads in set(here)
-            if heads is not None
-        }
-        nothing = window_sums(torch.zeros(step.middle), self.size)
-        return torch.stack([nothing if heads is None else sums[heads] for heads in here])
+
+        @cache  # sets with the same heads in this layer have the same votes
+        def sums(here: HeadSet | None) -> Tensor:
+            if here is None:
+                return window_sums(torch.zeros(step.middle), self.size)
+            return window_sums(replace(self.score, heads=here).scores(step), self.size)
+
+        here = (s if s == ALL else tuple(p for p in s if p[0] == step.layer) or None for s in sets)
+        return torch.stack([sums(heads) for heads in here])
 
     def _judge(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
@@ -151,8 +147,7 @@ class NeedleVotes(Selector):
     def each(self) -> tuple[Tensor, Tensor]:
         """True where a head finds the needle, and its margin: (layers, H) both. Heads of layers
         that attend to a window have no votes: they find nothing, at margin 0."""
-        hits, margins = next(iter(self.alone.values()))
-        nothing = torch.zeros_like(hits), torch.zeros_like(margins)
+        nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
@@ -161,17 +156,10 @@ class NeedleVotes(Selector):
         return self._judge(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
 
-# The ranking and the set
-
-
 @dataclass(frozen=True)
 class HeadRecord:
-    """One head's results.
-
-    Args:
-        found: needles whose window it put first, of those that heads are ranked by. held_out: the
-            same of the others. margin: mean of `judge` over those that heads are ranked by.
-    """
+    """One head's results: the needles that it finds among those that heads are ranked by and among
+    the held-out ones, and its mean margin of `judge` in the former."""
 
     layer: int
     head: int
@@ -185,11 +173,8 @@ class HeadRecord:
 
 
 def rank_heads(found: Tensor, held_out: Tensor, margin: Tensor) -> list[HeadRecord]:
-    """All heads, best first: by needles found, then by margin, then by layer and head.
-
-    Args:
-        found, held_out: counts (layers, H). margin: means (layers, H).
-    """
+    """All heads, best first: by needles found, then by margin, then by layer and head. All tensors
+    are (layers, H)."""
     heads = [
         HeadRecord(layer, head, int(found[layer, head]), int(held_out[layer, head]), float(mean))
         for layer, row in enumerate(margin)
@@ -205,23 +190,16 @@ def prefixes(best: Sequence[HeadRecord]) -> dict[int, HeadSet]:
 
 
 def enough(best: Sequence[HeadRecord], hits: Mapping[int, int], wanted: int) -> int:
-    """The fewest of the best heads with as many hits as all heads; if no number has as many, the
-    fewest of those with most. Where several layers have good heads, the set has heads of two.
-
-    Args:
-        hits: held-out hits of each number of heads in `prefixes`. wanted: hits of all heads.
-    """
+    """The fewest of the best heads with as many held-out hits as all heads (`wanted`); if no number
+    has as many, the fewest of those with most. Where several layers have good heads, the set has
+    heads of two."""
     least = GOOD * best[0].found
     spread = len({head.layer for head in best[:MOST] if head.found >= least}) > 1
     fit = [n for n in hits if not spread or len({head.layer for head in best[:n]}) > 1]
     return min(fit, key=lambda n: (-min(hits[n], wanted), n))
 
 
-# The search
-
-
-@dataclass(frozen=True)
-class NeedleQuestion:
+class NeedleQuestion(NamedTuple):
     """A question, and its needle's absolute positions."""
 
     question: str
@@ -260,15 +238,13 @@ def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQue
 
 @dataclass(frozen=True)
 class RetrievalHeads:
-    """The ranked heads and the proposed set.
+    """The heads, best first, and the proposed set.
 
     Args:
-        heads: all of them, best first. chosen: the proposed set. ranked_by, held_out: questions in
-            each half. hits: held-out needles that the set puts first. all_hits: the same of all
-            heads together. by_size: the same of each number of the best heads. tokens: of the
-            document. passage: tokens of a window. left_out: questions whose needle is always in
-            view. preset_hits: held-out needles that the preset's own heads put first; None: it
-            names none.
+        ranked_by, held_out: questions in each half. hits, all_hits, by_size, preset_hits: held-out
+            needles that are put first by the set, by all heads together, by each number of the best
+            heads, and by the preset's own heads if it names any. passage: tokens of a window.
+        left_out: questions whose needle is always in view.
     """
 
     heads: list[HeadRecord]
@@ -293,21 +269,14 @@ def voting(preset: Preset) -> Method:
     """The preset's method with all heads voting. Raises UsageError: its settings have no use for
     chosen heads."""
     method = build_method(preset)
-    score, wrong = method.score, dict[str, str]()
-    if not isinstance(score, VoteScore):
-        wrong["score.name=vote"] = f"score.name must be vote, got {preset.score['name']}"
-    elif score.rule != "softmax":
-        wrong["score.rule=softmax"] = f"score.rule must be softmax, got {score.rule}"
-    if not method.selector.sums_layers:
-        selector = f"{preset.selector['name']}, which selects in each layer"
-        wrong["selector.name=consensus"] = (
-            f"the selector must sum votes over layers, got {selector}"
-        )
-    if wrong:
-        settings = " ".join(f"--set {setting}" for setting in wrong)
-        raise UsageError(f"to choose heads, {'; and '.join(wrong.values())}", f"use {settings}")
-    assert isinstance(score, VoteScore)
-    return replace(method, score=replace(score, heads=ALL))
+    score = method.score
+    if isinstance(score, VoteScore) and score.rule == "softmax" and method.selector.sums_layers:
+        return replace(method, score=replace(score, heads=ALL))
+    raise UsageError(
+        "to choose heads, score.name must be vote, score.rule softmax, and the selector must sum "
+        f"votes over layers, got {preset.score} and {preset.selector['name']}",
+        "use --set score.name=vote --set score.rule=softmax --set selector.name=consensus",
+    )
 
 
 def check_needles(tokenizer: Any, preset: Preset, sample: TaskSample) -> None:
@@ -325,14 +294,9 @@ def find(
     prefilling: Progress | None = None,
     asking: Progress | None = None,
 ) -> RetrievalHeads:
-    """Prefills the sample's text and compares the heads' votes for its questions.
-
-    Args:
-        loaded: model and tokenizer. prefilling: progress in tokens. asking: progress in questions.
-
-    Raises:
-        UsageError: as `voting`; or fewer than `FEWEST` needles are where tokens are selected.
-    """
+    """Prefills the sample's text and compares the heads' votes for its questions; progress in
+    tokens and in questions. Raises UsageError: as `voting`; or fewer than `FEWEST` needles are
+    where tokens are selected."""
     method = voting(preset)
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time: votes are over all of M.
@@ -350,9 +314,16 @@ def find(
         feed(attachment.model, ids, cache, done=prefilling)
 
         def votes(done: int, question: NeedleQuestion, *sets: HeadSet) -> NeedleVotes:
+            """Processes a question after the text, and crops the cache again."""
             collected = NeedleVotes(question.needle, size, sets, score)
-            _ask(attachment, replace(method, selector=collected, score=score), cache, prompt,
-                 len(ids), question.question)  # fmt: skip
+            first, last = prompt.question_span(question.question)
+            state = QueryState(Phase.QUESTION, question=(len(ids) + first, len(ids) + last))
+            tokens = torch.tensor([prompt.question(question.question)], device=loaded.model.device)
+            cache.begin(state, replace(method, selector=collected, score=score))
+            try:
+                attachment.body(input_ids=tokens, past_key_values=cache)
+            finally:
+                cache.truncate(len(ids))
             if asking:
                 asking(done + 1, len(asked))
             return collected
@@ -374,22 +345,3 @@ def find(
         heads, sets[count], len(first), len(second), by_size[count], all_hits, by_size, len(ids),
         size, len(sample.questions) - len(asked), own_hits if own else None,
     )  # fmt: skip
-
-
-def _ask(
-    attachment: Attachment,
-    method: Method,
-    cache: Any,
-    prompt: PromptTokens,
-    tokens: int,
-    question: str,
-) -> None:
-    """Processes a question after the text of `tokens` tokens, and crops the cache again."""
-    first, last = prompt.question_span(question)
-    ids = torch.tensor([prompt.question(question)], device=attachment.model.device)
-    state = QueryState(Phase.QUESTION, question=(tokens + first, tokens + last))
-    cache.begin(state, method)
-    try:
-        attachment.body(input_ids=ids, past_key_values=cache)
-    finally:
-        cache.truncate(tokens)

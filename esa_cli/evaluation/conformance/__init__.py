@@ -7,7 +7,6 @@ results are right; for that, compare with a plain loop on the random steps of `m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -80,25 +79,14 @@ def check(
     except NOT_BLAMED:
         raise
     except BaseException as error:
-        lacking = ", ".join(sorted(_needed(cls) - set(options or {})))
-        how = f"; check({kind!r}, {name!r}, options) of {__name__} takes {lacking}"
-        return [*findings, Finding("builds", False, describe(error) + (how if lacking else ""))]
+        how = f"; settings without a default: check({kind!r}, {name!r}, options) of {__name__}"
+        return [*findings, Finding("builds", False, describe(error) + how)]
     findings.append(Finding("builds", True, ""))
     base, suite = suites[kind]
     if not isinstance(method, base):
         detail = f"class {cls.__name__} is not"
         return [*findings, Finding(f"derived from {base.__name__}", False, detail)]
     return [*findings, *suite(method, device)]
-
-
-def _needed(cls: type) -> set[str]:
-    """Names of the settings without a default."""
-    none = dataclasses.MISSING
-    return {
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.init and field.default is none and field.default_factory is none
-    }
 
 
 def check_file(path: str | Path, *, device: str = "cpu") -> dict[tuple[str, str], list[Finding]]:

@@ -8,11 +8,12 @@ are reduced block by block, as tokens leave L. Near tokens need not have their t
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.presets.resolved_preset import resolve
 
-T = TypeVar("T")
 SELECTION = "ascending offsets inside M, within the budget"
 SCORES = "a finite score for each token of M"
 UNTOUCHED = "leaves queries and store alone"
 MAPS = "reduces queries and keys, each on its own"
 PLACED = "positions of near and far tokens"
+MEMBERS = "declares its members"
+REPEATS = "deterministic"
 
 
 @dataclass(frozen=True)
@@ -48,59 +50,65 @@ class Finding:
     detail: str
 
 
+class _Wrong(Exception):
+    """A property that a part lacks."""
+
+
+def _expect(holds: bool | Tensor, detail: str) -> None:
+    if not holds:
+        raise _Wrong(detail)
+
+
 def describe(error: BaseException) -> str:
     """An exception as a detail: type, message and line."""
-    if isinstance(error, EsaError):
-        return error.message
+    if isinstance(error, _Wrong | EsaError):
+        return str(error.args[0]) if isinstance(error, _Wrong) else error.message
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"raised {type(error).__name__}: {error}{where}"
 
 
-def attempt(check: str, complaint: Callable[[], str]) -> Finding:
-    """Runs one check. complaint: returns what is wrong, or an empty string; may raise."""
-    return each(check, {"": None}, lambda _: complaint())
-
-
-def each(check: str, cases: Mapping[str, T], complaint: Callable[[T], str]) -> Finding:
-    """Checks one property of every case; the detail names the first case without it."""
-    for name, case in cases.items():
+def finding(check: str, cases: Mapping[str, Callable[[], object]]) -> Finding:
+    """Runs one check on every case until one raises; the detail names that case."""
+    for name, run in cases.items():
         try:
-            detail = complaint(case)
+            run()
         except NOT_BLAMED:
             raise
         except BaseException as error:
             detail = describe(error)
-        if detail:
             return Finding(check, False, f"{name}: {detail}" if name else detail)
     return Finding(check, bool(cases), "" if cases else "no case gave a result to look at")
 
 
-def run(cases: Mapping[str, Callable[[], T]]) -> tuple[list[Finding], dict[str, T]]:
-    """Runs every case: a finding on each, and the results of those that did not raise."""
-    findings: list[Finding] = []
-    results: dict[str, T] = {}
+def _over(check: Callable[..., object], cases: Mapping[str, Sequence[Any]]) -> Any:
+    return {name: partial(check, *arguments) for name, arguments in cases.items()}
 
-    def keep(case: str) -> str:
+
+def _run(cases: Mapping[str, Callable[[], Any]]) -> tuple[list[Finding], dict[str, Any]]:
+    """A finding on every case, and the results of those that did not raise."""
+    results: dict[str, Any] = {}
+
+    def run(case: str) -> None:
         results[case] = cases[case]()
-        return ""
 
-    for case in cases:
-        findings.append(attempt(f"runs: {case}", partial(keep, case)))
-    return findings, results
+    return [finding(f"runs: {case}", {"": partial(run, case)}) for case in cases], results
 
 
-def _whole(name: str, value: object, least: int) -> str:
-    """Complains unless a member's value is a whole number from `least`."""
+def _whole(name: str, value: object, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    return "" if whole else f"{name} is {value!r}, not a whole number from {least}"
+    _expect(whole, f"{name} is {value!r}, not a whole number from {least}")
+
+
+def _boolean(name: str, value: object) -> None:
+    _expect(isinstance(value, bool), f"{name} is {value!r}, not True or False")
 
 
 def _kind(out: Any) -> str:
     return f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
 
 
-# Steps of selectors and scores
+# Selectors and scores, on random steps
 
 BUDGET = 16
 FOLDED = 32
@@ -119,7 +127,7 @@ TAKEN_BACK = (8, 60, 50)
 """Tokens cropped in turn: the last chunk, half of the document, nearly all that is left."""
 
 
-class TriedStep(NamedTuple):
+class _Trial(NamedTuple):
     """A part's result on a step, and an equal step that the part never had."""
 
     step: Step
@@ -128,67 +136,60 @@ class TriedStep(NamedTuple):
     budget: int = 0
 
 
-def _rows(out: Any) -> list[Tensor]:
-    return out if isinstance(out, list) else [out]
-
-
-def _vector(out: Any, step: Step) -> str:
-    """Complains unless a result is a tensor of shape (n,) on the queries' device."""
-    if not isinstance(out, Tensor) or out.ndim != 1:
-        return f"has {_kind(out)}, not (n,)"
-    device = step.queries.device
-    return "" if out.device == device else f"is on {out.device}, not {device}"
-
-
-def _pure(
-    results: Mapping[str, TriedStep],
-    cases: Mapping[str, Callable[[], TriedStep]],
+def _on_steps(
+    cases: Mapping[str, Callable[[], _Trial]],
+    check: str,
+    look: Callable[[_Trial], None],
     make: Callable[[], Step],
     call: Callable[[Step], Any],
 ) -> list[Finding]:
-    """Checks that a part is deterministic and changes neither queries nor store.
+    """Findings on every case: it runs, its result passes `look`, and a part is deterministic and
+    changes neither queries nor store. call: gives a tensor, or a list of them."""
+    findings, trials = _run(cases)
+    findings.append(finding(check, {case: partial(look, trials[case]) for case in trials}))
+    if not findings[-1].passed:
+        return findings
 
-    Args:
-        results: of `cases`, the first time. call: gives a tensor, or a list of them.
-    """
-
-    def repeats() -> str:
+    def repeats() -> None:
         step = make()
         first, second, fresh = (
             [row.clone() for row in _rows(call(given))] for given in (step, step, make())
         )
-        detail = _apart(first, second, "the same step again")
-        detail = detail or _apart(first, fresh, "an equal step")
-        for case in reversed([*results]):  # state that is kept from other steps
-            if detail:
-                break
-            again = _rows(cases[case]().out)
-            detail = _apart(_rows(results[case].out), again, "an equal step, after others")
-            detail = detail and f"{case}: {detail}"
-        return detail
+        _alike(first, second, "the same step again")
+        _alike(first, fresh, "an equal step")
 
-    return [attempt("deterministic", repeats), each(UNTOUCHED, results, _untouched)]
+    again = {"": repeats} | {  # state that is kept from other steps
+        case: partial(_again, trials[case], cases[case]) for case in reversed(trials)
+    }
+    untouched = {case: partial(_untouched, trial) for case, trial in trials.items()}
+    return [*findings, finding(REPEATS, again), finding(UNTOUCHED, untouched)]
 
 
-def _apart(first: list[Tensor], again: list[Tensor], when: str) -> str:
-    if [row.shape for row in first] != [row.shape for row in again]:
-        return f"other shapes on {when}"
+def _again(trial: _Trial, run: Callable[[], _Trial]) -> None:
+    _alike(_rows(trial.out), _rows(run().out), "an equal step, after others")
+
+
+def _rows(out: Any) -> list[Tensor]:
+    return out if isinstance(out, list) else [out]
+
+
+def _alike(first: list[Tensor], again: list[Tensor], when: str) -> None:
+    shapes = [row.shape for row in first]
+    _expect(shapes == [row.shape for row in again], f"other shapes on {when}")
     changed = sum(
         int(((a != b) & ~(a.isnan() & b.isnan())).sum()) for a, b in zip(first, again, strict=True)
     )
     total = sum(row.numel() for row in first)
-    return f"{changed} of {total} numbers differ on {when}" if changed else ""
+    _expect(not changed, f"{changed} of {total} numbers differ on {when}")
 
 
-def _untouched(tried: TriedStep) -> str:
-    now = _tensors(tried.step)
-    for name, before in _tensors(tried.twin).items():
-        if now[name].shape != before.shape:
-            return f"the {name} had {_kind(before)}, now {_kind(now[name])}"
+def _untouched(trial: _Trial) -> None:
+    now = _tensors(trial.step)
+    for name, before in _tensors(trial.twin).items():
+        shapes = f"the {name} had {_kind(before)}, now {_kind(now[name])}"
+        _expect(now[name].shape == before.shape, shapes)
         changed = int((now[name] != before).sum())
-        if changed:
-            return f"{changed} of {before.numel()} numbers of the {name} changed"
-    return ""
+        _expect(not changed, f"{changed} of {before.numel()} numbers of the {name} changed")
 
 
 def _tensors(step: Step) -> dict[str, Tensor]:
@@ -199,35 +200,30 @@ def _tensors(step: Step) -> dict[str, Tensor]:
     return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
 
 
-# Selectors
+def _vector(out: Any, step: Step, where: str = "") -> None:
+    _expect(isinstance(out, Tensor) and out.ndim == 1, f"{where}has {_kind(out)}, not (n,)")
+    device = step.queries.device
+    _expect(out.device == device, f"{where}is on {out.device}, not {device}")
 
 
-def _selection(tried: TriedStep) -> str:
-    heads = tried.step.queries.shape[0]
-    if isinstance(tried.out, list) and len(tried.out) != heads:
-        return f"a list of {len(tried.out)} for {heads} query heads"
-    for head, row in enumerate(_rows(tried.out)):
-        if detail := _offsets(row, tried):
-            return f"head {head}: {detail}" if isinstance(tried.out, list) else detail
-    return ""
-
-
-def _offsets(row: Any, tried: TriedStep) -> str:
-    middle, count = tried.step.middle, min(tried.budget, tried.step.middle)
-    if detail := _vector(row, tried.step):
-        return detail
-    if row.dtype != torch.int64:
-        return f"is {row.dtype}, not torch.int64"
-    if row.shape[0] > count:
-        return f"{row.shape[0]} tokens for budget {tried.budget} and M = {middle}: {count} at most"
-    outside = row[(row < 0) | (row >= middle)]
-    if outside.numel():
-        return f"offset {outside[0].item()} with M = {middle}"
-    wrong = torch.nonzero(row[1:] <= row[:-1])[:, 0]
-    if wrong.numel():
-        before, after = row[int(wrong[0]) : int(wrong[0]) + 2].tolist()
-        return f"{after} follows {before} at place {int(wrong[0]) + 1}; {wrong.numel()} in all"
-    return ""
+def _selection(trial: _Trial) -> None:
+    step, heads, middle = trial.step, trial.step.queries.shape[0], trial.step.middle
+    by_head = isinstance(trial.out, list)
+    if by_head:
+        many = f"a list of {len(trial.out)} for {heads} query heads"
+        _expect(len(trial.out) == heads, many)
+    most = min(trial.budget, middle)
+    for head, row in enumerate(_rows(trial.out)):
+        where = f"head {head}: " if by_head else ""
+        _vector(row, step, where)
+        _expect(row.dtype == torch.int64, f"{where}is {row.dtype}, not torch.int64")
+        budget = f"budget {trial.budget} and M = {middle}: {most} at most"
+        _expect(row.shape[0] <= most, f"{where}{row.shape[0]} tokens for {budget}")
+        offsets = row.tolist()
+        for offset in offsets:
+            _expect(0 <= offset < middle, f"{where}offset {offset} with M = {middle}")
+        for place, (before, after) in enumerate(pairwise(offsets), 1):
+            _expect(before < after, f"{where}{after} follows {before} at place {place}")
 
 
 def check_selector(selector: Selector, device: str) -> list[Finding]:
@@ -235,50 +231,43 @@ def check_selector(selector: Selector, device: str) -> list[Finding]:
     observe: Observe | None = selector.observe if selector.observes else None
     make = partial(make_step, device=device)
 
-    def select(step: Step, budget: int = BUDGET) -> Any:
-        return selector.select(step, selector.allowance(step, budget))
-
-    def tried(budget: int, watch: Observe | None, options: dict[str, Any]) -> TriedStep:
+    def tried(budget: int, watch: Observe | None, options: dict[str, Any]) -> _Trial:
         step, twin = make(observe=watch, **options), make(**options)
         allowed = selector.allowance(step, budget)
         out = selector.select(step, allowed)
         if watch is not None:
             watch(observed_step(step))
-        return TriedStep(step, twin, out, allowed)
+        return _Trial(step, twin, out, allowed)
 
-    def members() -> str:
-        for name, value in (("sums_layers", selector.sums_layers), ("surveys", selector.surveys)):
-            if not isinstance(value, bool):
-                return f"{name} is {value!r}, not True or False"
+    def select(step: Step) -> Any:
+        return selector.select(step, selector.allowance(step, BUDGET))
+
+    def members() -> None:
+        _boolean("sums_layers", selector.sums_layers)
+        _boolean("surveys", selector.surveys)
         if selector.surveys:
             step = make()
             selector.select(step, BUDGET)
-            complete: Any = selector.survey_complete(step)
-            if not isinstance(complete, bool):
-                return f"survey_complete gives {complete!r}, not True or False"
+            _boolean("what survey_complete gives", selector.survey_complete(step))
             for turn in (step.query.selector, selector.new_turn_state()):
                 selector.after_survey(turn)
-        return ""
 
-    def allowance(layer: int) -> str:
-        budgets = (0, BUDGET)
-        values = (selector.allowance(make(layer=layer), budget) for budget in budgets)
-        return next(filter(None, (_whole("allowance", value, 0) for value in values)), "")
+    def allowance(layer: int) -> None:
+        for budget in (0, BUDGET):
+            _whole("allowance", selector.allowance(make(layer=layer), budget), 0)
 
-    def after_crop() -> str:
+    def after_crop() -> None:
         step = make(observe=observe)
         select(step)
         for tokens in TAKEN_BACK:
             step = advance(step, back=tokens, observe=observe)
             allowed = selector.allowance(step, BUDGET)
-            out = selector.select(step, allowed)
-            if detail := _selection(TriedStep(step, step, out, allowed)):
-                return f"{tokens} tokens taken back, M = {step.middle}: {detail}"
-        return ""
+            _selection(_Trial(step, step, selector.select(step, allowed), allowed))
 
+    layers = {"layer 0": (0,), "layer 30": (30,)}
     findings = [
-        attempt("declares its members", members),
-        each("allowance is a whole number", {"layer 0": 0, "layer 30": 30}, allowance),
+        finding(MEMBERS, {"": members}),
+        finding("allowance is a whole number", _over(allowance, layers)),
     ]
     if not findings[-1].passed:
         return findings
@@ -286,52 +275,43 @@ def check_selector(selector: Selector, device: str) -> list[Finding]:
     cases["budget 0"] = partial(tried, 0, observe, {})
     cases["budget 1"] = partial(tried, 1, observe, {})
     cases["nothing observed"] = partial(tried, BUDGET, None, {})
-    ran, results = run(cases)
-    findings += [*ran, each(SELECTION, results, _selection)]
-    if findings[-1].passed:
-        findings += _pure(results, cases, partial(make, observe=observe), select)
-        findings.append(attempt("works after the store is cropped", after_crop))
+    findings += _on_steps(cases, SELECTION, _selection, partial(make, observe=observe), select)
+    if findings[-1].check == UNTOUCHED:
+        findings.append(finding("works after the store is cropped", {"": after_crop}))
     return findings
 
 
-# Scores
-
-
-def _scored(tried: TriedStep) -> str:
-    out, middle = tried.out, tried.step.middle
-    if detail := _vector(out, tried.step):
-        return detail
-    if out.shape[0] != middle:
-        return f"has {out.shape[0]} scores for M = {middle}"
-    if not out.is_floating_point():
-        return f"is {out.dtype}, not a floating point dtype"
+def _scored(trial: _Trial) -> None:
+    out, middle = trial.out, trial.step.middle
+    _vector(out, trial.step)
+    _expect(out.shape[0] == middle, f"has {out.shape[0]} scores for M = {middle}")
+    _expect(out.is_floating_point(), f"is {out.dtype}, not a floating point dtype")
     bad = int((out.isnan() | out.isposinf()).sum())
-    return f"{bad} of {out.numel()} are NaN or +inf" if bad else ""
+    _expect(not bad, f"{bad} of {out.numel()} are NaN or +inf")
 
 
 def check_score(score: Score, device: str) -> list[Finding]:
     """Every check of a score, on random steps on `device`."""
     make = partial(make_step, device=device, score=score)
 
-    def tried(options: dict[str, Any]) -> TriedStep:
+    def tried(options: dict[str, Any]) -> _Trial:
         step = make(**options)
-        return TriedStep(step, make(**options), score.scores(step))
+        return _Trial(step, make(**options), score.scores(step))
 
-    def members() -> str:
-        if not isinstance(score.features, bool):
-            return f"features is {score.features!r}, not True or False"
-        last = score.last_layer
-        return "" if last is None else _whole("last_layer", last, 0)
+    def members() -> None:
+        _boolean("features", score.features)
+        if score.last_layer is not None:
+            _whole("last_layer", score.last_layer, 0)
 
-    def rotation() -> str:
+    def rotation() -> None:
         """A score whose numbers depend on the far distance rotates its queries, and must say so:
         compressors are fitted, and stored rows found again, by what `rotates` says."""
         near, again, far = (
             score.scores(make(distance=distance)).nan_to_num() for distance in (8, 8, 4096)
         )
-        if torch.equal(near, again) and not torch.equal(near, far) and not score.rotates:
-            return "scores change with the far distance, but rotates is False"
-        return ""
+        changes = torch.equal(near, again) and not torch.equal(near, far)
+        wrong = "scores change with the far distance, but rotates is False"
+        _expect(score.rotates or not changes, wrong)
 
     cases = {case: partial(tried, options) for case, options in STEPS.items()}
     if score.features:
@@ -339,13 +319,11 @@ def check_score(score: Score, device: str) -> list[Finding]:
         maps = {"projection": Linear(*torch.randn(2, FOLDED, 5, generator=random))}
         cases["reduced keys"] = partial(tried, maps)
         cases["reduced keys, bfloat16"] = partial(tried, {**maps, "dtype": torch.bfloat16})
-    findings, results = run(cases)
-    findings.append(attempt("declares its members", members))
-    findings.append(attempt("declares whether it rotates", rotation))
-    findings.append(each(SCORES, results, _scored))
-    if findings[-1].passed:
-        findings += _pure(results, cases, make, score.scores)
-    return findings
+    return [
+        finding(MEMBERS, {"": members}),
+        finding("declares whether it rotates", {"": rotation}),
+        *_on_steps(cases, SCORES, _scored, make, score.scores),
+    ]
 
 
 # Compressors
@@ -375,24 +353,25 @@ def _random(rows: int, folded: int, device: str, seed: int) -> Tensor:
 def check_compressor(compressor: Compressor, device: str, folded: int) -> list[Finding]:
     """Every check of a compressor for layer 0 and F = `folded`."""
     seen = compressor.fit_tokens
-    declared = attempt("declares fit_tokens", lambda: _whole("fit_tokens", seen, 0))
+    declared = finding("declares fit_tokens", {"": partial(_whole, "fit_tokens", seen, 0)})
     if not declared.passed:
         return [declared]
 
     def fit(count: int) -> Projection | None:
         moments, twin = (random_moments(count, folded, device) for _ in range(2))
         projection = compressor.fit(0, moments)
-        names = ("count", "seen", "queries", "keys")
-        if not all(_equal(getattr(moments, name), getattr(twin, name)) for name in names):
-            raise ValueError("fit changed the moments it was given")
+        for name in ("count", "seen", "queries", "keys"):
+            now, before = getattr(moments, name), getattr(twin, name)
+            same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
+            _expect(same, "fit changed the moments it was given")
         return projection
 
-    counts = {
-        "fit on a short document": min(seen, 5),
-        "fit on all the tokens asked for": min(seen, 4096),
+    fits = {
+        "fit on a short document": partial(fit, min(seen, 5)),
+        "fit on all the tokens asked for": partial(fit, min(seen, 4096)),
     }
-    findings, fitted = run({case: partial(fit, count) for case, count in counts.items()})
-    # What is fitted on few tokens may be another map, or none.
+    findings, fitted = _run(fits)
+    # A compressor that is fitted on few tokens may give another map, or none.
     maps = {case: projection for case, projection in fitted.items() if projection is not None}
     if not maps:
         return [declared, *findings]
@@ -401,61 +380,50 @@ def check_compressor(compressor: Compressor, device: str, folded: int) -> list[F
         for case, projection in maps.items()
         for rows in ROWS
     }
-    again = {case: partial(fit, counts[case]) for case in maps}
-    findings.append(each(MAPS, mapped, lambda complaint: complaint()))
+    findings.append(finding(MAPS, mapped))
     if findings[-1].passed:
-        findings.append(each("deterministic", again, partial(_fits_alike, folded, device)))
+        again = {case: partial(_fits_alike, fits[case], folded, device) for case in maps}
+        findings.append(finding(REPEATS, again))
     return [declared, *findings]
-
-
-def _equal(now: Any, before: Any) -> bool:
-    if isinstance(now, Tensor) and isinstance(before, Tensor):
-        return torch.equal(now, before)
-    return bool(now == before)
 
 
 def _mapped(
     projection: Projection, folded: int, device: str, chunk: int, count: int, dtype: torch.dtype
-) -> str:
-    """Complains about a projection's results: queries (C, F) -> (C, R), keys (n, F) -> (n, R)."""
+) -> None:
+    """Looks at a projection's results: queries (C, F) -> (C, R), keys (n, F) -> (n, R)."""
     q, k = (_random(rows, folded, device, seed=rows).to(dtype) for rows in (chunk, count))
     given = q.clone(), k.clone()
     queries, keys = projection.queries(given[0]), projection.keys(given[1])
     changed = int((given[0] != q).sum()) + int((given[1] != k).sum())
-    if changed:
-        return f"{changed} numbers were written over"
+    _expect(not changed, f"{changed} numbers were written over")
     for name, rows, out in (("queries", q, queries), ("keys", k, keys)):
-        if out.ndim != 2 or out.shape[0] != rows.shape[0]:
-            return f"{name} {tuple(rows.shape)} became {tuple(out.shape)}"
-        if out.device != rows.device:
-            return f"{name} went from {rows.device} to {out.device}"
-        if not out.isfinite().all():
-            return f"{int((~out.isfinite()).sum())} numbers of the {name} are not finite"
-    if queries.shape[1] != keys.shape[1]:
-        return f"R is {queries.shape[1]} for queries and {keys.shape[1]} for keys"
-    if not keys.is_floating_point() or queries.dtype != keys.dtype:
-        return f"{dtype} became {queries.dtype} queries, {keys.dtype} keys"
-    if dtype == torch.float32 != queries.dtype:  # a step's queries are, and meet the reduced keys
-        return f"{dtype} queries became {queries.dtype}"
+        became = f"{name} {tuple(rows.shape)} became {tuple(out.shape)}"
+        _expect(out.ndim == 2 and out.shape[0] == rows.shape[0], became)
+        _expect(out.device == rows.device, f"{name} went from {rows.device} to {out.device}")
+        bad = int((~out.isfinite()).sum())
+        _expect(not bad, f"{bad} numbers of the {name} are not finite")
+    sizes = f"R is {queries.shape[1]} for queries and {keys.shape[1]} for keys"
+    _expect(queries.shape[1] == keys.shape[1], sizes)
+    types = f"{dtype} became {queries.dtype} queries, {keys.dtype} keys"
+    _expect(keys.is_floating_point() and queries.dtype == keys.dtype, types)
+    # A step's queries are float32, and meet the reduced keys.
+    single = dtype != torch.float32 or queries.dtype == dtype
+    _expect(single, f"{dtype} queries became {queries.dtype}")
     for at in sorted({0, count // 2, count - 1}):
         alone = projection.keys(k[at : at + 1].clone()).float()
         apart = float((alone - keys[at : at + 1].float()).abs().max())
-        if apart > 0.02 * float(alone.abs().max()) + 1e-5:
-            return f"key {at} of {count} is mapped {apart:.3g} apart from when it is alone"
-    return ""
+        same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
+        _expect(same, f"key {at} of {count} is mapped {apart:.3g} apart from when it is alone")
 
 
-def _fits_alike(folded: int, device: str, fit: Callable[[], Projection | None]) -> str:
+def _fits_alike(fit: Callable[[], Projection | None], folded: int, device: str) -> None:
     rows = _random(9, folded, device, 4)
     maps = [fit(), fit()]
-    if maps[0] is None or maps[1] is None:
-        return "fit gave None, and a projection before"
+    _expect(None not in maps, "fit gave None, and a projection before")
     for name in ("queries", "keys"):
         first, second = (getattr(projection, name)(rows.clone()) for projection in maps)
         apart = float((first - second).abs().max())
-        if apart:
-            return f"two fits map the same {name} up to {apart:.3g} apart"
-    return ""
+        _expect(not apart, f"two fits map the same {name} up to {apart:.3g} apart")
 
 
 # Position encodings
@@ -481,9 +449,25 @@ RATES = {
 """D, the base of the host's frequencies, and how many tokens are cached."""
 
 
-def _placed(encoding: PositionEncoding, place: tuple[int, int, int, int]) -> str:
+def check_position(encoding: PositionEncoding, device: str) -> list[Finding]:
+    """Every check of a position encoding; positions may be on any device."""
+
+    def members() -> None:
+        _whole("distance", encoding.distance, 0)
+        if encoding.max_distance is not None:
+            _whole("max_distance", encoding.max_distance, 1)
+
+    scale, frequencies = partial(_scale, encoding, device), partial(_frequencies, encoding, device)
+    return [
+        finding(MEMBERS, {"": members}),
+        finding(PLACED, _over(partial(_placed, encoding), PLACES)),
+        finding("query_scale (C,)", _over(scale, QUERIES)),
+        finding("frequencies (D / 2,)", _over(frequencies, RATES)),
+    ]
+
+
+def _placed(encoding: PositionEncoding, local: int, chunk: int, start: int, far: int) -> None:
     """Half of the far tokens are at the document's start, half right before L."""
-    local, chunk, start, far = place
     last = start - local
     at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
     given = at.clone()
@@ -492,91 +476,66 @@ def _placed(encoding: PositionEncoding, place: tuple[int, int, int, int]) -> str
         for _ in range(2)
     ]
     changed = int((given != at).sum())
-    if changed:
-        return f"{changed} of the positions `at` were written over"
+    _expect(not changed, f"{changed} of the positions `at` were written over")
     counts = ((chunk, local + chunk), (chunk, far))
-    for name, (query_count, key_count), out, again in zip(
-        ("near", "far"), counts, *twice, strict=True
-    ):
-        if not isinstance(out, Positions):
-            return f"{name} gives a {type(out).__name__}, not Positions"
-        both = ((out.query, query_count, again.query), (out.key, key_count, again.key))
-        for what, (part, count, second) in zip(("queries", "keys"), both, strict=True):
-            if detail := _part(part, count, second):
-                return f"{name} {what} {detail}"
+    for name, both, out, again in zip(("near", "far"), counts, *twice, strict=True):
+        positions = f"{name} gives a {type(out).__name__}, not Positions"
+        _expect(isinstance(out, Positions), positions)
+        for part, count in zip(("query", "key"), both, strict=True):
+            what = f"{name} {'queries' if part == 'query' else 'keys'}"
+            _part(what, getattr(out, part), count, getattr(again, part))
     query, key = twice[0][1]
-    if key.numel() and query.min() < key.max():
-        return f"a far query at {query.min().item()}, before a far key at {key.max().item()}"
-    return ""
+    if key.numel():
+        first, latest = query.min().item(), key.max().item()
+        _expect(first >= latest, f"a far query at {first}, before a far key at {latest}")
 
 
-def _part(part: Any, count: int, second: Tensor) -> str:
-    if not isinstance(part, Tensor) or part.shape != (count,):
-        return f"have {_kind(part)}, not ({count},)"
-    if part.dtype == torch.bool or part.is_complex():
-        return f"are {part.dtype}"
-    if not part.isfinite().all():
-        return f"are not finite: {int((~part.isfinite()).sum())}"
-    if count and part.min() < 0:
-        return f"go down to {part.min().item()}"
+def _part(what: str, part: Any, count: int, second: Tensor) -> None:
+    shaped = isinstance(part, Tensor) and part.shape == (count,)
+    _expect(shaped, f"{what} have {_kind(part)}, not ({count},)")
+    _expect(part.dtype != torch.bool and not part.is_complex(), f"{what} are {part.dtype}")
+    bad = int((~part.isfinite()).sum())
+    _expect(not bad, f"{what} are not finite: {bad}")
+    least = part.min().item() if count else 0
+    _expect(least >= 0, f"{what} go down to {least}")
     changed = int((part != second).sum())
-    return f"differ the second time: {changed}" if changed else ""
+    _expect(not changed, f"{what} differ the second time: {changed}")
 
 
-def _query_scale(encoding: PositionEncoding, device: str, queries: tuple[int, int]) -> str:
-    start, count = queries
+def _scale(encoding: PositionEncoding, device: str, start: int, count: int) -> None:
     at = torch.arange(start, start + count, device=device)
     out: Any = encoding.query_scale(at)
     alone = encoding.query_scale(at[-1:])
     if out is None and alone is None:
-        return ""
-    if not isinstance(out, Tensor) or alone is None or out.shape != (count,):
-        return f"not one factor a query: {_kind(out)} for {count} queries"
-    if not out.is_floating_point():
-        return f"factors are {out.dtype}"
+        return
+    shaped = isinstance(out, Tensor) and alone is not None and out.shape == (count,)
+    _expect(shaped, f"not one factor a query: {_kind(out)} for {count} queries")
+    assert alone is not None
+    _expect(out.is_floating_point(), f"factors are {out.dtype}")
     bad = int((~(out.isfinite() & (out > 0))).sum())
-    if bad:
-        return f"{bad} factors are not finite and above 0"
-    if not torch.allclose(out[-1:], alone):
-        return f"the last query's factor is {out[-1]:.3g}, but alone it has {alone.item():.3g}"
-    return ""
+    _expect(not bad, f"{bad} factors are not finite and above 0")
+    apart = f"the last query's factor is {out[-1]:.3g}, but alone it has {alone.item():.3g}"
+    _expect(torch.allclose(out[-1:], alone), apart)
 
 
-def _frequencies(encoding: Any, device: str, rates: tuple[int, float, int]) -> str:
-    dim, base, length = rates
+def _frequencies(encoding: Any, device: str, dim: int, base: float, length: int) -> None:
     inverse = base ** (-torch.arange(0, dim, 2, device=device) / dim)
     before = inverse.clone()
     changed: Any = encoding.frequencies(inverse, 1.0, length)
     second: Any = encoding.frequencies(before.clone(), 1.0, length)
     if changed is None or second is None:
-        return "" if changed is second else "gives frequencies only sometimes"
+        _expect(changed is second, "gives frequencies only sometimes")
+        return
     (out, factor), (again, _) = changed, second
-    if not torch.equal(inverse, before):
-        return "changes the frequencies it is given"
-    if not isinstance(out, Tensor) or out.shape != inverse.shape:
-        return f"not D / 2 = {dim // 2} frequencies: {_kind(out)}"
-    if not out.is_floating_point() or not bool((out.isfinite() & (out >= 0)).all()):
-        return "frequencies are not finite floats from 0"
+    _expect(torch.equal(inverse, before), "changes the frequencies it is given")
+    shaped = isinstance(out, Tensor) and out.shape == inverse.shape
+    _expect(shaped, f"not D / 2 = {dim // 2} frequencies: {_kind(out)}")
+    positive = out.is_floating_point() and bool((out.isfinite() & (out >= 0)).all())
+    _expect(positive, "frequencies are not finite floats from 0")
     number = isinstance(factor, int | float) and not isinstance(factor, bool)
-    if not number or not 0 < factor < torch.inf:
-        return f"the factor is {factor!r}, not a number above 0"
-    return "" if torch.equal(out, again) else "gives other frequencies the second time"
-
-
-def check_position(encoding: PositionEncoding, device: str) -> list[Finding]:
-    """Every check of a position encoding; positions may be on any device."""
-
-    def members() -> str:
-        most = encoding.max_distance
-        limit = "" if most is None else _whole("max_distance", most, 1)
-        return _whole("distance", encoding.distance, 0) or limit
-
-    return [
-        attempt("declares its members", members),
-        each(PLACED, PLACES, partial(_placed, encoding)),
-        each("query_scale (C,)", QUERIES, partial(_query_scale, encoding, device)),
-        each("frequencies (D / 2,)", RATES, partial(_frequencies, encoding, device)),
-    ]
+    above = number and 0 < factor < torch.inf
+    _expect(above, f"the factor is {factor!r}, not a number above 0")
+    _expect(torch.equal(out, again), "gives other frequencies the second time")
 
 
 # Recipes
@@ -598,18 +557,17 @@ CASES: dict[str, tuple[int, Window, int]] = {
 def check_recipe(name: str) -> list[Finding]:
     """Every check of a recipe."""
 
-    def applied(case: str) -> Preset:
-        context, window, length = CASES[case]
+    def applied(context: int, window: Window, length: int) -> Preset:
         position = {"name": "esa", "distance": context // 2}
         base = Preset(name="base", model="any", context=context, window=window, position=position)
         preset = resolved_preset.apply(name, base, length)
         resolve(preset)
         return preset
 
-    findings, results = run({case: partial(applied, case) for case in CASES})
+    findings, results = _run(_over(applied, CASES))
 
-    def repeats(case: str) -> str:
-        return "" if applied(case) == results[case] else "other settings the second time"
+    def repeats(case: str) -> None:
+        _expect(applied(*CASES[case]) == results[case], "other settings the second time")
 
-    again = each("deterministic", {case: case for case in results}, repeats)
+    again = finding(REPEATS, {case: partial(repeats, case) for case in results})
     return [*findings, *([again] if results else [])]

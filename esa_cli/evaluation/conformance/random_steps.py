@@ -72,16 +72,14 @@ def make_step(
     observe: Observe | None = None,
     words: bool = True,
 ) -> Step:
-    """A step over a random document of I + M + L + C tokens, all of them in the store.
-
-    The same arguments give the same numbers, whatever `observe` does.
+    """A step over a random document of I + M + L + C tokens, all of them in the store. The same
+    arguments give the same numbers, whatever `observe` does.
 
     Args:
         middle, chunk, initial, local: M, C, I and L. heads, groups, dim: H, G and D.
         spread: standard deviation of queries (H, C, D) and unrotated keys and values (G, N, D).
         ties: every token has the same key. distance: query position that stands for 'far'.
-        layer: index of the layer. decoding: the chunk is an answer's token.
-        score: the step's score; `sum` unless given. projection: reduces keys of F = G * D.
+        decoding: the chunk is an answer's token. projection: reduces keys of F = G * D.
         observe: a selector's hook, called for every chunk before the step's own.
         words: the step has the text of its tokens, random words, and a question of two of them.
     """
@@ -107,7 +105,13 @@ def make_step(
         decoding=decoding,
         query=QueryState(text=TurnText(ASKED, partial(_words, start, seed)) if words else None),
     )
-    _fill(step, queries, keys, values, observe)
+    for low in range(0, start, READ):
+        high = min(low + READ, start)
+        store.append(keys[:, low:high], values[:, low:high])
+        if observe is not None:
+            observe(observed_step(_at(step, low, queries[:, low:high])))
+    store.append(keys[:, start:], values[:, start:])
+    _reduce(step)
     return step
 
 
@@ -120,9 +124,7 @@ def advance(
     back: int = 0,
     observe: Observe | None = None,
 ) -> Step:
-    """The step of `chunk` new random tokens after those now in the store.
-
-    The step's windows are kept: L is the last `step.local` tokens, I the first `step.low`.
+    """The step of `chunk` new random tokens after those now in the store, with the same windows.
 
     Args:
         decoding: they are an answer's token.
@@ -166,19 +168,6 @@ def _drawn(heads: tuple[int, ...], tokens: int, dim: int, seed: int) -> list[Ten
     """Random numbers (h, tokens, D) for each number of heads h; not to be written to."""
     random = torch.Generator().manual_seed(seed)
     return [torch.randn(h, tokens, dim, generator=random) for h in heads]
-
-
-def _fill(
-    step: Step, queries: Tensor, keys: Tensor, values: Tensor, observe: Observe | None
-) -> None:
-    """Puts the document (H or G, N, D) into the step's store, chunk by chunk, and reduces M."""
-    for low in range(0, step.start, READ):
-        high = min(low + READ, step.start)
-        step.store.append(keys[:, low:high], values[:, low:high])
-        if observe is not None:
-            observe(observed_step(_at(step, low, queries[:, low:high])))
-    step.store.append(keys[:, step.start :], values[:, step.start :])
-    _reduce(step)
 
 
 def _at(step: Step, start: int, queries: Tensor) -> Step:

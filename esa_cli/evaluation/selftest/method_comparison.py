@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,16 +22,13 @@ from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress
 
 
-@dataclass
 class SelectionCounts:
-    """Counts of each token's selections while answering, over layers and heads.
+    """Counts of each token's selections while answering, over layers and heads: (N,) `counts` for
+    the N tokens of the document. A `trace` of `Session.ask`."""
 
-    Args:
-        counts: (N,) for the N tokens of the document.
-    """
-
-    counts: Tensor
-    _layer: int = field(default=-1, repr=False)
+    def __init__(self, tokens: int) -> None:
+        self.counts = torch.zeros(tokens)
+        self._layer = -1
 
     def __call__(self, seen: ChunkTrace) -> None:
         """Counts a chunk's selected tokens, without I and L, which are always in view."""
@@ -48,16 +44,12 @@ class SelectionCounts:
 
 def selected_passages(counts: Tensor, book: Book, count: int) -> list[Passage]:
     """The `count` passages that were selected most, whole sentences, none overlapping; a passage's
-    weight is its share of all selections.
-
-    Args:
-        counts: (N,) of `SelectionCounts`, for the N cached tokens that `book.rows` point into.
-    """
+    weight is its share of all selections. counts: (N,), for the N cached tokens that `book.rows`
+    point into."""
     total = float(counts[book.rows.start : book.rows.stop].sum())
-    best = heaviest(counts, [book], count)
     return [
         Passage.of(book.document, passage.start, passage.end, weight=passage.weight / total)
-        for passage in best
+        for passage in heaviest(counts, [book], count)
     ]
 
 
@@ -99,7 +91,7 @@ def compare(
             read_s = read_for(session, preset, group, text, reading(group.names))
             for name, laid_over in zip(group.names, group.presets, strict=True):
                 session.use(laid_over)
-                view = SelectionCounts(torch.zeros(session.document_tokens))
+                view = SelectionCounts(session.document_tokens)
                 answer = session.ask(question, max_new_tokens=most, trace=view)
                 passages = selected_passages(view.counts, book, count)
                 rows.append(_row(name, group, read_s, answer, session.cache.nbytes, passages))

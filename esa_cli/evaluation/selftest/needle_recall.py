@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.qa.answering.reply import Passage
@@ -44,11 +42,8 @@ class NeedleRecall:
             self.last[seen.layer] = seen
 
     def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
-        """For each layer, the share of the facts' tokens in view, the mean over facts.
-
-        Args:
-            facts: absolute positions of each fact's tokens.
-        """
+        """For each layer, the share of the facts' tokens in view, the mean over facts. facts:
+        absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last):
             pairs = [_share(self.last[layer], fact) for fact in facts]
@@ -82,7 +77,7 @@ def selects_facts(shares: Sequence[float]) -> bool:
     return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
 
 
-def why(score: float, is_selected: bool) -> str:
+def _why(score: float, is_selected: bool) -> str:
     """The reason why a question was missed: the selection, or the model with the fact in view."""
     if score >= 1:
         return "answered"
@@ -97,19 +92,14 @@ def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]
     recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
     if best != layers:
         recall["best_head"] = best
-    return {"recall": recall, "why": why(score, selects_facts(best))}
+    return {"recall": recall, "why": _why(score, selects_facts(best))}
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
-    """Absolute positions of the tokens that cover characters [start, end).
-
-    Args:
-        spans: each document token's first and last character. head: tokens before the document.
-    """
-    starts = torch.tensor([span[0] for span in spans])
-    ends = torch.tensor([span[1] for span in spans])
-    inside = torch.nonzero((ends > start) & (starts < end))[:, 0]
-    return range(int(inside[0]) + head, int(inside[-1]) + 1 + head) if inside.numel() else range(0)
+    """Absolute positions of the tokens that cover characters [start, end). spans: the characters of
+    each token of the document, which begins after `head` tokens."""
+    inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
+    return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
 
 def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
@@ -136,4 +126,4 @@ def evidence_recall_fields(
         round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
         for some in (passages[:SHOWN], passages)
     )
-    return {"recall": {"mean": shown, "read": read}, "why": why(score, read >= IN_VIEW)}
+    return {"recall": {"mean": shown, "read": read}, "why": _why(score, read >= IN_VIEW)}

@@ -14,7 +14,6 @@ from esa_cli.methods import registry
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.system.jsonl import Journal
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""
@@ -56,13 +55,9 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods over one prefill.
-
-    Args:
-        reading: "shared": the prefill attends to I and L only; "own": it is by the method's own
-            rule; "text": there is none, and a text is read for the finder alone.
-        dense: the ceiling.
-    """
+    """Methods over one prefill: it attends to I and L only ("shared"), or is by the method's own
+    rule ("own"), or there is none and a text is read for the finder alone ("text"). dense: the
+    ceiling."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -168,22 +163,3 @@ def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
         f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
         "attention is full; with --set window.dense=null they select"
     )
-
-
-def same_reading(journal: Journal, settings: SelftestSettings, preset: Preset) -> None:
-    """Checks that each method has the same prefill, shared or own, as in the journal's rows; which
-    methods share one depends on the methods of the run. Raises UsageError: it differs, or a method
-    is unknown. PresetError: its settings are wrong."""
-    if not journal.rows:
-        return
-    grouped = groups(settings, preset, max(settings.lengths))
-    now = {name: group.reading for group in grouped for name in group.names}
-    for row in journal.rows:
-        name, before = row["method"], row.get("reading")
-        if not row.get("dense") and now.get(name, before) != before:
-            raise UsageError(
-                f"{journal.path} has results of {name} with the reading {before!r}, and with "
-                f"these --methods it is {now[name]!r}",
-                "give the same --methods as before, or another --out; a file that begins with "
-                "--reading own takes further methods",
-            )

@@ -114,8 +114,16 @@ class SelftestRun:
         Raises:
             UsageError: a document cannot hold so many facts, or the haystack is too short.
         """
-        settings = self.settings
-        haystack = self._cut(length) if dense and test == OWN else self.haystack
+        settings, haystack = self.settings, self.haystack
+        if dense and test == OWN and self._own > length:
+            # The text is cut to the tokens that the needles leave.
+            left = length - (self._own - self.size(haystack.text))
+            if left < 1:
+                raise UsageError(
+                    f"length must have room for the needles, got {length:,} tokens",
+                    "ask for a greater one",
+                )
+            haystack = Haystack.of(haystack.name, "\n\n".join(haystack.cut(self.size, left)))
         request = TaskRequest(
             length, self.size, haystack, settings.depths, settings.samples, settings.seed,
             settings.exact,
@@ -125,19 +133,6 @@ class SelftestRun:
     @cached_property
     def _own(self) -> int:
         return next(self.samples(OWN, 0)).length
-
-    def _cut(self, length: int) -> Haystack:
-        """The beginning of the text, so long that it has `length` tokens with the needles in it."""
-        if self._own <= length:
-            return self.haystack
-        left = length - (self._own - self.size(self.haystack.text))
-        if left < 1:
-            raise UsageError(
-                f"length must have room for the needles, got {length:,} tokens",
-                "ask for a greater one",
-            )
-        parts = self.haystack.cut(self.size, left)
-        return Haystack.of(self.haystack.name, "\n\n".join(parts))
 
     def _work(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
         """Each document with each group of methods that share its prefill."""
@@ -158,37 +153,37 @@ class SelftestRun:
         mistakes come before the first long prefill."""
         for test in self.settings.tests:
             for length in self.lengths(test):
-                grouped = groups(self.settings, self.preset, length)
-                for preset in [
-                    p for group in grouped if group.reading != "text" for p in group.presets
-                ]:
-                    session.use(preset)
-                    # Not every host has a base that can be changed.
-                    host = session.attachment.rope.frequencies
-                    session.method.position.frequencies(*host, length)
                 sample = next(self.samples(test, length))
-                for group in grouped:
-                    self._questions(session, sample, group).check()
+                for group in groups(self.settings, self.preset, length):
+                    for preset in group.presets if group.reading != "text" else ():
+                        session.use(preset)
+                        # Not every host has a base that can be changed.
+                        host = session.attachment.rope.frequencies
+                        session.method.position.frequencies(*host, length)
+                    try:
+                        self._questions(session, sample, group).check()
+                    except LengthError as error:
+                        raise LengthError(
+                            f"{test} cannot be asked: {error.message}",
+                            "leave the test out, or lower window.selected with --set",
+                        ) from error
 
     def _questions(
         self, session: Session, sample: TaskSample, group: MethodGroup
     ) -> DocumentQuestions:
-        if group.reading == "text" and self._text is None:
-            self._text = TextAsker(session, self.preset)
-        text = self._text if group.reading == "text" else None
-        return DocumentQuestions(session, sample, group, self.preset, self.listener, text)
+        common = session, sample, group, self.preset, self.listener
+        if group.reading != "text":
+            return DocumentQuestions(*common)
+        self._text = self._text or TextAsker(session, self.preset)
+        return TextQuestions(*common, self._text)
 
 
 @dataclass
 class DocumentQuestions:
-    """One document's questions by a group of methods.
-
-    From text, the words around document and question, and the answer's first ones, are those of the
-    preset, not the benchmark's.
+    """One document's questions by a group of methods, over the KV cache.
 
     Args:
-        base: the preset that methods are laid over. text: what answers from text; None: answers
-            come from the KV cache.
+        base: the preset that methods are laid over.
     """
 
     session: Session
@@ -196,9 +191,10 @@ class DocumentQuestions:
     group: MethodGroup
     base: Preset
     listener: SelftestEvents
-    text: TextAsker | None = None
-    _preset: Preset | None = field(default=None, init=False)
-    _read_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._preset: Preset | None = None
+        self._read_s = 0.0
 
     def cases(self) -> DocumentCases:
         """Each question by each method."""
@@ -220,49 +216,40 @@ class DocumentQuestions:
 
     def check(self) -> None:
         """Raises LengthError: a question does not fit the model's window."""
-        try:
-            for preset in self.group.presets:
-                if self.text is None:
-                    self._use(preset)
-                for question in self.sample.questions:
-                    if self.text is not None:
-                        self.text.check(question.text, question.longest)
-                    else:
-                        self.session.check(
-                            question.text, prime=question.prime, max_new_tokens=question.longest
-                        )
-        except LengthError as error:
-            raise LengthError(
-                f"{self.sample.test} cannot be asked: {error.message}",
-                "leave the test out, or lower window.selected with --set",
-            ) from error
+        for preset in self.group.presets:
+            self._use(preset)
+            for question in self.sample.questions:
+                self.session.check(
+                    question.text, prime=question.prime, max_new_tokens=question.longest
+                )
 
     def read(self) -> bool:
         """Reads the document; False for a ceiling that does not fit into the model's window."""
         session, sample, group = self.session, self.sample, self.group
-        total = count_tokens(session.tokenizer, sample.text)
-        if self.text is None:
-            session.clear()
-            self._use(group.presets[0])
-            self._spans, self._head = (
-                session.prompt.offsets(sample.text),
-                len(session.prompt.head()),
-            )
-        if group.dense and not self._fits():
+        session.clear()
+        self._use(group.presets[0])
+        prompt = session.prompt
+        self._spans, self._head = prompt.offsets(sample.text), len(prompt.head())
+        asked = sample.questions
+        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in asked)
+        if group.dense and len(prompt.document(sample.text)) + longest > self.base.context:
             self.listener.note(
                 f"{sample.test}: no dense ceiling: document, question and answer do not fit into "
                 f"the model's window of {self.base.context:,} tokens"
             )
             return False
-        progress = self.listener.reading(sample.test, sample.length, group.names, total)
-        if self.text is not None:
-            self._read_s = self.text.read(sample.text, progress)
-            return True
-        self._read_s = read_for(session, self.base, group, sample.text, progress)
+        self._read_s = read_for(session, self.base, group, sample.text, self._progress())
         note = None if group.dense else all_in_view(session.document_tokens, group.presets)
         if note is not None:
             self.listener.note(f"{sample.test}: {note}")
         return True
+
+    def _progress(self) -> Progress:
+        sample, total = self.sample, count_tokens(self.session.tokenizer, self.sample.text)
+        progress: Progress = self.listener.reading(
+            sample.test, sample.length, self.group.names, total
+        )
+        return progress
 
     def _use(self, preset: Preset) -> None:
         """Sets the preset, with the benchmark's prompt where the sample has one."""
@@ -274,16 +261,8 @@ class DocumentQuestions:
             preset = preset.model_copy(update={"prompt": prompt})
         self.session.use(preset)
 
-    def _fits(self) -> bool:
-        """True if every question can be asked and answered inside the model's own window."""
-        prompt, asked = self.session.prompt, self.sample.questions
-        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in asked)
-        return len(prompt.document(self.sample.text)) + longest <= self.base.context
-
     def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
         """The fields of a question's row that its answer gives."""
-        if self.text is not None:
-            return self._row_from_text(self.text, preset, question)
         self._use(preset)
         session, recall = self.session, NeedleRecall()
         answer = session.ask(
@@ -295,7 +274,6 @@ class DocumentQuestions:
         return fields | {
             "before": session.tokenizer.decode(session.prompt.head()),
             "prompt": session.prompt.text(question.text, question.prime),
-            "answer": answer.text,
             **recall_fields(fields["score"], recall.shares(places) if places else []),
             "tokens": {
                 "document": session.document_tokens,
@@ -305,40 +283,16 @@ class DocumentQuestions:
             },
         }
 
-    def _row_from_text(
-        self, asker: TextAsker, preset: Preset, question: TaskQuestion
-    ) -> dict[str, Any]:
-        reply = asker.ask(question.text, question.longest)
-        facts = [self.sample.facts[fact] for fact in question.facts]
-        fields = self._fields(question, reply.text, reply, asker.nbytes)
-        return fields | {
-            "before": "",
-            "prompt": preset.answer.prompt.replace("{question}", question.text),
-            "answer": reply.text,
-            "found": reply.found,
-            "quoted": reply.quotation is not None,
-            **evidence_recall_fields(fields["score"], facts, reply.evidence),
-            "tokens": {
-                "document": len(asker.book.spans),
-                "question": reply.question_tokens,
-                "answer": reply.answer_tokens,
-                "in_view": asker.tokens_of(reply.evidence),
-            },
-        }
-
     def _fields(
         self, question: TaskQuestion, output: str, answer: Reply, stored: int
     ) -> dict[str, Any]:
-        """The fields of both ways.
-
-        Args:
-            stored: bytes of what the document was read into.
-        """
+        """The fields of both ways. stored: bytes of what the document was read into."""
         # The mean depth of several facts would be a depth without a fact.
         only = self.sample.facts[question.facts[0]] if len(question.facts) == 1 else None
         return {
             "depth": None if only is None else round(only.depth, 4),
             "expected": list(question.answers),
+            "answer": answer.text,
             "score": round(find_task(self.sample.test).score(question, output), 4),
             "memory": {
                 "kept_bytes": stored,
@@ -348,6 +302,41 @@ class DocumentQuestions:
                 "ask_s": round(answer.total_s, 3),
                 "first_token_s": round(answer.first_token_s, 3),
                 "read_s": round(self._read_s, 2),
+            },
+        }
+
+
+@dataclass
+class TextQuestions(DocumentQuestions):
+    """The same, answered from text: the words around document and question, and the answer's first
+    ones, are those of the preset, not the benchmark's."""
+
+    asker: TextAsker
+
+    def check(self) -> None:
+        for question in self.sample.questions:
+            self.asker.check(question.text, question.longest)
+
+    def read(self) -> bool:
+        self._read_s = self.asker.read(self.sample.text, self._progress())
+        return True
+
+    def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
+        asker = self.asker
+        reply = asker.ask(question.text, question.longest)
+        facts = [self.sample.facts[fact] for fact in question.facts]
+        fields = self._fields(question, reply.text, reply, asker.nbytes)
+        return fields | {
+            "before": "",
+            "prompt": preset.answer.prompt.replace("{question}", question.text),
+            "found": reply.found,
+            "quoted": reply.quotation is not None,
+            **evidence_recall_fields(fields["score"], facts, reply.evidence),
+            "tokens": {
+                "document": len(asker.book.spans),
+                "question": reply.question_tokens,
+                "answer": reply.answer_tokens,
+                "in_view": asker.tokens_of(reply.evidence),
             },
         }
 

@@ -73,8 +73,7 @@ def questions_file(text: str) -> str:
 
 
 class Reworded(NamedTuple):
-    """A question of the demo, in other words than the chronicle's; without answers, one that the
-    chronicle does not answer."""
+    """A question of the demo in other words than the chronicle's; it may have no answer there."""
 
     id: str
     question: str

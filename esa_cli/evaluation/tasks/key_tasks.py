@@ -17,15 +17,15 @@ form has a document for each kind in turn, with depths drawn from RULER's forty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
     TaskQuestion,
     TaskRequest,
     TaskSample,
+    check_samples,
     depths_of,
     document,
     fact_at,
@@ -48,8 +48,7 @@ COLOURS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HiddenKeys:
+class KeyWords(NamedTuple):
     """The benchmark's words about keys of one kind.
 
     Args:
@@ -64,17 +63,15 @@ class HiddenKeys:
     question: str
     draw: Callable[[StableRandom], str]
 
-    def samples(self, request: TaskRequest) -> Iterator[TaskSample]:
-        """One document with all keys; in the exact form one a key."""
-        if not request.exact:
-            yield self._shared(request)
-            return
-        for index in range(request.samples):
-            yield self._alone(request, index)
 
-    def _alone(self, request: TaskRequest, index: int) -> TaskSample:
-        key = self.draw(StableRandom(self.name, request.length, request.seed, index))
-        fact = self.fact.format(key=key, gate="")
+def hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
+    """One document with all keys; in the exact form one a key."""
+    if not request.exact:
+        yield _shared_keys(words, request)
+        return
+    for index in range(request.samples):
+        key = words.draw(StableRandom(words.name, request.length, request.seed, index))
+        fact = words.fact.format(key=key, gate="")
         lines = room(request, [fact], "") * 100 // request.size(NOISE * 100)
         if request.depths:
             depth = depths_of(request, request.samples)[index]
@@ -85,30 +82,26 @@ class HiddenKeys:
         ahead = round(depth * lines)
         text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
         facts = (fact_at(text, len(NOISE) * ahead, fact),)
-        asked = self.question.format(gate="")
-        questions = (TaskQuestion(self.name, asked, (key,), (0,), KEY_LONGEST),)
-        return TaskSample(
-            self.name, request.length, index, text, facts, questions, self.before, KEY_AFTER
+        asked = words.question.format(gate="")
+        questions = (TaskQuestion(words.name, asked, (key,), (0,), KEY_LONGEST),)
+        yield TaskSample(
+            words.name, request.length, index, text, facts, questions, words.before, KEY_AFTER
         )
 
-    def _shared(self, request: TaskRequest) -> TaskSample:
-        if request.samples > len(COLOURS):
-            raise UsageError(
-                f"samples must be at most {len(COLOURS)}, got {request.samples}",
-                "a document has a key for each of these colours",
-            )
-        dice = StableRandom(self.name, request.length, request.seed, 0)
-        colours = dice.some(COLOURS, request.samples)
-        sentences, questions = [], []
-        for fact, colour in enumerate(colours):
-            key, gate = self.draw(dice), f" of the {colour} gate"
-            sentences.append(self.fact.format(key=key, gate=gate))
-            asked = self.question.format(gate=gate)
-            questions.append(TaskQuestion(colour, asked, (key,), (fact,), KEY_LONGEST))
-        text, facts = document(request, sentences, depths_of(request, len(colours)))
-        return TaskSample(
-            self.name, request.length, 0, text, facts, tuple(questions), self.before, KEY_AFTER
-        )
+
+def _shared_keys(words: KeyWords, request: TaskRequest) -> TaskSample:
+    check_samples(request, len(COLOURS), "a document has a key for each of these colours")
+    dice = StableRandom(words.name, request.length, request.seed, 0)
+    sentences, questions = [], []
+    for fact, colour in enumerate(dice.some(COLOURS, request.samples)):
+        key, gate = words.draw(dice), f" of the {colour} gate"
+        sentences.append(words.fact.format(key=key, gate=gate))
+        asked = words.question.format(gate=gate)
+        questions.append(TaskQuestion(colour, asked, (key,), (fact,), KEY_LONGEST))
+    text, facts = document(request, sentences, depths_of(request, len(sentences)))
+    return TaskSample(
+        words.name, request.length, 0, text, facts, tuple(questions), words.before, KEY_AFTER
+    )
 
 
 def runs(dice: StableRandom) -> str:
@@ -119,7 +112,7 @@ def runs(dice: StableRandom) -> str:
     return out[:DIGITS]
 
 
-PASSKEY = HiddenKeys(
+PASSKEY = KeyWords(
     name="passkey",
     before="There is an important info hidden inside a lot of irrelevant text. Find it and "
     "memorize them. I will quiz you about the important information there.\n\n",
@@ -128,7 +121,7 @@ PASSKEY = HiddenKeys(
     draw=lambda dice: dice.digits(5),
 )
 
-NUMBER = HiddenKeys(
+NUMBER = KeyWords(
     name="number",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
     "quiz you about the important information there.\n\n",
@@ -137,10 +130,6 @@ NUMBER = HiddenKeys(
     question="What is the sequence of digits{gate}?",
     draw=runs,
 )
-
-
-def key_score(question: TaskQuestion, output: str) -> float:
-    return metrics.first_integer_match(output, question.answers[0])
 
 
 HEAD, TAIL = "JSON data:\n{", "}"
@@ -154,34 +143,30 @@ PAIR_LONGEST = 100
 
 def key_values(request: TaskRequest) -> Iterator[TaskSample]:
     """One object with all keys that are asked for; in the exact form one a key."""
-    depths = depths_of(request, request.samples)
-    parts = [(depth,) for depth in depths] if request.exact else [depths]
-    for index, some in enumerate(parts):
-        yield _object(request, index, some)
-
-
-def _object(request: TaskRequest, index: int, depths: Sequence[float]) -> TaskSample:
-    pairs = _pairs(request, StableRandom("kv", request.length, request.seed, index))
-    if len(pairs) < 2 * len(depths):
-        raise UsageError(
-            f"pairs must be at least {2 * len(depths)} for {len(depths)} questions, got "
-            f"{len(pairs)} in {request.length} tokens",
-            "ask for fewer samples or a greater length",
+    all_depths = depths_of(request, request.samples)
+    for index, depths in enumerate([(d,) for d in all_depths] if request.exact else [all_depths]):
+        pairs = _pairs(request, StableRandom("kv", request.length, request.seed, index))
+        if len(pairs) < 2 * len(depths):
+            raise UsageError(
+                f"pairs must be at least {2 * len(depths)} for {len(depths)} questions, got "
+                f"{len(pairs)} in {request.length} tokens",
+                "ask for fewer samples or a greater length",
+            )
+        lines = [f'"{key}": "{value}"' for key, value in pairs]
+        text = HEAD + ", ".join(lines) + TAIL
+        asked = places(depths, len(pairs))
+        facts = tuple(fact_at(text, text.index(lines[place]), lines[place]) for place in asked)
+        questions = []
+        for fact, place in enumerate(asked):
+            key, value = pairs[place]
+            question = PAIR_QUESTION.format(key=key)
+            answer = TaskQuestion(f"pair-{fact}", question, (value,), (fact,), PAIR_LONGEST)
+            questions.append(answer)
+        named = f' "{pairs[asked[0]][0]}"' if request.exact else ""
+        before = PAIR_BEFORE.format(key=named)
+        yield TaskSample(
+            "kv", request.length, index, text, facts, tuple(questions), before, PAIR_AFTER
         )
-    lines = [f'"{key}": "{value}"' for key, value in pairs]
-    text = HEAD + ", ".join(lines) + TAIL
-    asked = places(depths, len(pairs))
-    questions = []
-    for fact, place in enumerate(asked):
-        key, value = pairs[place]
-        question = PAIR_QUESTION.format(key=key)
-        questions.append(TaskQuestion(f"pair-{fact}", question, (value,), (fact,), PAIR_LONGEST))
-    facts = tuple(fact_at(text, text.index(lines[place]), lines[place]) for place in asked)
-    named = f' "{pairs[asked[0]][0]}"' if request.exact else ""
-    before = PAIR_BEFORE.format(key=named)
-    return TaskSample(
-        "kv", request.length, index, text, facts, tuple(questions), before, PAIR_AFTER
-    )
 
 
 def _pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
@@ -209,10 +194,6 @@ def places(depths: Sequence[float], count: int) -> list[int]:
         free = (at for at in range(count) if at not in taken)
         taken.append(min(free, key=lambda at: abs(at - wanted)))
     return taken
-
-
-def pair_score(question: TaskQuestion, output: str) -> float:
-    return metrics.contains_word(output, question.answers[0])
 
 
 MAGIC_BEFORE = (
@@ -271,11 +252,8 @@ def magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
 def _shared_numbers(request: TaskRequest) -> TaskSample:
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
-    if groups * size > len(POOL):
-        raise UsageError(
-            f"samples must be at most {len(POOL) // size * len(KINDS)}, got {request.samples}",
-            "a document has no room for more questions",
-        )
+    most = len(POOL) // size * len(KINDS)
+    check_samples(request, most, "a document has no room for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
     words = dice.some(POOL, groups * size)
     numbers: Numbers = {}
@@ -317,7 +295,3 @@ def _ask(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
         longest=MAGIC_LONGEST,
         prime=(PRIME_ONE if is_single else PRIME_MANY).format(query=query),
     )
-
-
-def magic_score(question: TaskQuestion, output: str) -> float:
-    return metrics.match_all(output, question.answers)

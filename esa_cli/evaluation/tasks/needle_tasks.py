@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.task_sample import (
     StableRandom,
     TaskQuestion,
     TaskRequest,
     TaskSample,
+    check_samples,
     dealt,
     depths_of,
     document,
@@ -64,11 +63,7 @@ def chosen_needles(request: TaskRequest) -> list[Needle]:
     """The first needles of the file, one a sample, shuffled by the seed: at every length in the
     same order. Raises UsageError: there are fewer needles than samples."""
     needles = load_needles()
-    if request.samples > len(needles):
-        raise UsageError(
-            f"samples must be at most {len(needles)}, got {request.samples}",
-            "there are no more needles",
-        )
+    check_samples(request, len(needles), "there are no more needles")
     return StableRandom("needle", request.seed).some(needles[: request.samples], request.samples)
 
 
@@ -91,9 +86,7 @@ def single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     elif request.depths:
         parts = [([needle], [depth]) for needle in needles for depth in request.depths]
     else:
-        parts = [
-            ([needle], [depth]) for needle, depth in zip(needles, even(len(needles)), strict=True)
-        ]
+        parts = [([n], [depth]) for n, depth in zip(needles, even(len(needles)), strict=True)]
     for index, (some, depths) in enumerate(parts):
         text, facts = document(request, [needle.text for needle in some], depths)
         yield TaskSample("needle", request.length, index, text, facts, needle_questions(some))
@@ -111,10 +104,6 @@ def own_document(request: TaskRequest) -> Iterator[TaskSample]:
     text, facts = plant(request.haystack.text, sentences, depths_of(request, len(needles)))
     length = request.size(text)
     yield TaskSample("own", length, 0, text, facts, needle_questions(needles))
-
-
-def needle_score(question: TaskQuestion, output: str) -> float:
-    return float(is_answered(output, question.answers))
 
 
 BEFORE = (
@@ -152,9 +141,7 @@ def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Documents with questions about three to five needles each."""
     kind = KINDS[0]
     longest = kind.needle.format(arg1=kind.first[0], arg2=kind.second[0])
-    each = together(request, TOGETHER, [longest] * 5)
-    for index, first in enumerate(range(0, request.samples, each)):
-        numbers = range(first, min(first + each, request.samples))
+    for index, numbers in enumerate(together(request, TOGETHER, [longest] * 5)):
         counts = [3 if request.exact else 3 + number % 3 for number in numbers]
         yield _many(request, index, counts)
 
@@ -190,7 +177,3 @@ def _many(request: TaskRequest, index: int, counts: Sequence[int]) -> TaskSample
     return TaskSample(
         "needles", request.length, index, text, facts, tuple(questions), BEFORE, AFTER
     )
-
-
-def many_score(question: TaskQuestion, output: str) -> float:
-    return metrics.keyword_share(output, question.answers)

@@ -60,9 +60,7 @@ def words(text: str) -> int:
 def counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
     """Documents with questions of both kinds in turn."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
-    each = together(request, len(ANIMALS), [longest] * SHARED_STARS)
-    for index, first in enumerate(range(0, request.samples, each)):
-        numbers = range(first, min(first + each, request.samples))
+    for index, numbers in enumerate(together(request, len(ANIMALS), [longest] * SHARED_STARS)):
         yield _sample(request, index, [tuple(STARS)[number % len(STARS)] for number in numbers])
 
 

@@ -389,13 +389,19 @@ def room(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
     return request.length - taken
 
 
-def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> int:
-    """Number of questions with such sentences that share a document: one in the exact form, else as
-    many as fill a third of the text, at most `most`."""
-    if request.exact:
-        return 1
+def check_samples(request: TaskRequest, most: int, why: str) -> None:
+    """Raises UsageError: the request has more samples than there can be."""
+    if request.samples > most:
+        raise UsageError(f"samples must be at most {most}, got {request.samples}", why)
+
+
+def together(request: TaskRequest, most: int, sentences: Sequence[str]) -> Iterator[range]:
+    """The numbers of the questions of each document: one in the exact form, else as many with such
+    sentences as fill a third of the text, at most `most`."""
     each = sum(added_tokens(request.size, sentence, " ") for sentence in sentences)
-    return max(1, min(most, request.length // (3 * each)))
+    count = 1 if request.exact else max(1, min(most, request.length // (3 * each)))
+    for first in range(0, request.samples, count):
+        yield range(first, min(first + count, request.samples))
 
 
 def dealt(dice: StableRandom, counts: Sequence[int]) -> list[int]:

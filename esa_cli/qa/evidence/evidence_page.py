@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +16,7 @@ from torch import Tensor
 from esa_cli.qa.answering.reply import Passage, Reply
 from esa_cli.qa.books import Book
 from esa_cli.qa.evidence.evidence import LEVELS, heaviest_token, shaded_spans, weights_of
-from esa_cli.system.pages.page import render_page
-from esa_cli.system.pages.page_style import percent_sign
+from esa_cli.qa.evidence.page import render_page
 
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
@@ -48,8 +46,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     whole = sum(float(weights_of(book, weights).sum()) for book in books)
     shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
     return render_page(
-        files(__package__).joinpath("evidence.html.jinja"),
-        files(__package__).joinpath("evidence.css"),
+        "evidence",
         question=question,
         reply=reply,
         passages=[(number, one, _where(one)) for number, one in enumerate(reply.evidence, 1)],
@@ -77,7 +74,7 @@ def _book(
     heat = shaded_spans(book.spans, own, top)
     return {
         "name": name,
-        "share": percent_sign(float(own.sum()) / whole if whole else 0.0),
+        "share": f"{100 * float(own.sum()) / whole if whole else 0.0:.0f} %",
         "characters": f"{len(text):,}",
         "bars": _bars(book.spans, own, len(text)),
         "marks": _marks([(number, start / max(1, len(text))) for start, _, number in passages]),

@@ -12,12 +12,9 @@ from cli_fixtures import cache, runner, surroundings
 from command import TINY, Esa
 
 from esa_cli.attention.compression import Learned
-from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.evaluation.calibration.activations import Shards
-from esa_cli.evaluation.calibration.train_maps import METHODS
-from esa_cli.models.fingerprint import fingerprint_in, query_rotation
-from esa_cli.qa.presets import preset, resolved_preset
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.evaluation.calibration.fitted_maps import METHODS
+from esa_cli.models.fingerprint import fingerprint_in
 
 __all__ = ["cache", "surroundings"]
 
@@ -101,7 +98,6 @@ def test_ctrl_c_keeps_what_was_read(
     [
         (["nosuch.md"], 3),
         (["note.md", "--method", "lerned"], 2),
-        (["note.md", "--fit", "loss=l1"], 2),
         (["note.md", "--fit", "epochs=-1"], 2),
         (["note.md", "--fit", "speed=1"], 2),
         (["note.md", "--out", "nosuch/maps.safetensors"], 2),
@@ -142,39 +138,3 @@ def test_no_room_and_damage_on_the_way(esa: Esa, tmp_path: Path) -> None:
     code, _, err = esa(*short)
     assert code == 0, err
     assert part.read_bytes() == good
-
-
-def test_a_method_that_will_not_use_the_maps_is_refused(esa: Esa) -> None:
-    command = ["calibrate", "note.md", *TINY, "-q", "--method", "pca", "--tokens", "200"]
-    vote = ["--for", "preset", "--set", "score.name=vote"]
-    for wanted in (["--for", "esa-vote"], ["--for", "infllm"], vote):
-        code, out, err = esa(*command, *wanted)
-        assert (code, out) == (2, "")
-        assert "scores with whole keys" in err
-        assert "score.shortlist" in err
-    assert not Path("compressor.work").exists()
-    assert esa(*command, *vote, "--set", "score.shortlist=20")[0] == 0
-    assert json.loads(Learned("compressor.safetensors").metadata["rotate"]) is True
-
-
-def test_maps_are_for_the_papers_score_unless_another_is_named(esa: Esa) -> None:
-    """Whatever score the preset has."""
-    command = ["calibrate", "note.md", *TINY, "--method", "pca", "--tokens", "200"]
-    vote = ["--set", "score.name=vote", "--set", "score.shortlist=20"]
-    code, _, err = esa(*command, *vote)
-    assert code == 0
-    assert Learned("compressor.safetensors").metadata["rotate"] == "false"
-    use = next(line for line in err.splitlines() if line.startswith("  --")).split()
-    assert "score.name=sum" in use
-    made = preset.load("tiny-random", overrides_of(use))
-    method = resolve(made).method
-    assert query_rotation(method) == {"rotate": "false"}
-    assert (method.score, method.selector) == (SumScore(), TopK(proximity=3))
-    assert made.position == resolved_preset.apply("esa", preset.load("tiny-random")).position
-    assert esa("ask", "note.md", "When?", *TINY, *vote, *use)[0] == 0
-
-
-def overrides_of(options: list[str]) -> list[str]:
-    """`esa ask` options as texts for `preset.load`."""
-    pairs = list(zip(options[::2], options[1::2], strict=True))
-    return [value for _, value in pairs]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -23,10 +22,10 @@ SMALL = [*QUICK, "--no-dense", "--quiet", "--samples", "2"]
 
 @pytest.mark.usefixtures("short_answers")
 def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path: Path) -> None:
-    rows, page = tmp_path / "rows.jsonl", tmp_path / "page.html"
+    rows = tmp_path / "rows.jsonl"
     methods = "preset,streaming-llm"
     arguments = ["needle", "--len", "900,1200", "--methods", methods]
-    done = esa("selftest", *arguments, *SMALL, "--out", str(rows), "--report", str(page))
+    done = esa("selftest", *arguments, *SMALL, "--out", str(rows))
     assert done.code == 0, done.err
     assert "streaming-llm" in done.out
     assert "1.2k" in done.out
@@ -40,9 +39,6 @@ def test_selftest_prints_tables_and_writes_what_was_asked_for(esa: Esa, tmp_path
     assert (
         "reading: shared (first and local tokens of the preset): preset, streaming-llm" in done.out
     )
-    html = page.read_text("utf-8")
-    assert "streaming-llm" in html
-    assert "http" not in html.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
 
 
 @pytest.mark.usefixtures("short_answers")
@@ -74,35 +70,11 @@ def test_mistakes_are_named_before_the_model_is_loaded(
     fail(esa("selftest", "needle", "--len", "much", *SMALL), 2, "must be a number of tokens")
     fail(esa("selftest", "own", *SMALL), 2, "--haystack")
     fail(esa("selftest", "needle", "--depths", "deep", *SMALL), 2, "must be a count")
-    fail(esa("selftest", "needle", "--out", "same.x", "--report", "same.x", *SMALL), 2)
     fail(esa("selftest", "needle", "--haystack", str(tmp_path / "no.txt"), *SMALL), 3, "no.txt")
-    lost = str(tmp_path / "nowhere" / "page.html")
-    fail(esa("selftest", "needle", "--report", lost, *SMALL), 2, "nowhere")
-    for option in ("--report", "--out"):
-        fail(esa("selftest", "needle", option, str(tmp_path), *SMALL), 2, "got the folder")
+    fail(esa("selftest", "needle", "--out", str(tmp_path), *SMALL), 2, "got the folder")
     fail(esa("selftest", "needle", "--set", "context=100000", *SMALL), 4, "was trained on")
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "500MiB")
     fail(esa("selftest", "needle", "--len", "1m", *SMALL), 6, "need")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = esa("selftest", "needle", "--report", "a.png", *SMALL)
-    fail(done, 2, "--report needs matplotlib", "pip install 'esa-cli[plot]'")
-
-
-def test_nothing_of_the_persons_own_is_written_over(
-    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.models.load", lambda *given, **options: pytest.fail("loaded"))
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    mine = folder / "mine.txt"
-    mine.write_text("The mill ground rye. " * 200, "utf-8")
-    (tmp_path / "link.txt").symlink_to(mine)
-    before = mine.read_bytes()
-    for haystack in ("texts/mine.txt", "texts", "link.txt"):
-        for option in ("--report", "--out"):
-            words = ("selftest", "own", "--haystack", haystack, option, str(mine), *SMALL)
-            fail(esa(*words), 2, "must not be one of the texts of --haystack")
-    assert mine.read_bytes() == before
 
 
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,34 +94,6 @@ def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPat
         assert done.code in (4, 130)
         assert json.loads(done.out)["complete"] is False
         assert {row["method"] for row in done.data["rows"]} == {"preset"}, "what was measured"
-
-
-def test_a_page_that_cannot_be_written_costs_no_figures(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("esa_cli.evaluation.report.report_page.write_html", full)
-    done = esa("selftest", "needle", "--len", "900", *SMALL, "--report", "page.html")
-    assert done.code == 6
-    assert "page.html cannot be written" in done.err
-    assert "needle" in done.out
-
-
-def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    arguments = ["selftest", "needle", "--len", "900", *SMALL, "--out", str(rows)]
-    assert esa(*arguments).code == 0
-    before = rows.read_bytes()
-    assert esa(*arguments).code == 0
-    assert rows.read_bytes() == before
-    fail(esa(*arguments, "--seed", "1"), 2, "another settings: seed 0 -> 1\n")
-    fail(esa(*arguments, "--dtype", "bfloat16"), 2, "another settings")
-    fail(esa(*arguments, "--methods", "preset,quest"), 2, "--reading own")
-    assert rows.read_bytes() == before
-    late = esa(*[word for word in arguments if word != "--quiet"], "--time-limit", "0")
-    assert late.code == 0, "nothing is left to ask"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -83,18 +82,6 @@ def test_neighbours(count: int) -> None:
     if count == 150:
         assert found != list(range(count))
         assert 50 <= followed <= 90
-
-
-@pytest.mark.parametrize("batch", [2, 4, 5, 40])
-def test_an_epoch_has_every_passage_once(text: FinderText, batch: int) -> None:
-    batches = FinderBatches([text], batch=batch, seed=1)
-    for epoch in (0, 1):
-        order = batches.order(epoch)
-        assert Counter(number for _, numbers in order for number in numbers) == Counter(range(6))
-        sizes = [len(numbers) for _, numbers in order]
-        assert max(sizes) <= batch
-        assert max(sizes) - min(sizes) <= 1
-    assert batches.order(0) == batches.order(0) != batches.order(1)
 
 
 def test_batches_go_on_where_they_stopped(text: FinderText) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-import training_run
 from finder_batches import FinderBatch
 from finder_run import FinderRun, StartFinder
 from finder_scores import FinderScores, PassageRanks, lexical_scores, ranks, score_finder
-from finder_texts import FinderText, PassageCrop
+from finder_texts import FinderText
 from finder_trainer import FinderTrainer, FinderTrainingSettings
-from passage_scores import crop_keys, late_interaction
+from passage_scores import late_interaction
 from question_pairs import read_training_texts, split_texts
 from reader_pairs import write_text
-from training_checkpoint import FILE, TrainingState
+from training_checkpoint import FILE
 from training_events import Events
 from training_folder import RECORD
 
-from esa_cli.errors import DocumentError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS
 from esa_cli.qa.finding.token_encoder import TokenEncoder
@@ -70,16 +68,6 @@ def test_training_finds_held_out_passages_and_leaves_the_model_as_it_was(run: Fi
     assert scores.all.first == pytest.approx(trained, abs=0.1)
 
 
-def test_only_the_adapters_layers_and_the_maps_are_trained(run: FinderRun) -> None:
-    trainer = run._trainer(run._prepare(Events())[0])
-    before = {name: one.detach().clone() for name, one in trainer.trained().items()}
-    assert all("layers.1." in name for name in before if name.startswith(("A.", "B.")))
-    with trainer.prepared():
-        trainer.train(lambda trainer: None)
-    changed = {n for n, one in trainer.trained().items() if not torch.equal(one, before[n])}
-    assert changed == before.keys()
-
-
 def test_a_resumed_training_is_bit_equal(run: FinderRun, tmp_path: Path) -> None:
     whole, cut = replace(run, held_out=()), replace(run, held_out=(), folder=tmp_path / "cut")
     done = whole.run(Events())
@@ -110,107 +98,6 @@ def test_a_finder_is_trained_on(run: FinderRun, tmp_path: Path) -> None:
     assert not same(first.folder, on.folder)
 
 
-def test_the_record(run: FinderRun) -> None:
-    events = Events()
-    record = run.run(events)
-    assert json.loads((run.folder / RECORD).read_text("utf-8")) == record
-    assert (record["steps"], record["examples"], record["passages"]) == (6, 18, 6)
-    assert record["pairs"] == 54
-    assert set(record["texts"]) == {"one"}
-    assert set(record["held_out"]) == {"two"}
-    assert sum(record["counts"].values()) >= 18
-    assert record["losses"].keys() == record["counts"].keys() <= {"plain", "absent"}
-    assert events.read == (54, 54)
-    (report,) = events.reports
-    assert [(one.text, one.by, one.passages) for one in report] == [
-        ("two", "finder", 6), ("two", "BM25", 6),
-    ]  # fmt: skip
-    assert record["scores"][0]["steps"] == 6
-
-
-def test_scores_now_and_then(run: FinderRun) -> None:
-    events = Events()
-    record = replace(run, every=0.0, settings=replace(FEW, steps=2)).run(events)
-    assert [one["steps"] for one in record["scores"]] == [0, 1, 2]
-    assert len(events.reports) == 3
-
-
-def test_an_interrupted_scoring_trains_no_further(
-    run: FinderRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Events, text: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Events, "scoring", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run.run(Events())
-    before = (run.folder / WEIGHTS).read_bytes()
-    events = Events()
-    record = run.run(events, resume=True)
-    assert events.losses == []
-    assert len(record["scores"]) == 1
-    assert (run.folder / WEIGHTS).read_bytes() == before
-
-
-def test_checkpoints_now_and_then(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "CHECKPOINT_S", 0.0)
-
-    class Killed(Exception):
-        pass
-
-    class Kill(Events):
-        def step(self, trainer: FinderTrainer) -> None:
-            if trainer.state.steps == 3:
-                raise Killed
-
-    with pytest.raises(Killed):
-        run.run(Kill())
-    events = Events()
-    run.run(events, resume=True)
-    assert len(events.losses) == 6 - 2
-
-
-def test_folders_that_are_refused(run: FinderRun) -> None:
-    with pytest.raises(UsageError, match="a checkpoint to resume"):
-        run.run(Events(), resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        run.run(Events(1))
-    with pytest.raises(UsageError, match="no finder yet") as error:
-        run.run(Events())
-    assert "--resume" in error.value.hint
-    for changed, words in (
-        (replace(run, settings=replace(FEW, lr=1e-3)), "lr must be"),
-        (replace(run, settings=replace(FEW, first=0)), "first must be"),
-        (replace(run, held_out=()), "held_out must be"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            changed.run(Events(), resume=True)
-    path = run.folder / FILE
-    good = path.read_bytes()
-    path.write_bytes(good[:1000])
-    with pytest.raises(DocumentError, match="cannot be read"):
-        run.run(Events(), resume=True)
-    path.write_bytes(good)
-    assert replace(run, settings=replace(FEW, steps=2)).run(Events(), resume=True)["steps"] == 2
-    with pytest.raises(UsageError, match="no finder yet"):
-        run.run(Events())
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"first": 2}, "--first must be below --layers, got 2 and 2"),
-        ({"layers": 3}, "--layers must be at most the model's 2, got 3"),
-        ({"dim": 1000}, "--dim must be at most the model's hidden size"),
-    ],
-)
-def test_settings_that_are_refused(run: FinderRun, changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        replace(run, settings=replace(FEW, **changed)).run(Events())
-    assert not run.folder.exists()
-
-
 def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = FinderTrainer._losses
 
@@ -221,22 +108,6 @@ def test_a_loss_that_is_no_number(run: FinderRun, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="gradient must be finite") as error:
         run.run(Events())
     assert "--lr" in error.value.hint
-
-
-def test_the_learning_rate(run: FinderRun) -> None:
-    settings = FinderTrainingSettings(minutes=10, lr=1.0, warm_up=4, final=0.1)
-    rates = [
-        settings.learning_rate(TrainingState(steps=steps, seconds=seconds))
-        for steps, seconds in ((0, 0), (1, 0), (4, 0), (50, 300), (99, 600), (99, 9999))
-    ]
-    assert rates == pytest.approx([0.25, 0.5, 1.0, 0.55, 0.1, 0.1])
-    assert replace(settings, steps=8).share(TrainingState(steps=4, seconds=999)) == 0.5
-    assert replace(settings, minutes=0).share(TrainingState()) == 1
-    trainer = run._trainer(run._prepare(Events())[0])
-    with trainer.prepared():
-        trainer.train(lambda trainer: None)
-    adapter, maps = (group["lr"] for group in trainer.optimiser.param_groups)
-    assert maps == 2 * adapter
 
 
 def test_late_interaction_is_a_plain_loop() -> None:
@@ -255,21 +126,6 @@ def test_late_interaction_is_a_plain_loop() -> None:
                 for i in range(3)
             )
             assert float(found[b, p]) == pytest.approx(score, abs=1e-5)
-
-
-def test_context_is_not_scored(run: FinderRun) -> None:
-    trainer = run._trainer(run._prepare(Events())[0])
-    crops = [PassageCrop([1, 2, 3, 4, 5], 2, []), PassageCrop([6, 7, 8], 0, [])]
-    keys, within = crop_keys(trainer.encoder, crops)
-    assert keys.shape == (2, 5, 8)
-    assert within.tolist() == [[False, False, True, True, True], [True, True, True, False, False]]
-
-
-def test_ranks_and_shares() -> None:
-    scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 5.0, 5.0]])
-    assert ranks(scores, torch.tensor([0, 1, 2])) == [1.0, 2.0, 1.5]
-    assert PassageRanks.of([]) is None
-    assert PassageRanks.of([1, 1.5, 3, 8, 20]) == PassageRanks(5, 0.2, 0.6, 0.8)
 
 
 def test_scores_of_a_text(run: FinderRun, monkeypatch: pytest.MonkeyPatch) -> None:

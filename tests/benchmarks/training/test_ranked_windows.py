@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from question_pairs import read_training_texts
 from ranked_windows import read_ranked_windows
 from reader_examples import ExampleText
 from reader_pairs import write_text
-
-from esa_cli.errors import DocumentError
 
 
 def test_wrong_windows_are_those_of_the_file(tmp_path: Path) -> None:
@@ -27,22 +24,3 @@ def test_wrong_windows_are_those_of_the_file(tmp_path: Path) -> None:
     shown = [" ".join(text.text[a:b].split()) for a, b in spans]
     assert made.wrong_windows(pair) == [shown[1], shown[2]]
     assert made.wrong_windows(other) == ExampleText(text).wrong_windows(other)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("{", "cannot be read"),
-        ('{"id": "one-1"}', "'windows'"),
-        ('{"id": "one-1", "windows": [[0, 999999]]}', "must be within the"),
-        ('{"id": "one-1", "windows": [[-5, 3]]}', "must be within the"),
-        ('{"id": "one-1", "windows": [[9, 9]]}', "must be within the"),
-    ],
-)
-def test_mistakes(tmp_path: Path, content: str, words: str) -> None:
-    (text,) = read_training_texts(*write_text(tmp_path, "one"))
-    with pytest.raises(DocumentError, match=r"must have files NAME\.jsonl"):
-        read_ranked_windows(tmp_path, [text])
-    (tmp_path / "one.jsonl").write_text(content)
-    with pytest.raises(DocumentError, match=words):
-        read_ranked_windows(tmp_path, [text])

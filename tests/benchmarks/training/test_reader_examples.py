@@ -121,17 +121,6 @@ def test_cloze_questions(text: ExampleText) -> None:
     assert 8 <= sum(example.answer is None for example in found) <= 32
 
 
-def test_batches_go_on_where_they_stopped(text: ExampleText) -> None:
-    stream = batches(text).after(0, 0)
-    run = [next(stream) for _ in range(60)]
-    assert run[0][:2] == (0, 1)
-    assert {epoch for epoch, _, _ in run} >= {0, 1}
-    for at in (3, 40):
-        epoch, following, _ = run[at]
-        again = batches(text).after(epoch, following)
-        assert [next(again) for _ in range(5)] == run[at + 1 : at + 6]
-
-
 def test_batches_are_of_about_one_length_and_long_examples_are_counted(text: ExampleText) -> None:
     made = batches(text, batch=8)
     epoch = made.epoch(0)

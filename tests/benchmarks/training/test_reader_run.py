@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,8 @@ from answer_logits import answer_logits, answer_losses
 from conftest import ModelFactory
 from example_batches import TokenExample
 from question_pairs import read_training_texts, split_texts
-from reader_examples import ExampleText
 from reader_pairs import ANIMALS, write_text
 from reader_run import ReaderRun, StartAdapter
-from reader_scores import ReaderScores, area_under_curve, score_text
 from reader_trainer import ReaderTrainingSettings
 from safetensors.torch import load_file
 from training_checkpoint import FILE
@@ -28,11 +25,9 @@ from training_events import Events
 from training_folder import RECORD
 
 from esa_cli.errors import UsageError
-from esa_cli.evaluation.metrics import bag_f1, bare_words
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 from esa_cli.qa.reading.span import PassagePrompt
-from esa_cli.qa.reading.spans import Span
 
 pytestmark = pytest.mark.training
 
@@ -148,35 +143,3 @@ def test_answer_logits_are_those_of_each_example_alone(make_model: ModelFactory,
     losses, again = answer_losses(model, batch)
     assert again.tolist() == rows.tolist()
     torch.testing.assert_close(losses, -picked, atol=1e-4, rtol=1e-4)
-
-
-def test_words_and_curves() -> None:
-    assert bare_words("The “Old” Mill, 1851.") == ["old", "mill", "1851"]
-    assert bag_f1(bare_words("an old mill"), bare_words("the mill")) == pytest.approx(2 / 3)
-    assert bag_f1([], ["mill"]) == 0.0
-    assert area_under_curve([3.0, 1.0], [0.0, 1.0, 2.0]) == pytest.approx((3 + 1.5) / 6)
-    assert area_under_curve([float("inf")], [float("inf")]) == 0.5
-
-
-class Oracle:
-    """A reader that finds the hour a passage has for a question, and knows when there is none."""
-
-    def read(self, question: str, passages: Sequence[str]) -> Oracle:
-        thing = question.removeprefix("When naps ").rstrip("?")
-        found = [re.search(rf"(?i:{thing}) naps by an elm (at \d+)", one) for one in passages]
-        self.log_odds = [1.0 if one else -1.0 for one in found]
-        self._found = found
-        return self
-
-    def span(self, number: int) -> Span | None:
-        found = self._found[number]
-        return Span(*found.span(1), 0.0) if found else None
-
-
-def test_an_oracle_scores_all_points(run: ReaderRun) -> None:
-    seen = []
-    text = ExampleText(run.texts[0])
-    oracle: Any = Oracle()
-    scores = score_text(text, oracle, lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (30, 30)
-    assert scores == ReaderScores("one", 24, 1.0, 1.0, 0.0, 1.0, 6, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from swapped_questions import KINDS, frequent_names, swapped_question
+from swapped_questions import KINDS, swapped_question
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 
@@ -37,9 +37,3 @@ def test_a_word_becomes_another_of_its_kind(word: str) -> None:
     assert other.lower() in KINDS[0]
     assert other.lower() != "brown"
     assert other[0].isupper() == word[0].isupper()
-
-
-def test_frequent_names() -> None:
-    text = "Then Bex came. So Bex saw Will there, and Will saw Bex. He saw Will, he will. " * 2
-    assert frequent_names(text) == ["Bex"]
-    assert frequent_names("Then came Bex.") == []

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,10 +19,9 @@ from esa_cli.apps.cli.options.output_paths import run_facts
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.errors import LengthError
-    from esa_cli.evaluation.bench.bench_run import BenchSelection, Survey
+    from esa_cli.evaluation.bench.bench_run import BenchSelection
     from esa_cli.evaluation.bench.records import BenchRecord
     from esa_cli.evaluation.row_run import Case
-    from esa_cli.qa.opening import KnownModel, ModelPlace
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
     from esa_cli.system.progress import Progress
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="BENCHMARK", help="longbench, infinitebench, ruler, counting-stars or needlebench."
+        metavar="BENCHMARK", help="longbench, infinitebench, counting-stars or needlebench."
     ),
 ]
 Data = Annotated[Path | None, option("--data DIR", "The folder with the official files.")]
@@ -80,159 +77,123 @@ def bench(
         asked = None if tasks is None else options.names(tasks)
         wanted = chosen_tasks(benchmark, data, asked)
         selection = BenchSelection(benchmark, data, wanted, limit, shard)
-        BenchRun(name, selection, chosen, model, rows, until, markdown, reporter).run()
+        _run(name, selection, chosen, model, rows, until, markdown, reporter)
     finally:
         reporter.settle()
 
 
-@dataclass(frozen=True)
-class BenchRun:
-    """One `esa bench`: what it asks, and what it writes.
+def _run(
+    name: str,
+    selection: BenchSelection,
+    chosen: Preset,
+    model: ModelOptions,
+    rows: RowOptions,
+    until: float | None,
+    markdown: Path | None,
+    reporter: Reporter,
+) -> None:
+    """Asks the records that have no row, and shows the scores. until: by `time.monotonic`."""
+    from esa_cli.apps.cli.output.progress_display import token_progress
+    from esa_cli.evaluation.bench.bench_run import KEY, wrong
+    from esa_cli.qa.opening import inspect_model
+    from esa_cli.qa.presets.resolved_preset import compared, resolve
+    from esa_cli.system.jsonl import Journal
 
-    Args:
-        until: by `time.monotonic`. left_out: gets the records that a method has no room for.
-    """
+    survey, length = selection.survey(), selection.benchmark.length
+    reporter.stage("import", 0, None)
+    names = options.compared_methods(rows.methods, chosen)
+    presets = {method: compared(method, chosen, length) for method in names}
+    for preset in presets.values():
+        resolve(preset)
+    place = model.place
+    method = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
+    dtype = place.packing or str(place.dtype)
+    header = {
+        **run_facts(),
+        "benchmark": name,
+        "model": chosen.model,
+        "preset": chosen.name,
+        "settings": {"preset": method, "dtype": dtype, "length": length},
+    }
+    journal = Journal(rows.out, header, same=("benchmark", "settings"), key=KEY, wrong=wrong)
+    journal.join(rows.join or ())
+    if journal.rows:
+        reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
+    complete = survey.is_complete(journal, presets)
+    known = inspect_model(chosen, place, reporter)
+    known.check(presets, known.count_tokens(survey.longest))
+    left_out: list[dict[str, str]] = []
 
-    name: str
-    selection: BenchSelection
-    chosen: Preset
-    model: ModelOptions
-    rows: RowOptions
-    until: float | None
-    markdown: Path | None
-    reporter: Reporter
-    left_out: list[dict[str, str]] = field(default_factory=list)
+    def leave_out(case: Case, error: LengthError) -> None:
+        row = {key: case.fields[key] for key in KEY}
+        left_out.append({**row, "why": error.message})
+        reporter.settle()
+        reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
 
-    def run(self) -> None:
-        """Asks the records that have no row, and shows the scores."""
-        from esa_cli.evaluation.bench.bench_run import KEY, chosen_presets, wrong
-        from esa_cli.qa.opening import inspect_model
-        from esa_cli.system.jsonl import Journal
+    def reading(method: str, record: BenchRecord) -> Progress:
+        return token_progress(reporter, f"{method}: {record.task}, record {record.id}")
 
-        reporter, survey = self.reporter, self.selection.survey()
-        reporter.stage("import", 0, None)
-        names = options.compared_methods(self.rows.methods, self.chosen)
-        presets = chosen_presets(self.chosen, names, survey.length)
-        place = self.model.place
-        header = self._header(survey.length, place)
-        same = ("benchmark", "settings")
-        journal = Journal(self.rows.out, header, same=same, key=KEY, wrong=wrong)
-        journal.join(self.rows.join or ())
-        if journal.rows:
-            reporter.note(f"esa: {len(journal.rows)} records of an earlier run are kept")
-        is_complete = survey.is_complete(journal, presets)
-        known = inspect_model(self.chosen, place, reporter)
-        known.check(presets, known.count_tokens(survey.longest))
-
-        def ask() -> bool:
-            return is_complete or self._ask(journal, presets, known, survey)
-
-        show = partial(self._show, journal, presets)
-        measure(journal, self.rows, reporter, run=ask, finish=reporter.settle, show=show)
-
-    def _header(self, length: int, place: ModelPlace) -> dict[str, Any]:
-        """The first line of the results file.
-
-        Args:
-            length: tokens that position encodings are stretched to.
-        """
-        chosen = self.chosen
-        method = chosen.model_dump(exclude={"name", "description", "prompt", "generation"})
-        dtype = place.packing or str(place.dtype)
-        return {
-            **run_facts(),
-            "benchmark": self.name,
-            "model": chosen.model,
-            "preset": chosen.name,
-            "settings": {"preset": method, "dtype": dtype, "length": length},
-        }
-
-    def _ask(
-        self, journal: Journal, presets: Mapping[str, Preset], known: KnownModel, survey: Survey
-    ) -> bool:
-        """Asks what has no row, method by method; False when the time was up before the end."""
-        from esa_cli.apps.cli.output.progress_display import token_progress
+    def ask() -> bool:
+        if complete:
+            return True
         from esa_cli.evaluation.bench.bench_run import RecordAsker
         from esa_cli.evaluation.row_run import write_rows
         from esa_cli.models.loading.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
-        def reading(method: str, record: BenchRecord) -> Progress:
-            title = f"{method}: {record.task}, record {survey.place(record)}"
-            return token_progress(self.reporter, title)
-
         with quiet_transformers():
-            loaded = known.load(self.reporter)
-            self.reporter.settle()
-            host = loaded.model, loaded.tokenizer, self.chosen, loaded.cache
-            with Session(*host) as session:
+            loaded = known.load(reporter)
+            reporter.settle()
+            with Session(loaded.model, loaded.tokenizer, chosen, loaded.cache) as session:
                 for method, preset in presets.items():
                     asker = RecordAsker(session, method, preset, partial(reading, method))
-                    benchmark = self.selection.benchmark
                     documents = (
-                        asker.cases(benchmark, records) for records in self.selection.documents()
+                        asker.cases(selection.benchmark, records)
+                        for records in selection.documents()
                     )
-                    if not write_rows(
-                        documents, journal, until=self.until, on_left_out=self._leave_out
-                    ):
+                    if not write_rows(documents, journal, until=until, on_left_out=leave_out):
                         return False
         return True
 
-    def _leave_out(self, case: Case, error: LengthError) -> None:
-        row = {key: case.fields[key] for key in ("method", "task", "id")}
-        self.left_out.append({**row, "why": error.message})
-        self.reporter.settle()
-        self.reporter.warn("esa: {method}: {task}, {id} left out: ".format(**row) + error.message)
+    show = partial(_show, selection, journal, left_out, rows.as_json, markdown)
+    measure(journal, rows, reporter, run=ask, finish=reporter.settle, show=show)
 
-    def _show(self, journal: Journal, presets: Mapping[str, Preset], complete: bool) -> None:
-        """Prints the scores, then writes the file of --markdown.
 
-        Raises:
-            DocumentError, ResourceError: the file cannot be written.
-        """
-        from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table
-        from esa_cli.evaluation.report import bench_table
+def _show(
+    selection: BenchSelection,
+    journal: Journal,
+    left_out: list[dict[str, str]],
+    as_json: bool,
+    markdown: Path | None,
+    complete: bool,
+) -> None:
+    """Prints the scores, then writes the file of --markdown. Raises DocumentError, ResourceError:
+    it cannot be written."""
+    from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table
+    from esa_cli.evaluation.bench import bench_table
 
-        benchmark, scores = self.selection.benchmark, bench_table.mean_scores(journal.rows)
-        headers, lines = bench_table.table(benchmark, scores)
-        counts = Counter((row["method"], row["task"]) for row in self.left_out).items()
-        notes = [
-            *self.selection.notes(),
-            *(
-                f"{method}: {task}: {n:,} left out, for want of room"
-                for (method, task), n in counts
-            ),
-        ]
-        self._note_plain(journal, presets)
-        if self.rows.as_json:
-            result = {
-                "complete": complete,
-                "scores": bench_table.as_dict(benchmark, scores),
-                "notes": self.selection.notes(),
-                "left_out": self.left_out,
-            }
-            print_json({**journal.header, **result, "rows": journal.rows})
-        else:
-            print_table(headers, lines)
-            for note in notes:
-                print(one_line(f"note: {note}"))
-        if self.markdown is not None:
-            below = "".join(f"\n{note}\n" for note in notes)
-            paths.write(self.markdown, bench_table.markdown(headers, lines) + below)
-
-    def _note_plain(self, journal: Journal, presets: Mapping[str, Preset]) -> None:
-        """Says which scores are not those of a selection: short prompts get full attention."""
-        from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
-
-        plain = {
-            name: resolve(preset).method.window.dense_below
-            for name, preset in presets.items()
-            if name != FROM_TEXT
+    benchmark, scores = selection.benchmark, bench_table.mean_scores(journal.rows)
+    headers, lines = bench_table.table(benchmark, scores)
+    remarks = [
+        note for task, note in benchmark.notes.items() if not task or task in selection.tasks
+    ]
+    counts = Counter((row["method"], row["task"]) for row in left_out).items()
+    notes = [
+        *remarks,
+        *(f"{method}: {task}: {n:,} left out, for want of room" for (method, task), n in counts),
+    ]
+    if as_json:
+        result = {
+            "complete": complete,
+            "scores": bench_table.as_dict(benchmark, scores),
+            "notes": remarks,
+            "left_out": left_out,
         }
-        asked = [row for row in journal.rows if row["method"] in plain]
-        short = sum(row["tokens"] <= plain[row["method"]] for row in asked)
-        if short:
-            most = f"{max(plain.values()):,} tokens (window.dense)"
-            self.reporter.note(
-                f"esa: {short} of {len(asked)} prompts have at most {most}: full attention"
-            )
+        print_json({**journal.header, **result, "rows": journal.rows})
+    else:
+        print_table(headers, lines)
+        for note in notes:
+            print(one_line(f"note: {note}"))
+    if markdown is not None:
+        below = "".join(f"\n{note}\n" for note in notes)
+        paths.write(markdown, bench_table.markdown(headers, lines) + below)

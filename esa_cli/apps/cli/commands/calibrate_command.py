@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.evaluation.calibration.calibration_pipeline import CalibrationJob, CalibrationStudy
+    from esa_cli.evaluation.calibration.fitted_maps import CalibrationJob, CalibrationStudy
     from esa_cli.qa.opening import KnownModel
     from esa_cli.qa.presets.preset import Preset
 
@@ -44,10 +44,8 @@ class UncachedOptions:
         )
 
 
-METHODS = ("all", "closed-form", "pca", "learned")
-LOSSES = ("mse", "rank")
-TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "loss": "mse", "seed": 0}
-"""Of `train_maps.TrainingSettings`."""
+TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
+"""Of `fitted_maps.TrainingSettings`."""
 LEAST = {"epochs": 0, "batch": 1, "lr": 0.0, "seed": 0}
 
 
@@ -60,7 +58,8 @@ class CalibrationOptions:
     ] = "esa"
     tokens: Annotated[int, option("--tokens N", "Read at most so many tokens.", min=1)] = 50_000
     method: Annotated[
-        str, option("--method METHOD", "What is fitted: all, closed-form, pca or learned.")
+        Literal["all", "closed-form", "pca", "learned"],
+        option("--method METHOD", "What is fitted: all, closed-form, pca or learned."),
     ] = "all"
     rank: Annotated[
         int | None, option("--rank N", "Numbers per token and layer, in every layer.", min=1)
@@ -68,10 +67,7 @@ class CalibrationOptions:
     k: Annotated[list[int] | None, option("--k N", "Recall at k. Repeatable.", min=1)] = None
     fit: Annotated[
         list[str] | None,
-        option(
-            "--fit KEY=VALUE",
-            "A setting of learned: epochs=10, batch=128, lr=5e-4, loss=mse or rank, seed=0.",
-        ),
+        option("--fit KEY=VALUE", "A setting of learned: epochs=10, batch=128, lr=5e-4, seed=0."),
     ] = None
     out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
         "compressor.safetensors"
@@ -91,7 +87,7 @@ class CalibrationOptions:
 
     @property
     def training(self) -> dict[str, Any]:
-        """Fields of `train_maps.TrainingSettings`. Raises UsageError: --fit has no such setting."""
+        """Fields of `fitted_maps.TrainingSettings`. Raises UsageError: it has no such field."""
         fields = dict(TRAINING)
         for text in self.fit or ():
             key, _, value = text.partition("=")
@@ -99,27 +95,25 @@ class CalibrationOptions:
                 raise UsageError(f"--fit has no setting {key!r}", nearest(key, fields))
             try:
                 fields[key] = type(fields[key])(value)
-                valid = value in LOSSES if key == "loss" else LEAST[key] <= fields[key] < 2**31
+                valid = LEAST[key] <= fields[key] < 2**31
             except ValueError:
                 valid = False
             if not valid:
-                some = " or ".join(LOSSES) if key == "loss" else f"a number from {LEAST[key]}"
-                raise UsageError(f"--fit {key} must be {some}, got {value!r}", f"{key}=VALUE")
+                raise UsageError(
+                    f"--fit {key} must be a number from {LEAST[key]}, got {value!r}", f"{key}=VALUE"
+                )
         return fields
 
     def check(self, texts: Sequence[str]) -> None:
         """Refuses, before an hour of reading, what would fail after it.
 
         Raises:
-            UsageError: an unknown choice; two options name one place, or a document; somebody
+            UsageError: an unknown setting; two options name one place, or a document; somebody
                 else's file at `out`. DocumentError: a place that cannot be written.
         """
         from esa_cli.documents.document import source_files
-        from esa_cli.evaluation.calibration.calibration_pipeline import refuse_foreign
+        from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
-        if self.method not in METHODS:
-            known = ", ".join(METHODS)
-            raise UsageError(f"--method must be one of {known}", nearest(self.method, METHODS))
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
         written = {"--out": self.out, "--work": self.folder}
@@ -132,60 +126,6 @@ class CalibrationOptions:
         files.check("--work", self.folder / "parts", makes_folders=True)
         if self.out.exists():
             refuse_foreign(self.out)
-
-
-PARTS = ("selector", "score", "position")
-"""Settings that the use of maps depends on; as `selector.name`."""
-
-
-def options_for(given: Preset, made: Preset, file: Path) -> str:
-    """Options of `esa ask` that turn the given preset into one that uses the maps in `file`.
-
-    Args:
-        made: the preset that the maps were fitted with.
-    """
-    words: list[str] = []
-    for part in PARTS:
-        wanted = getattr(made, part)
-        if wanted != getattr(given, part):
-            for key, value in wanted.items():
-                text = value if key == "name" else json.dumps(value)
-                words += ["--set", f"{part}.{key}={text}"]
-    words += ["--set", "answer.from=rows"] * bool(words)
-    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
-    return shlex.join(words)
-
-
-def tell_limits(wanted: CalibrationOptions, job: CalibrationJob, reporter: Reporter) -> None:
-    """Notes a --rank beyond the model's dimensions, and a --k beyond half of the held-out keys."""
-    from esa_cli.evaluation.calibration.calibration_pipeline import held_out_count, limited_ks
-
-    if wanted.rank and wanted.rank > job.width:
-        reporter.note(f"esa: --rank {wanted.rank}: keys have {job.width} dimensions, all are used")
-    held = held_out_count(len(job.ids))
-    for k in sorted(set(wanted.ks)):
-        (used,) = limited_ks([k], held)
-        if used != k:
-            reporter.note(f"esa: --k {k}: at most half of the {held} keys held out; k is {used}")
-
-
-def show(study: CalibrationStudy) -> None:
-    """Prints the recall of every layer, and the means at each k where there are several."""
-    from esa_cli.apps.cli.output.terminal import print_table
-
-    names, results = list(study.results), study.results
-    series = [results[name].series() for name in names]
-    rows = [
-        [str(layer), str(rank), *(f"{one[layer]:.3f}" for one in series)]
-        for layer, rank in enumerate(study.ranks)
-    ]
-    rows.append(["mean", str(sum(study.ranks)), *(f"{results[n].mean():.3f}" for n in names)])
-    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in names)), rows)
-    if len(study.ks) > 1:
-        print()
-        ks = range(len(study.ks))
-        means = [[name, *(f"{results[name].mean(at):.3f}" for at in ks)] for name in names]
-        print_table(("method", *(f"mean @{k}" for k in study.ks)), means)
 
 
 Texts = Annotated[
@@ -224,14 +164,11 @@ def calibrate(
         facts = {"model": chosen.model, "preset": chosen.name, "for": wanted.aim}
         written = {"file": str(wanted.out), "method": study.best}
         print_json({**facts, **study.as_dict(), "training": wanted.training, "written": written})
-    else:
-        show(study)
-        use = options_for(model.method_preset(), chosen, wanted.out)
-        reporter.note(f"{study.best} is in {wanted.out}; use it with", dim=False)
-        reporter.note(f"  {use}", dim=False)
-        reporter.note(
-            f"{wanted.folder} can be used by further runs on this text, and may be deleted"
-        )
+        return
+    _show(study)
+    use = _options_for(model.method_preset(), chosen, wanted.out)
+    reporter.note(f"{study.best} is in {wanted.out}; use it with\n  {use}", dim=False)
+    reporter.note(f"{wanted.folder} can be used by further runs on this text, and may be deleted")
 
 
 def _calibrate(
@@ -240,8 +177,13 @@ def _calibrate(
     """Prefills, fits, measures and writes; the study, and the preset that will use the maps."""
     from esa_cli.apps.cli import inputs
     from esa_cli.documents.document import join
-    from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
-    from esa_cli.evaluation.calibration.train_maps import FitSettings
+    from esa_cli.evaluation.calibration.fitted_maps import (
+        METHODS,
+        FitSettings,
+        TrainingSettings,
+        open_job,
+        target_preset,
+    )
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
 
@@ -251,13 +193,16 @@ def _calibrate(
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder)
-    tell_limits(wanted, job, reporter)
     with quiet_transformers():
         _collect(job, ready.model, reporter)
-    fitting = FitSettings.of(wanted.method, wanted.training)
+    methods = METHODS if wanted.method == "all" else (wanted.method,)
+    fitting = FitSettings(methods, TrainingSettings(**wanted.training))
     progress = partial(reporter.stage, "fitting and measuring")
     study = job.study(wanted.rank, fitting, wanted.ks, progress)
     job.save(wanted.out, study, fitting)
+    if not {*wanted.ks} <= {*study.ks}:
+        ks = ", ".join(map(str, study.ks))
+        reporter.note(f"esa: --k: at most half of the {study.held_out} keys held out; k is {ks}")
     return study, chosen
 
 
@@ -270,7 +215,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     if read:
         reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
     if read >= total:
-        return job.collect()
+        return
     planner = Planner(
         ResolvedPreset(job.preset, job.method),
         model.folder,
@@ -280,4 +225,38 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     )
     planner.check(total)
     with prefill_bar(reporter, total, planner.plan(total).seconds) as progress:
-        return job.collect(progress)
+        job.collect(progress)
+
+
+def _options_for(given: Preset, used: Preset, file: Path) -> str:
+    """Options of `esa ask` that turn the given preset into one that uses the maps in `file`, which
+    were fitted with the preset `used`."""
+    words: list[str] = []
+    for part in ("selector", "score", "position"):  # the use of maps depends on these
+        settings = getattr(used, part)
+        if settings != getattr(given, part):
+            for key, value in settings.items():
+                text = value if key == "name" else json.dumps(value)
+                words += ["--set", f"{part}.{key}={text}"]
+    words += ["--set", "answer.from=rows"] * bool(words)
+    words += ["--set", "compressor.name=learned", "--set", f"compressor.file={file}"]
+    return shlex.join(words)
+
+
+def _show(study: CalibrationStudy) -> None:
+    """Prints the recall of every layer, and the means at each k where there are several."""
+    from esa_cli.apps.cli.output.terminal import print_table
+
+    results = study.results
+    rows = [
+        [str(layer), str(rank), *(f"{one.recall[layer][-1]:.3f}" for one in results.values())]
+        for layer, rank in enumerate(study.ranks)
+    ]
+    means = (f"{one.mean():.3f}" for one in results.values())
+    rows.append(["mean", str(sum(study.ranks)), *means])
+    print_table(("layer", "R", *(f"{name} @{study.ks[-1]}" for name in results)), rows)
+    if len(study.ks) > 1:
+        print()
+        ks = range(len(study.ks))
+        lines = [[name, *(f"{one.mean(at):.3f}" for at in ks)] for name, one in results.items()]
+        print_table(("method", *(f"mean @{k}" for k in study.ks)), lines)

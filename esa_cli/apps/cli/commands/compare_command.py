@@ -12,8 +12,6 @@ from esa_cli.apps.cli.options.options import ModelOptions
 
 Top = Annotated[int, option("--top N", "Selected passages of each method.", min=0)]
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.progress import Progress
 
 DEFAULT_METHODS = "preset,esa,infllm,streaming-llm"
@@ -39,9 +37,15 @@ def compare(
     """
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.inputs import split
+    from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
+    from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
+    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
+    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.qa.opening import prepare
+    from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import check_in_memory
 
     documents, question = split(arguments or [], verb="compare")
@@ -52,57 +56,36 @@ def compare(
             "`esa methods` lists all; `preset`: the preset as it is",
         )
     reporter = Reporter(quiet)
+
+    def reading(names: Sequence[str]) -> Progress:
+        return token_progress(reporter, f"reading for {', '.join(names)}")
+
     try:
         check_in_memory(model.cache)
         chosen = model.method_preset()
         text = join(inputs.read(documents, reporter).documents)
-        rows = _rows(chosen, model, names, text, question, top, max_new_tokens, reporter)
+        ready = prepare(chosen, model.place, reporter, attaches=True)
+        tokens = ready.model.count_tokens(text)
+        settings = SelftestSettings((), names, (tokens,), dense=False)
+        grouped = groups(settings, chosen, tokens)
+        presets = [p for group in grouped if group.reading != "text" for p in group.presets]
+        if presets:
+            ready.model.planner(ready.resolved).check(tokens)
+        if len(presets) < len(names):
+            ready.model.check({FROM_TEXT: chosen}, tokens)
+        if note := all_in_view(tokens, presets):
+            reporter.note(f"esa: {note}", dim=False)
+        with quiet_transformers():
+            rows = run_compare(
+                ready.model.load(reporter), chosen, grouped, text, question,
+                count=top, reading=reading, most=max_new_tokens,
+            )  # fmt: skip
     finally:
         reporter.settle()
     if as_json:
         print_json({"question": question, "model": chosen.model, "methods": rows})
     else:
         _print(rows)
-
-
-def _rows(
-    chosen: Preset,
-    model: ModelOptions,
-    names: tuple[str, ...],
-    text: str,
-    question: str,
-    passages: int,
-    max_new_tokens: int | None,
-    reporter: Reporter,
-) -> list[dict[str, Any]]:
-    """Reads the text and asks, by each method."""
-    from esa_cli.apps.cli.output.progress_display import token_progress
-    from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
-    from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
-    from esa_cli.qa.opening import prepare
-    from esa_cli.qa.presets.resolved_preset import FROM_TEXT
-
-    ready = prepare(chosen, model.place, reporter, attaches=True)
-    tokens = ready.model.count_tokens(text)
-    grouped = groups(SelftestSettings((), names, (tokens,), dense=False), chosen, tokens)
-    presets = [preset for group in grouped if group.reading != "text" for preset in group.presets]
-    if presets:
-        ready.model.planner(ready.resolved).check(tokens)
-    if len(presets) < len(names):
-        ready.model.check({FROM_TEXT: chosen}, tokens)
-    if note := all_in_view(tokens, presets):
-        reporter.note(f"esa: {note}", dim=False)
-
-    def reading(names: Sequence[str]) -> Progress:
-        return token_progress(reporter, f"reading for {', '.join(names)}")
-
-    with quiet_transformers():
-        loaded = ready.model.load(reporter)
-        return run_compare(
-            loaded, chosen, grouped, text, question,
-            count=passages, reading=reading, most=max_new_tokens,
-        )  # fmt: skip
 
 
 def _print(results: Sequence[dict[str, Any]]) -> None:
@@ -113,18 +96,11 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     rows = []
     for result in results:
         shared = " shared" if result["shared"] else ""
-        seen = [
+        seen = (
             f"{passage['weight']:.0%} {one_line(' '.join(passage['text'].split()))[:160]}"
             for passage in result["passages"]
-        ]
-        rows.append(
-            (
-                result["method"],
-                result["answer"],
-                time_text(result["read_s"]) + shared,
-                time_text(result["answer_s"]),
-                size_text(result["cache_bytes"]) + shared,
-                "\n".join(seen),
-            )
         )
+        times = time_text(result["read_s"]) + shared, time_text(result["answer_s"])
+        memory = size_text(result["cache_bytes"]) + shared
+        rows.append((result["method"], result["answer"], *times, memory, "\n".join(seen)))
     print_table(headers, rows)

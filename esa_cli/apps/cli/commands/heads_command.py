@@ -22,7 +22,6 @@ from esa_cli.errors import ModelError, PresetError, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.evaluation.calibration.retrieval_heads import HeadSet, RetrievalHeads
-    from esa_cli.evaluation.tasks.task_sample import TaskSample
     from esa_cli.qa.presets.preset import Preset
 
 
@@ -149,28 +148,27 @@ def _find(
     from esa_cli.apps.cli.output.progress_display import token_progress
     from esa_cli.evaluation.calibration import retrieval_heads
     from esa_cli.evaluation.selftest.run_plan import tokens
-    from esa_cli.evaluation.tasks import Haystack
+    from esa_cli.evaluation.selftest.selftest_run import count_tokens
+    from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
     from esa_cli.models.loading.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
     retrieval_heads.voting(chosen)
-    length = tokens(wanted.length)
-    hay = Haystack.read(str(wanted.haystack)) if wanted.haystack else None
-    hay = hay or Haystack.chronicle(wanted.seed)
-    place = model.place
+    length, place, texts = tokens(wanted.length), model.place, wanted.haystack
+    hay = Haystack.read(str(texts)) if texts else Haystack.chronicle(wanted.seed)
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
-    sample = _plant(wanted, length, hay, known.tokenizer)
+    size = partial(count_tokens, known.tokenizer)
+    request = TaskRequest(length, size, hay, None, wanted.questions, wanted.seed, exact=False)
+    sample = next(find_task("needle").samples(request))
     retrieval_heads.check_needles(known.tokenizer, chosen, sample)
     with quiet_transformers():
         loaded = known.load(reporter)
         reporter.settle()
         started = time.perf_counter()
-        label = f"prefilling {hay.name} with {wanted.questions} needles"
-        search = retrieval_heads.find(
-            loaded, chosen, sample, token_progress(reporter, label),
-            partial(reporter.stage, "asking for needles"),
-        )  # fmt: skip
+        reading = token_progress(reporter, f"prefilling {hay.name} with {wanted.questions} needles")
+        asking = partial(reporter.stage, "asking for needles")
+        search = retrieval_heads.find(loaded, chosen, sample, reading, asking)
     seconds = round(time.perf_counter() - started, 1)
     best = [{**asdict(head), "margin": round(head.margin, 4)} for head in search.heads[:SHOWN]]
     layers = 1 + max(head.layer for head in search.heads)
@@ -196,31 +194,16 @@ def _find(
     }
 
 
-def _plant(wanted: HeadsRequest, length: int, hay: Any, tokenizer: Any) -> TaskSample:
-    """The text with needles."""
-    from esa_cli.evaluation.tasks import find_task
-    from esa_cli.evaluation.tasks.task_sample import TaskRequest
-
-    def size(text: str) -> int:
-        return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    request = TaskRequest(length, size, hay, None, wanted.questions, wanted.seed, exact=False)
-    return next(iter(find_task("needle").samples(request)))
-
-
 def _show(search: RetrievalHeads, result: dict[str, Any]) -> None:
     """Prints the best heads, the held-out needles that the set finds, and how to use it."""
     from esa_cli.apps.cli.output.terminal import print_table
 
     ranked, held_out = f"found of {search.ranked_by}", f"of {search.held_out} held out"
-    rows = [
-        (
-            str(head.layer), str(head.head), str(head.found), str(head.held_out),
-            f"{head.margin:.2f}",
-            "yes" if head.pair in search.chosen and not search.weak else "",
-        )
-        for head in search.heads[:SHOWN]
-    ]  # fmt: skip
+    rows = []
+    for head in search.heads[:SHOWN]:
+        counts = map(str, (head.layer, head.head, head.found, head.held_out))
+        is_chosen = head.pair in search.chosen and not search.weak
+        rows.append((*counts, f"{head.margin:.2f}", "yes" if is_chosen else ""))
     print_table(("layer", "head", ranked, held_out, "margin", "chosen"), rows)
     layers = len({layer for layer, _ in search.chosen})
     print(

@@ -21,24 +21,23 @@ def methods(
 
     load_installed()
     options.load_plugins(plugins)
-    whole = registry.recipes()
-    parts = registry.parts()
+    recipes, parts = registry.recipes(), registry.parts()
     if as_json:
         keys = ("name", "about", "source", "cost", "full", "origin")
-        rows = [{"kind": "method", **{key: getattr(one, key) for key in keys}} for one in whole]
+        rows = [{"kind": "method", **{key: getattr(r, key) for key in keys}} for r in recipes]
         for part in parts:
             origin = registry.origin(part.kind, part.name)
             rows.append({**part.texts(), "origin": origin, "settings": _settings(part.cls)})
         print_json(rows)
     elif long:
-        for one in whole:
-            kind = "full attention" if one.full else "at the preset's token budget"
-            _print(f"{one.name} ({kind})", one.about, one.cost, one.source)
+        for recipe in recipes:
+            kind = "full attention" if recipe.full else "at the preset's token budget"
+            _print(f"{recipe.name} ({kind})", recipe.about, recipe.cost, recipe.source)
         for part in parts:
             head = f"{part.name} ({part.kind})"
             _print(head, part.about, part.cost, part.source, _settings(part.cls))
     else:
-        budgets = [(one.name, "all" if one.full else "budget", one.about) for one in whole]
+        budgets = [(r.name, "all" if r.full else "budget", r.about) for r in recipes]
         print_table(("method", "tokens", "what it does"), budgets)
         print()
         print_table(("part", "kind", "what it does"), [(p.name, p.kind, p.about) for p in parts])

@@ -29,47 +29,46 @@ def mean_scores(rows: Iterable[Mapping[str, Any]]) -> MeanScores:
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
     return {
-        method: {task: MeanScore(sum(some) / len(some), len(some)) for task, some in tasks.items()}
+        method: {task: _mean(some) for task, some in tasks.items()}
         for method, tasks in scores.items()
     }
 
 
-def groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
-    """Tasks by group; a group has one average."""
+def _mean(values: Sequence[float]) -> MeanScore:
+    return MeanScore(sum(values) / len(values), len(values))
+
+
+def _groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
     for group in dict.fromkeys(task.group for task in benchmark.tasks):
         yield group, [task for task in benchmark.tasks if task.group == group]
 
 
-def average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanScore | None:
+def _average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanScore | None:
     """The mean of the tasks' means, each counting once; `of` is how many tasks."""
     means = [done[task.name].mean for task in tasks if task.name in done]
-    return MeanScore(sum(means) / len(means), len(means)) if means else None
+    return _mean(means) if means else None
 
 
 def table(benchmark: Benchmark, scores: MeanScores) -> tuple[list[str], list[list[str]]]:
     """Headers and rows, without groups and tasks that have no scores."""
     lines = []
-    for group, tasks in groups(benchmark):
+    for group, tasks in _groups(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
             cells = [done.get(task.name) for done in scores.values()]
-            lines.append([task.title, _counts(cells, task.size), *map(_cell, cells)])
+            lines.append(_line(task.title, cells, f"{task.size}"))
         if asked:
-            means = [average(tasks, done) for done in scores.values()]
-            counted = _counts(means, len(tasks)) + " tasks"
-            lines.append([f"{group} average", counted, *map(_cell, means)])
+            means = [_average(tasks, done) for done in scores.values()]
+            lines.append(_line(f"{group} average", means, f"{len(tasks)} tasks"))
     return ["task", "records", *scores], lines
 
 
-def _cell(score: MeanScore | None) -> str:
-    return "-" if score is None else f"{100 * score.mean:.2f}"
-
-
-def _counts(cells: Sequence[MeanScore | None], whole: int | None) -> str:
-    """`5 of 200`; `5 / 3 of 200` where columns differ."""
+def _line(title: str, cells: Sequence[MeanScore | None], whole: str) -> list[str]:
+    """The count is `5 of 200`; `5 / 3 of 200` where columns differ."""
     counts = [0 if cell is None else cell.of for cell in cells]
-    text = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    return text if whole is None else f"{text} of {whole}"
+    count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    means = ("-" if cell is None else f"{100 * cell.mean:.2f}" for cell in cells)
+    return [title, f"{count} of {whole}", *means]
 
 
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -89,8 +88,8 @@ def as_dict(benchmark: Benchmark, scores: MeanScores) -> dict[str, Any]:
             for name, score in done.items()
         }
         averages = {}
-        for group, members in groups(benchmark):
-            mean = average(members, done)
+        for group, members in _groups(benchmark):
+            mean = _average(members, done)
             if mean is not None:
                 averages[group] = {"score": 100 * mean.mean, "tasks": mean.of, "of": len(members)}
         out[method] = {"tasks": tasks, "averages": averages}

@@ -1,1 +1,0 @@
-"""What all HTML pages share: style sheet, script, colours and number formats."""
