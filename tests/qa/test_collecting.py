@@ -19,7 +19,6 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.collecting import (
     AnswerSpan,
-    ChosenPassages,
     CollectedPlace,
     Collection,
     Coverage,
@@ -27,7 +26,6 @@ from esa_cli.qa.collecting import (
     LogOddsDecision,
     MergedPlaces,
     WeighedPlace,
-    WrittenDecision,
     chosen_passages,
     distinct_places,
     quoted_place,
@@ -127,28 +125,12 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     assert len(second.passages) == first.coverage.chosen - first.settled
 
 
-@pytest.mark.parametrize("batch", [1, 100])
-@pytest.mark.parametrize("given", range(3))
-def test_a_run_that_is_left_between_two_places_goes_on(given: int, batch: int) -> None:
-    whole, first = list(run(KeyDecision(1))), run(KeyDecision(batch))
-    found = [next(first) for _ in range(given)]
-    after = EarlierRun(first.settled, tuple(found))
-    assert found + list(run(KeyDecision(1), after=after)) == whole
-
-
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
     """A kill may lose the last note of how far a run was."""
     whole = list(run(KeyDecision()))
     for count in range(len(whole) + 1):
         after = EarlierRun(0, tuple(whole[:count]))
         assert list(run(KeyDecision(), after=after)) == whole[count:]
-
-
-def test_nothing_chosen() -> None:
-    placed = place_books([book(STORY)])
-    places = Collection(ChosenPassages([], [], 9), placed, KeyDecision())
-    assert list(places) == []
-    assert places.coverage == Coverage(9, 0, 0)
 
 
 def test_the_sieve() -> None:
@@ -279,18 +261,6 @@ def test_of_places_in_one_sentence_the_likeliest_stays() -> None:
     assert starts(merged.settled(1, 0)) == [5, 12]
 
 
-def test_a_place_replaces_several_that_it_shares_sentences_with() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(2, 4, -2.0))
-    merged.add(weighed(12, 14, -3.0))
-    merged.add(weighed(8, 15, -1.0))
-    assert starts(merged.settled(1, 0)) == [8]
-    merged.add(weighed(102, 104, -2.0))
-    merged.add(weighed(112, 114, -0.5))
-    merged.add(weighed(108, 115, -1.0))
-    assert starts(merged.settled(1, 0)) == [102, 112]
-
-
 def test_a_place_waits_until_no_passage_can_share_it() -> None:
     merged = MergedPlaces()
     merged.add(weighed(2, 4, -2.0, passage=3))
@@ -303,22 +273,6 @@ def test_a_place_waits_until_no_passage_can_share_it() -> None:
     merged.add(weighed(1, 3, 0.0, passage=5))
     assert starts(merged.settled(0, 30)) == [26], "what was given stays"
     assert passages(merged) == []
-
-
-def test_documents_are_apart_and_in_order() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(5, 7, -2.0, number=0))
-    merged.add(weighed(2, 4, -1.0, number=1))
-    assert starts(merged.settled(1, 0)) == [5]
-    assert starts(merged.settled(2, 0)) == [2]
-
-
-def test_places_of_an_earlier_run_are_not_given_again() -> None:
-    merged = MergedPlaces([place(2, 4, "0.txt"), place(15, 17, "0.txt")])
-    for start in (3, 12, 16, 25):
-        merged.add(weighed(start, start + 2, 0.0))
-    merged.add(weighed(3, 5, 0.0, number=1))
-    assert starts(merged.settled(2, 0)) == [25, 3]
 
 
 # Where another model's words stand in a passage, and what counts as no answer
@@ -343,18 +297,6 @@ TEXT = "The gate\nopens at nine. Ninety boats (all grey) lie there."
 def test_the_place_of_words(answer: str, words: str) -> None:
     start, end = quoted_place(answer, TEXT)
     assert TEXT[start:end] == words
-
-
-def test_another_model_decides_by_its_words() -> None:
-    said = iter([f"{NOT_TOLD}", "At  nine.", " ", "Twelve, I think."])
-    decision = WrittenDecision(lambda passage: Reply(next(said)))
-    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = decision.spans([passage] * 4, [0.0] * 4)
-    assert [len(one) for one in spans] == [0, 1, 0, 1]
-    [first], [second] = spans[1], spans[3]
-    assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
-    assert (second.start, second.end, second.answer) == (0, len(TEXT), "Twelve, I think.")
-    assert first.weight > second.weight, "the shorter place is the surer"
 
 
 class AgeReader:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
 from esa_cli.documents.document import Document
-from esa_cli.errors import PresetError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.api import Esa
@@ -98,25 +97,6 @@ def test_the_same_answers_and_indexes_without_the_model(
     assert found[0][4] == found[1][4] == 0
 
 
-def test_what_one_stores_the_other_finds(
-    both: tuple[Any, Path], deferred: models.DeferredModel, tmp_path: Path
-) -> None:
-    whole, folder = both
-    library = Library(tmp_path / "library")
-    for writer, reader in ((whole, deferred), (deferred, whole)):
-        text = f"{TEXT} {writer is whole}"
-        with esa(writer, folder, library=library) as asker:
-            made = asker.ingest(note(text))
-        with esa(reader, folder, library=library) as asker:
-            book = asker.find(note(text))
-            assert book is not None
-            assert book.index is not None
-            assert made.index is not None
-            assert torch.equal(book.index.records, made.index.records)
-            grown = asker.ingest(note(text + MORE))
-            assert grown.entry is not None
-
-
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_free_text_loads_the_model(
     both: tuple[Any, Path], deferred: models.DeferredModel, heat: float
@@ -135,47 +115,6 @@ def test_free_text_loads_the_model(
     assert "model" in vars(deferred)
 
 
-@pytest.mark.parametrize("more", [[], [FREE]])
-def test_a_question_can_be_ended(
-    both: tuple[Any, Path], deferred: models.DeferredModel, more: list[str]
-) -> None:
-    calls = list[int]()
-
-    def stop() -> None:
-        calls.append(1)
-        if len(calls) == last:
-            raise InterruptedError
-
-    last = 0
-    with esa(deferred, both[1], *more) as asker:
-        book = asker.open(note())
-        with asker.interruptible(stop):
-            want = asker.ask(QUESTION, [book], max_new_tokens=6)
-        last = len(calls)
-        calls.clear()
-        with pytest.raises(InterruptedError), asker.interruptible(stop):
-            asker.ask(QUESTION, [book], max_new_tokens=6)
-        assert without_times(asker.ask(QUESTION, [book], max_new_tokens=6)) == without_times(want)
-
-
-def test_the_session_is_made_when_it_is_needed(
-    both: tuple[Any, Path], deferred: models.DeferredModel
-) -> None:
-    with esa(deferred, both[1]) as asker:
-        book = asker.open(note())
-        want = without_times(asker.ask(QUESTION, [book]))
-        assert "model" not in vars(deferred)
-        session = asker.session
-        assert asker.session is session
-        assert session.attachment.attached
-        session.read("The gate opens at nine.")
-        assert asker.cached_tokens == session.document_tokens > 0
-        assert without_times(asker.ask(QUESTION, [book])) == want
-        again = asker.ask(QUESTION, [book], max_new_tokens=2)
-        assert again.answered_from == "text"
-    assert not session.attachment.attached
-
-
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:
     text = ["answer.from=text", f"answer.finder={both[1] / 'finder'}"]
     with Esa.load("tiny-random", text, **HOW) as asker:
@@ -188,14 +127,3 @@ def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> No
     for others in ([], ["answer.from=text"]):
         with Esa.load("tiny-random", others, **HOW) as asker:
             assert isinstance(asker.loaded, models.LoadedModel)
-
-
-def test_a_method_of_another_model_is_refused_at_once(
-    both: tuple[Any, Path], deferred: models.DeferredModel
-) -> None:
-    votes = ["reading=local", "score.name=vote", "selector={name: consensus, rounds: 2}"]
-    for loaded in (both[0], deferred):
-        with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
-            esa(loaded, both[1], *votes, "score.heads=[[7, 1]]")
-        with esa(loaded, both[1]):
-            pass

@@ -42,12 +42,6 @@ def test_kernels_that_cannot_run_here(
     fail(esa(*command, *TINY, "--set", setting), 2, f"{name} '{kernel}' cannot run on cpu")
 
 
-@pytest.mark.usefixtures("unloaded")
-def test_compared_rows_are_not_on_disk(esa: Esa) -> None:
-    asked = esa("compare", "missing.md", "When?", *TINY, "--cache", "disk")
-    fail(asked, 2, "cache disk is for documents that are stored in the library")
-
-
 @pytest.mark.parametrize("setting", ["kernel=torch-cuda"])
 def test_kernels_that_cannot_run_here_in_python(
     monkeypatch: pytest.MonkeyPatch, setting: str

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,7 @@ from typing import Any
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, Esa, fail
-from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
-
-from esa_cli import Esa as Interface
-from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.answering.reply import Turn
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -90,34 +83,6 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Elsewh
 
 
 @pytest.mark.process
-def test_lines_chat_and_batch(
-    esa: Esa, note: str, preset: list[str], server: Elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = [*preset, "--reader", server.url, "--reader-model", "small"]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\nWho?\n")))
-    result = esa("ask", note, "-", *there)
-    assert result.out == "At nine, says [1].\n\nThe documents do not say.\n\n"
-    assert result.err.count("esa: questions and the passages found are sent to small") == 1
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\nAnd why?\n")))
-    result = esa("chat", note, *there, "--quiet")
-    assert result.out.count("At nine, says [1].") == 2
-    assert [one["role"] for one in server.asked()[-1]["messages"]] == [
-        "system", "user", "assistant", "user",
-    ]  # fmt: skip
-    Path("q.jsonl").write_text('{"question": "When?"}\n')
-    batch = ["batch", "q.jsonl", note, "--out", "out.jsonl", *preset, "--quiet"]
-    assert esa(*batch, "--reader", server.url).code == 0
-    row = json.loads(Path("out.jsonl").read_text())
-    assert (row["answer"], row["answered_from"]) == ("At nine, says [1].", "text")
-    assert esa(*batch, "--reader", server.url).code == 0
-    for other in (["--reader", "http://127.0.0.1:1/v1"], []):
-        fail(esa(*batch, *other), 2, "settings")
-    server.end()
-    result = esa("chat", note, *there, "--quiet")
-    fail(result, 5, "cannot be reached: Connection refused", "is the server running")
-
-
-@pytest.mark.process
 def test_our_own_server_reads_for_another(
     esa: Esa, note: str, preset: list[str], server: Elsewhere
 ) -> None:
@@ -141,16 +106,6 @@ def test_our_own_server_reads_for_another(
         _, err = served.communicate()
     assert err.count(SENT) == 1
     assert "cannot be reached: Connection refused" in err, "whoever runs the server is told"
-
-
-def test_a_second_model_here(esa: Esa, note: str, preset: list[str]) -> None:
-    result = esa(
-        "ask", note, QUESTION, *preset, "--reader", "./wide", "--json", "--max-new-tokens", "4"
-    )
-    assert result.code == 0, result.err
-    assert (result.data["reader"], result.data["answered_from"]) == ("wide", "text")
-    assert result.data["tokens"]["answer"] <= 4
-    assert "sent to" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -177,28 +132,3 @@ def test_mistakes_are_found_before_a_model_is_loaded(
     monkeypatch.setattr("esa_cli.models.load", load)
     monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
     fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code, words)
-
-
-def test_in_python(note: str, preset: list[str]) -> None:
-    one = CompletionServer(["stream"])
-    threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
-    place = {"device": "cpu", "dtype": "float32"}
-    try:
-        with Interface.load("./own.yaml", reader=one.url, reader_model="small", **place) as esa:
-            pieces: list[str] = []
-            book = esa.ingest(note)
-            reply = esa.ask(QUESTION, [book], on_text=pieces.append, history=[Turn("Who?", "Ann")])
-            assert (reply.text, len(pieces)) == ("At nine, says [1].", 3)
-            assert (reply.found, reply.answered_from, reply.doubtful) == (True, "text", False)
-            assert 0 < reply.first_token_s < reply.total_s
-            assert esa.report(reply, QUESTION, [book]).startswith("<!")
-            one.modes[:] = ["page"]
-            with pytest.raises(ReaderError, match="it is no JSON"):
-                esa.ask(QUESTION, [book])
-            one.modes[:] = ["stream"]
-            assert esa.ask(QUESTION, [book]).found
-    finally:
-        one.shutdown()
-        one.server_close()
-    with pytest.raises(UsageError, match="words answers from passages"):
-        Interface.load("tiny-random", reader="./wide", method="infllm", **place)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from byte_level_model import byte_level, byte_model
 
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
 from esa_cli.qa.reading import spans as span_search
@@ -61,10 +60,6 @@ def test_examples_come_first_in_the_form_of_the_prompt(byte_level: Any) -> None:
     assert PassagePrompt(byte_level, PROMPT, UNANSWERED).shared([ids, ids]) == 0
 
 
-def test_one_line() -> None:
-    assert one_line(" a\r\n b\u2003c\x1cd ") == "a b c d"
-
-
 @pytest.mark.parametrize("text", ["one two three four five six", "x" * 40, "鯨" * 30, "", "a\nb c"])
 @pytest.mark.parametrize("most", [-5, 0, 7, 20, 1000])
 def test_clipped(text: str, most: int) -> None:
@@ -78,10 +73,6 @@ def test_clipped(text: str, most: int) -> None:
         assert kept == text
     elif tokens(text[:1]) <= most and " " not in text:
         assert kept
-
-
-def test_a_clipped_text_ends_with_a_word() -> None:
-    assert clipped("one two three four", 15, len) == "one two three"
 
 
 # Log-odds and spans
@@ -191,20 +182,6 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
     assert long[found.start : found.end].strip()
     short = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
     assert reading.log_odds[1] == pytest.approx(short.log_odds[0], abs=1e-4)
-
-
-def test_the_adapter_works_while_reading_alone(byte_model: Any, byte_level: Any) -> None:
-    adapter = LoraAdapter.new(byte_model, rank=2, alpha=8, seed=3)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(std=0.3)
-    bare, adapted = reader(byte_model, byte_level), reader(byte_model, byte_level, adapter)
-    want = bare.read(QUESTION, PASSAGES).log_odds
-    with adapted.reading():
-        assert adapted.read(QUESTION, PASSAGES).log_odds != pytest.approx(want, abs=1e-3)
-    assert adapted.read(QUESTION, PASSAGES).log_odds == want
-    with pytest.raises(KeyboardInterrupt), adapted.reading():
-        raise KeyboardInterrupt
-    assert bare.read(QUESTION, PASSAGES).log_odds == want
 
 
 # The order of passages that have been read
