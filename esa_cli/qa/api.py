@@ -423,19 +423,19 @@ class Esa:
         placed, reader = self.placed(_distinct(books, "collect from")), self.reader
         with self.suspended():
             chosen = collecting.chosen_passages(self.search, question, placed, minimum, every)
-        decision: collecting.Decision
         if reader is None:
-            several = chosen.total <= collecting.WHOLE
-            decision = collecting.LogOddsDecision(self.spans.passages, question, least, several)
+            several, batch = chosen.total <= collecting.WHOLE, collecting.BATCH
+            decide = collecting.by_log_odds(self.spans.passages, question, least, several)
         else:
-            settings = self.preset.generation
+            settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decision = collecting.WrittenDecision(
+            decide = collecting.by_words(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
-            chosen, placed, decision, alone=self.suspended, progress=progress, after=after
-        )
+            chosen, placed, decide, batch=batch, alone=self.suspended, progress=progress,
+            after=after,
+        )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -23,9 +25,7 @@ from esa_cli.qa.collecting import (
     Collection,
     Coverage,
     EarlierRun,
-    LogOddsDecision,
-    MergedPlaces,
-    WeighedPlace,
+    by_log_odds,
     chosen_passages,
     distinct_places,
     quoted_place,
@@ -41,18 +41,20 @@ QUESTION = "Which key does a keeper have?"
 
 
 class KeyDecision:
-    """Every `key N` of a passage is told."""
+    """Every `key N` of a passage is told, with these weights for one passage after the other."""
 
-    def __init__(self, batch: int = 2) -> None:
-        self.batch = batch
+    def __init__(self, batch: int = 2, weights: Iterable[float] = itertools.repeat(0.0)) -> None:
+        self.batch, self.weights = batch, iter(weights)
         self.passages: list[Passage] = []
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
+    def __call__(
+        self, passages: Sequence[Passage], fits: Sequence[float]
+    ) -> list[list[AnswerSpan]]:
         assert len(passages) == len(fits)
         self.passages += passages
         return [
-            [AnswerSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
-            for one in passages
+            [AnswerSpan(*found.span(), weight, 1.5) for found in re.finditer(r"key \d+", one.text)]
+            for one, weight in zip(passages, self.weights, strict=False)
         ]
 
 
@@ -64,7 +66,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
     placed = place_books(books or [book(STORY)])
     chosen = chosen_passages(PassageSearch(), QUESTION, placed, every=True)
-    return Collection(chosen, placed, decision, **more)
+    return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
 
 def test_places_come_once_in_order_with_their_places() -> None:
@@ -219,60 +221,22 @@ def test_esa_refuses(asker: Esa, loaded: Any) -> None:
         rows.collect(QUESTION, [one])
 
 
-SENTENCE = 10
-
-
-def place(start: int, end: int, document: str = "a.txt") -> CollectedPlace:
-    return CollectedPlace(
-        document,
-        document,
-        None,
-        1,
-        None,
-        start,
-        end,
-        "w" * (end - start),
-        1.0,
-        sentence="s",
-        passage=(0, 100),
-    )
-
-
-def weighed(start: int, end: int, weight: float, passage: int = 0, number: int = 0) -> WeighedPlace:
-    """A place in sentences of ten characters."""
-    first = start // SENTENCE * SENTENCE
-    last = -(-end // SENTENCE) * SENTENCE
-    found = place(start, end, f"{number}.txt")
-    return WeighedPlace(found, number, passage, first, last, weight)
-
-
-def starts(places: Iterable[CollectedPlace]) -> list[int]:
-    return [one.start for one in places]
-
-
-def passages(merged: MergedPlaces) -> list[int]:
-    return sorted(one.passage for one in merged.waiting)
-
-
-def test_of_places_in_one_sentence_the_likeliest_stays() -> None:
-    merged = MergedPlaces()
-    for start, weight in ((2, -1.0), (5, -0.5), (7, -3.0), (12, -9.0)):
-        merged.add(weighed(start, start + 2, weight))
-    assert starts(merged.settled(1, 0)) == [5, 12]
-
-
-def test_a_place_waits_until_no_passage_can_share_it() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(2, 4, -2.0, passage=3))
-    merged.add(weighed(25, 27, -2.0, passage=4))
-    assert passages(merged) == [3, 4]
-    assert starts(merged.settled(0, 9)) == []
-    assert starts(merged.settled(0, 10)) == [2]
-    assert passages(merged) == [4]
-    merged.add(weighed(26, 28, -1.0, passage=5))
-    merged.add(weighed(1, 3, 0.0, passage=5))
-    assert starts(merged.settled(0, 30)) == [26], "what was given stays"
-    assert passages(merged) == []
+@pytest.mark.parametrize("seed", range(4))
+def test_of_places_in_one_sentence_the_likeliest_stays(seed: int) -> None:
+    """The windows of a text overlap, so that every sentence is in several."""
+    weights = [random.Random(seed * 1000 + at).random() for at in range(1000)]
+    decision = KeyDecision(weights=weights)
+    text = " ".join(f"Keeper {at} of the gate has key {at}." for at in range(60))
+    places = list(run(decision, book(text)))
+    assert [one.text for one in places] == [f"key {at}" for at in range(60)]
+    for one in places[12:-12]:
+        having = [
+            (weight, (passage.start, passage.end))
+            for passage, weight in zip(decision.passages, weights, strict=False)
+            if passage.start <= one.start and one.end <= passage.end
+        ]
+        assert len(having) > 1
+        assert one.passage == max(having)[1]
 
 
 # Where another model's words stand in a passage, and what counts as no answer
@@ -321,11 +285,9 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    spans, _ = LogOddsDecision(reader, "How old?", 2.5, several=True).spans(
-        [passage] * 2, [0.0, -9.0]
-    )
+    spans, _ = by_log_odds(reader, "How old?", 2.5, several=True)([passage] * 2, [0.0, -9.0])
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = LogOddsDecision(reader, "How old?", 2.5).spans([passage], [0.0])
+    (first,) = by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]
-    refused = LogOddsDecision(reader, "How old?", 3.5).spans([passage], [0.0])
+    refused = by_log_odds(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]
