@@ -103,6 +103,7 @@ class Esa:
         self._cached: list[Book] = []
         """Books whose rows are in the session's cache."""
         self._last: tuple[Sequence[Book], Tensor] | None = None
+        """Books of the last answer, and the weights of their tokens."""
         self._session = session
         if answer.needs_rows:
             self._session = self.session
@@ -149,26 +150,18 @@ class Esa:
 
     @classmethod
     def of(
-        cls,
-        ready: Preflight,
-        *,
-        library: Library | None = None,
-        keep: bool = True,
-        rows: str = "int8",
-        reader: ReaderChoice | None = None,
-        events: IngestEvents | None = None,
-        notices: Notices | None = None,
-    ) -> Esa:
+        cls, ready: Preflight, *, reader: ReaderChoice | None = None,
+        notices: Notices | None = None, **more: Any,
+    ) -> Esa:  # fmt: skip
         """Loads the model of a preset that was prepared, and the reader, which is else the
-        preset's own. The other arguments are those of the class.
+        preset's own. `more`: arguments of the class.
 
         Raises UsageError: there is a reader, and the preset answers from rows. ModelError,
         ResourceError. PresetError. ReaderError: the reader's server cannot be used."""
-        loaded, other = ready.load(reader, notices)
-        return cls(
-            loaded, ready.resolved, library=library, keep=keep, rows=rows, events=events,
-            planner=ready.planner, reader=other,
-        )  # fmt: skip
+        from esa_cli.qa.opening import SILENT
+
+        loaded, other = ready.load(reader, notices or SILENT)
+        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **more)
 
     def __enter__(self) -> Esa:
         return self
@@ -270,14 +263,12 @@ class Esa:
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """A book: found in the library, or read now; and put there, where `keep` says so. Where
-        answers come from text and there is no token index, only what is stored is read.
+        """A book: found in the library, or read now; and put there, where `keep` says so.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
-            progress: called while it is read, after the one that all readings have; with 0 every
-                half second while another process reads the same document into the library. What it
-                raises ends reading or waiting and passes through; the library keeps what was read.
+            progress: called while it is read, and with 0 while another process reads the same
+                document. What it raises passes through; the library keeps what was read.
 
         Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
@@ -318,7 +309,7 @@ class Esa:
         from esa_cli.qa.presets.preset import chosen_generation
         from esa_cli.qa.reading.reader import Sampling
 
-        started, books = time.perf_counter(), _distinct(books, "ask about")
+        started, first, books = time.perf_counter(), list[float](), _distinct(books, "ask about")
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -330,27 +321,31 @@ class Esa:
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-        else:
-            most, heat, nucleus = chosen_generation(
-                self.preset.generation, max_new_tokens, temperature, top_p
-            )
-            asked, text = self.spans.check(question, most), TimedText(on_text)
-            passages = self._read_passages(question, placed, history)
-            reader: Reader = self.spans
-            sampling = Sampling(most, heat, nucleus, seed)
-            if self.reader is not None and passages:
-                reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
-            with self.suspended():
-                reply = reader.answer(question, passages, history, sampling, text)
-            passages, weights = weighed_passages(passages, placed)
-            reply = replace(
-                reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
-                first_token_s=(text.first or started) - started,
-                total_s=time.perf_counter() - started, answered_from="text",
-                read=all(book.index is not None for book in books),
-            )  # fmt: skip
+            self._last = books, weights
+            return reply
+
+        def text(piece: str) -> None:
+            first.append(time.perf_counter())
+            if on_text is not None:
+                on_text(piece)
+
+        settings = self.preset.generation
+        sampling = Sampling(*chosen_generation(settings, max_new_tokens, temperature, top_p), seed)
+        asked = self.spans.check(question, sampling.max_new_tokens or 0)
+        passages = self._read_passages(question, placed, history)
+        reader: Reader = self.spans
+        if self.reader is not None and passages:
+            reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
+        with self.suspended():
+            reply = reader.answer(question, passages, history, sampling, text)
+        passages, weights = weighed_passages(passages, placed)
         self._last = books, weights
-        return reply
+        return replace(
+            reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
+            first_token_s=(first or [started])[0] - started,
+            total_s=time.perf_counter() - started, answered_from="text",
+            read=all(book.index is not None for book in books),
+        )  # fmt: skip
 
     def _open_rows(self, books: Sequence[Book]) -> None:
         """Puts the rows of books into the session's cache, unless they are there. Raises
@@ -463,19 +458,6 @@ class Esa:
         from esa_cli.qa.books import place_books
 
         return place_books(books)
-
-
-class TimedText:
-    """Passes pieces of an answer on; `first` is the time of the first, None before."""
-
-    def __init__(self, on_text: Callable[[str], None] | None) -> None:
-        self._on_text = on_text
-        self.first: float | None = None
-
-    def __call__(self, piece: str) -> None:
-        self.first = self.first or time.perf_counter()
-        if self._on_text is not None:
-            self._on_text(piece)
 
 
 def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:
