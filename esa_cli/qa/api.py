@@ -25,6 +25,7 @@ from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, Turn
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
 
+    from esa_cli.attention.method import Method
     from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.books import Book
@@ -79,15 +80,14 @@ class Esa:
         from esa_cli.qa.finding.words import small_words
         from esa_cli.qa.ingestion.index_ingest import IndexIngest
         from esa_cli.qa.ingestion.row_ingest import RowIngest
-        from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
+        from esa_cli.qa.presets.resolved_preset import resolve
         from esa_cli.qa.reading.reader_choice import check_passages_for
         from esa_cli.qa.reading.span import SpanReader
 
         resolved = resolve(preset)
         check_passages_for(reader, resolved.preset)
-        self.preset, self.method = resolved.preset, resolved.method
+        self.preset, self._resolved = resolved.preset, resolved
         self.loaded, self.tokenizer, self.reader = loaded, loaded.tokenizer, reader
-        check_fits_model(self.method, loaded.text_model)
         self.prompt = PromptTokens(self.tokenizer, self.preset.prompt)
         answer, model = self.preset.answer, loaded.text_model
         encoder = load_finder(answer, model, self.tokenizer)
@@ -177,15 +177,19 @@ class Esa:
             self.reader.close()
 
     @property
+    def method(self) -> Method:
+        """The preset's; built when it is first used. Raises PresetError: it does not hold."""
+        return self._resolved.method
+
+    @property
     def session(self) -> Session:
         """Runs the method; made, with the model of transformers, when it is first needed. Raises
         ModelError, ResourceError, PresetError."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
-            from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-            loaded, resolved = self.loaded, ResolvedPreset(self.preset, self.method)
-            self._session = Session(loaded.model, self.tokenizer, resolved, loaded.cache)
+            loaded = self.loaded
+            self._session = Session(loaded.model, self.tokenizer, self._resolved, loaded.cache)
         return self._session
 
     @property
