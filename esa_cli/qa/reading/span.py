@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import completed, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Quotation, Reply, Turn
 from esa_cli.qa.presets.adapter_files import adapter_folder
-from esa_cli.qa.presets.preset import Preset, WorkedExample
+from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.reading.chat import written
 from esa_cli.qa.reading.reader import Sampling, unheard
 from esa_cli.qa.reading.spans import LONGEST, PATIENCE, Span, most_probable_span, token_bytes
@@ -57,34 +57,18 @@ class PassagePrompt:
     Args:
         tokenizer: of transformers. template: text with {passage} and {question}, up to where the
             answer begins. unanswered: what the model answers when the passage does not say.
-        examples: worked ones, which come first in the same form.
     """
 
-    def __init__(
-        self, tokenizer: Any, template: str, unanswered: str, examples: Sequence[WorkedExample] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.answer_ids(unanswered)
         self.line_end = self._encode("\n")[-1]
-        self._examples = "".join(
-            f"{self._filled(one.question, one.passage)} {one_line(one.answer or unanswered)}\n"
-            for one in examples
-        )
-        self._example_ids = self._encode(self._examples)
 
     def ids(self, question: str, passage: str) -> list[int]:
         """The prompt up to where the answer begins."""
-        return self._encode(self._examples + self._filled(question, passage))
-
-    def shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """The first tokens of these prompts that are those of the examples."""
-        tokens = zip(self._example_ids, *prompts, strict=False)
-        return sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, tokens))
-
-    def _filled(self, question: str, passage: str) -> str:
         pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
-        return "".join(pieces.get(part, part) for part in parts)
+        return self._encode("".join(pieces.get(part, part) for part in parts))
 
     def answer_ids(self, answer: str) -> list[int]:
         """An answer as the model gives it: after a space, ended by a line end."""
@@ -110,7 +94,7 @@ class PassageReading:
             ]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.forward, ids, prompt.shared(ids))
+        self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
         if passages:
             none = torch.stack([self._unanswered(number) for number in range(len(passages))])
@@ -231,9 +215,7 @@ class SpanReader:
         if settings.adapter is not None:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
             adapter.to(next(model.parameters()))
-        prompt = PassagePrompt(
-            loaded.tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
-        )
+        prompt = PassagePrompt(loaded.tokenizer, settings.prompt, settings.unanswered)
         self.name = parse_reference(preset.model).name
         self.passages = PassageReader(model, prompt, adapter, window, fixed=True)
         self._loaded, self._settings, self._chat, self._window = loaded, settings, chat, window

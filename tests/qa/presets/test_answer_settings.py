@@ -12,7 +12,6 @@ from esa_cli.qa.presets.cache_key import settings_hash
 from esa_cli.qa.presets.preset import AnswerSettings
 
 FROM_TEXT = "answer.from=text"
-TOLD = "{passage: The cat sat., question: 'Who sat?', answer: cat}"
 
 
 def test_rows_are_the_default_and_text_is_named_from() -> None:
@@ -27,10 +26,6 @@ def test_rows_are_the_default_and_text_is_named_from() -> None:
     [
         "from=elsewhere", "form=verse", "passages=0", "passages=257", "passages=many", "prior=-0.5",
         "threshold=high", "adapter=3", "adaptor=x", "prompt=Text", "prompt='{passage}'",
-        "examples=[3]", "examples=[{passage: a, question: b}]",
-        "examples=[{passage: a, question: b, answer: ''}]",
-        "examples=[{passage: The cat., question: 'Who?', answer: dog}]",
-        "examples=[{passage: a, question: b, answer: a, text: c}]",
     ],
 )  # fmt: skip
 def test_what_does_not_hold_is_refused(override: str) -> None:
@@ -60,22 +55,6 @@ def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
     assert answer == AnswerSettings(passages=7 if own else 16)
 
 
-def test_examples_are_of_no_model(tmp_path: Path) -> None:
-    base = f"extends: tiny-random\nanswer: {{from: text, examples: [{TOLD}]}}\n"
-    (tmp_path / "base.yaml").write_text(base, "utf-8")
-    found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main"]).answer
-    assert found.source == "rows"
-    assert [one.answer for one in found.examples] == ["cat"]
-    own = ["model=hf:some/model@main", "answer.examples=[]"]
-    assert preset.load(str(tmp_path / "base.yaml"), own).answer == AnswerSettings()
-
-
-def test_an_adapter_is_shown_no_examples() -> None:
-    made = preset.load("tiny-random", [f"answer.examples=[{TOLD}]"]).answer
-    assert list(made.shown_examples) == made.examples
-    assert not made.model_copy(update={"adapter": "small"}).shown_examples
-
-
 def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
     extending(tmp_path, "")
     found = preset.load(str(tmp_path / "base.yaml"), ["model=hf:some/model@main", "answer.words=1"])
@@ -83,10 +62,7 @@ def test_another_model_by_an_override_does_not(tmp_path: Path) -> None:
 
 
 def test_a_dump_is_the_same_preset(tmp_path: Path) -> None:
-    examples = f"answer.examples=[{TOLD}, {{passage: 'A: b', question: c, answer: null}}]"
-    made = preset.load(
-        "tiny-random", [FROM_TEXT, examples, "answer.threshold=-1.5", "answer.form=span"]
-    )
+    made = preset.load("tiny-random", [FROM_TEXT, "answer.threshold=-1.5", "answer.form=span"])
     path = tmp_path / "tiny-random.yaml"
     path.write_text(preset.dump(made), "utf-8")
     assert preset.load(str(path)) == made

@@ -12,7 +12,7 @@ import torch
 from byte_level_model import byte_level, byte_model
 
 from esa_cli.qa.answering.reply import Passage
-from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
+from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
 from esa_cli.qa.reading import spans as span_search
 from esa_cli.qa.reading.span import PassagePrompt, PassageReader, SpanReader, clipped, one_line
 from esa_cli.qa.reading.spans import Span
@@ -23,10 +23,6 @@ QUESTION = "Who is\nthe captain?"
 PASSAGES = [
     "Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x", "x (y)", "(no) one",
 ]  # fmt: skip
-EXAMPLES = (
-    WorkedExample(passage="The {question}\ncat sat.", question="Who sat?", answer="cat"),
-    WorkedExample(passage="A dog.", question="Why?", answer=None),
-)
 
 
 def reader(model: Any, tokenizer: Any, adapter: Any = None, **options: Any) -> PassageReader:
@@ -48,16 +44,6 @@ def test_both_fields_are_in_one_line_and_text(byte_level: Any) -> None:
     assert byte_level.convert_tokens_to_ids("<|im_end|>") not in ids
     assert byte_level.decode(made.answer_ids("Ahab,\nhe")) == " Ahab, he\n"
     assert made.answer_ids("x")[-1] == made.line_end
-
-
-def test_examples_come_first_in_the_form_of_the_prompt(byte_level: Any) -> None:
-    made = PassagePrompt(byte_level, "{passage}|{question} A:", UNANSWERED, EXAMPLES)
-    ids = made.ids("When?", "At nine.")
-    examples = f"The {{question}} cat sat.|Who sat? A: cat\nA dog.|Why? A: {UNANSWERED}\n"
-    assert byte_level.decode(ids) == f"{examples}At nine.|When? A:"
-    assert made.shared([ids, made.ids("Who?", "The")]) == len(byte_level(examples)["input_ids"])
-    assert made.shared([ids, ids[:5]]) == 5
-    assert PassagePrompt(byte_level, PROMPT, UNANSWERED).shared([ids, ids]) == 0
 
 
 @pytest.mark.parametrize("text", ["one two three four five six", "x" * 40, "鯨" * 30, "", "a\nb c"])
@@ -124,26 +110,6 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
         best = max(known, key=lambda span: known[span])
         assert one_line(PASSAGES[number][found.start : found.end]) == best
         assert found.log_probability == pytest.approx(known[best], abs=1e-3)
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_examples_are_read_once_and_before_each_passage(
-    byte_model: Any, byte_level: Any, count: int
-) -> None:
-    shown = PassagePrompt(byte_level, PROMPT, UNANSWERED, EXAMPLES)
-    plain = PassagePrompt(byte_level, PROMPT, UNANSWERED)
-    plain.ids = shown.ids  # type: ignore[method-assign]
-    found = [
-        PassageReader(byte_model, one, None).read(QUESTION, PASSAGES[:count])
-        for one in (shown, plain)
-    ]
-    assert found[0].log_odds == pytest.approx(found[1].log_odds, abs=1e-3)
-    first, second = (one.span(0) for one in found)
-    assert first is not None
-    assert second is not None
-    assert (first.start, first.end) == (second.start, second.end)
-    bare = reader(byte_model, byte_level).read(QUESTION, PASSAGES[:count])
-    assert bare.log_odds != pytest.approx(found[0].log_odds, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(3))
