@@ -50,16 +50,14 @@ class Esa:
     Args:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
         library: where documents are looked for; None: nowhere. keep: put those there that are not.
-        rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
-        events: the observer of ingests. planner: what is read must fit its memory; None: nobody
-            looks. reader: another model that words the answers. session: of the model, where there
-            is one already; with the method that it has then.
+        rows: how: `int8`, or `native` bit for bit; see docs/library.md. events: the observer of
+            ingests. planner: what is read must fit its memory; None: there is no limit.
+        reader: another model that words the answers. session: of the model, if there is one
+            already; its method is used.
 
-    Raises:
-        ModelError: the model cannot be supported, or adapter or finder not be read. PresetError:
-            the method does not hold, or there is no such adapter or finder. UsageError: there is a
-            reader, and the preset answers from rows.
-    """
+    Raises ModelError: the model is not supported, or adapter or finder cannot be read. PresetError:
+    the method does not hold, or there is no such adapter or finder. UsageError: there is a reader,
+    and the preset answers from rows."""
 
     def __init__(
         self,
@@ -117,9 +115,8 @@ class Esa:
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
-        """Loads a preset and its model, fetching the model if need be. Each document is held to the
-        memory there is now before it is read; see `plan`. Where the preset does not say what
-        answers come from, and its method cannot run in the model, they come from passages.
+        """Loads a preset and its model, fetching the model if need be. Where the preset does not
+        say what answers come from, and its method cannot run in the model, they come from passages.
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
@@ -301,12 +298,9 @@ class Esa:
             on_text: called with each piece of the answer as it comes; an exception raised in it
                 ends the answer and passes through, and the model stays usable.
 
-        Raises:
-            UsageError: no book, one that has not been read where that is needed, an empty question,
-                or a setting out of range. LengthError: the question is too long. HistoryError: it
-                is too long with its history, and may not be with less of it. ReaderError: the
-                other model gives no answer.
-        """
+        Raises UsageError: no book, one that has not been read where that is needed, an empty
+        question, or a setting out of range. LengthError: the question is too long; HistoryError:
+        with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.attachment.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
@@ -404,15 +398,12 @@ class Esa:
         Args:
             minimum: least score in finding of a passage that is read again; see `chosen_passages`.
             every: all passages are. least: log-odds, with how well it fits, from which a passage
-                tells a place; None: `collecting.LEAST`. It does not count where another model
-                decides.
+                tells a place; None: `collecting.LEAST`. Not for another model that decides.
             progress: called with (passages read, passages chosen); what it raises passes through.
             after: an earlier run, which this one continues.
 
-        Raises:
-            UsageError: there is no book, the question is empty or too long, or the preset answers
-                from rows.
-        """
+        Raises UsageError: there is no book, the question is empty or too long, or the preset
+        answers from rows."""
         from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import Sampling
 

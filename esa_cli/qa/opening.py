@@ -131,12 +131,9 @@ class KnownModel:
 
     def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
         """Checks that documents of so many tokens fit with each method, and that kernels run here;
-        for the method `text`, what is read for finding alone.
-
-        Raises:
-            ResourceError. PresetError, ModelError: adapter or finder is missing. UsageError: rows
-                are to be on disk, or a kernel cannot run here.
-        """
+        for the method `text`, what is read for finding alone. Raises ResourceError. PresetError,
+        ModelError: adapter or finder is missing. UsageError: rows are to be on disk, or a kernel
+        cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
@@ -200,15 +197,9 @@ def collect_garbage_again() -> None:
 def inspect_model(
     chosen: Preset, place: ModelPlace, notices: Notices = SILENT, attaches: bool = True
 ) -> KnownModel:
-    """Fetches the model's small files, and holds the preset to them.
-
-    Args:
-        attaches: whether ESA's methods must be able to run in the model.
-
-    Raises:
-        ModelError: it is missing or not supported. PresetError: methods must run in it, and
-            `context` is beyond its window, or `score.heads` beyond its layers and heads.
-    """
+    """Fetches the model's small files, and holds the preset to them. Raises ModelError: it is
+    missing or not supported. PresetError: methods must run in it (`attaches`), and `context` is
+    beyond its window, or `score.heads` beyond its layers and heads."""
     from esa_cli.qa.presets.resolved_preset import check_model
 
     folder, name = small_files(chosen, notices), models.parse_reference(chosen.model).name
@@ -233,13 +224,8 @@ def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model.
-
-    Args:
-        loads: transformers will be imported for the model; see `load.runs_methods`.
-
-    Raises ModelError, ResourceError: the model is missing or cannot be fetched.
-    """
+    """Whether ESA's methods can run in the preset's model; `loads`: transformers will be imported
+    for it, see `load.runs_methods`. Raises ModelError, ResourceError: it cannot be fetched."""
     return load.runs_methods(small_files(chosen, notices), loads)
 
 
@@ -276,15 +262,9 @@ class Preflight:
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
-        """The model, and another one that words answers, whose memory is taken from the plan.
-
-        Args:
-            choice: of that; None: the preset's own, if it has one.
-
-        Raises:
-            UsageError: there is one, and answers come from rows. ModelError, ResourceError,
-                ReaderError.
-        """
+        """The model, and another one that words answers (`choice`; None: the preset's own, if it
+        has one), whose memory is taken from the plan. Raises UsageError: there is one, and answers
+        come from rows. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading.reader_choice import check_passages_for, reader_of
 
         choice = choice or reader_of(self.resolved.preset)
@@ -322,11 +302,8 @@ def prepare(
         keep: whether what is read will be stored in the library; None: where that can be.
         attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
 
-    Raises:
-        UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
-        PresetError, PluginError.
-        ModelError: the model is missing or not supported.
-    """
+    Raises UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
+    PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import index_sizes
     from esa_cli.qa.planning.row_storage import hindrance
