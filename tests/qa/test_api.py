@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
@@ -334,3 +336,14 @@ def test_what_cannot_be_made_leaves_the_model_as_it_was(
         esa(loaded, None, "answer.from=text", missing)
     with esa(loaded, None) as made:  # nothing is attached already
         assert made.ask(QUESTION, [made.ingest(files(tmp_path)[0])]).text
+
+
+def test_a_document_is_copied_only_for_another_name() -> None:
+    document = Document("a.txt", "One.\nTwo.", "here/a.txt", "utf-8", 9)
+    other = replace(document, source="there/a.txt", text="Three.")
+    books = [Book(one, None, torch.zeros(2, 2)) for one in (document, other)]
+    [alone] = place_books(books[:1])
+    assert alone.document is document, "the places of its lines are found once"
+    both = place_books(books)
+    assert [one.document.name for one in both] == ["here/a.txt", "there/a.txt"]
+    assert [one.rows for one in both] == [range(2), range(2, 4)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,45 +13,23 @@ from typing import Any
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import ROOT, Esa, fail
+from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
-SUPPORT = Path(__file__).parents[2] / "support"
 SENT = "esa: questions and the passages found are sent to large at "
 QUESTION = "When does the gate open?"
 
 
-class Elsewhere:
-    """A server in a process of its own."""
-
-    def __init__(self, log: Path, *modes: str) -> None:
-        script = str(SUPPORT / "completion_server.py")
-        self.log = log
-        self.process = subprocess.Popen(
-            [sys.executable, script, str(log), *modes], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}/v1"
-
-    def asked(self) -> list[dict[str, Any]]:
-        rows = map(json.loads, self.log.read_text().splitlines())
-        return [row["body"] for row in rows if row["body"] is not None]
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhere]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompletionServer]:
     for name in ("ESA_READER_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    one = Elsewhere(tmp_path / "log", "stream", "unknown", "stream")
-    yield one
-    one.end()
+    with CompletionServer(["stream", "unknown", "stream"]) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 @pytest.fixture
@@ -63,7 +41,7 @@ def preset(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.process
-def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Elsewhere) -> None:
+def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: CompletionServer) -> None:
     result = esa("ask", note, QUESTION, *preset, "--reader", server.url)
     assert result.code == 0, result.err
     assert result.out == "At nine, says [1].\n"
@@ -75,7 +53,7 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Elsewh
     assert (data["answer"], data["found"]) == ("The documents do not say.", False)
     assert (data["reader"], data["answered_from"], data["quotation"]) == ("large", "text", None)
     assert len(data["evidence"]) == 3, "it stays"
-    first, _ = server.asked()
+    first, _ = (one["body"] for one in server.seen if one["body"] is not None)
     user = first["messages"][-1]["content"]
     assert user.endswith(f"Question: {QUESTION}")
     assert "[3] note.md\n" in user
@@ -84,7 +62,7 @@ def test_ask_and_its_json(esa: Esa, note: str, preset: list[str], server: Elsewh
 
 @pytest.mark.process
 def test_our_own_server_reads_for_another(
-    esa: Esa, note: str, preset: list[str], server: Elsewhere
+    esa: Esa, note: str, preset: list[str], server: CompletionServer
 ) -> None:
     """`esa serve --reader` asks the server, and `esa ask --reader` asks `esa serve`."""
     command = [sys.executable, "-m", "esa_cli", "serve", note, "--port", "0", *preset]
@@ -99,7 +77,8 @@ def test_our_own_server_reads_for_another(
         result = esa(*asked)
         assert (result.code, result.out) == (0, "At nine, says [1].\n")
         assert "sent to wide at " + url in result.err
-        server.end()
+        server.shutdown()
+        server.server_close()
         fail(esa(*asked, "--quiet"), 5, "the server's reader cannot be used")
     finally:
         served.kill()
