@@ -26,6 +26,7 @@ from esa_cli.qa.collecting import (
     Coverage,
     EarlierRun,
     by_log_odds,
+    by_words,
     chosen_passages,
     distinct_places,
     quoted_place,
@@ -125,6 +126,15 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     second = KeyDecision(1)
     assert found + list(run(second, after=after)) == whole
     assert len(second.passages) == first.coverage.chosen - first.settled
+
+
+def test_a_run_that_is_left_between_two_places_goes_on() -> None:
+    whole = list(run(KeyDecision(1)))
+    for given in range(3):
+        first = run(KeyDecision(100))
+        places = [next(first) for _ in range(given)]
+        after = EarlierRun(first.settled, tuple(places))
+        assert places + list(run(KeyDecision(1), after=after)) == whole
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -263,6 +273,17 @@ def test_the_place_of_words(answer: str, words: str) -> None:
     assert TEXT[start:end] == words
 
 
+def test_the_shorter_place_of_words_is_the_surer() -> None:
+    said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
+    passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
+    spans = by_words(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
+    [first], [second] = spans[1], spans[3]
+    assert (spans[0], spans[2]) == ([], [])
+    assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
+    assert (second.start, second.end, second.answer) == (0, len(TEXT), "Twelve, I think.")
+    assert first.weight > second.weight
+
+
 class AgeReader:
     """A reader that is sure where a text has an age, and quotes the first one."""
 
@@ -285,7 +306,10 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    spans, _ = by_log_odds(reader, "How old?", 2.5, several=True)([passage] * 2, [0.0, -9.0])
+    decide = by_log_odds(reader, "How old?", 2.5, several=True)
+    spans, unfit = decide([passage] * 2, [0.0, -9.0])
+    assert unfit == []
+    assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
     (first,) = by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]

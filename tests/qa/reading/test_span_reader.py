@@ -61,6 +61,10 @@ def test_clipped(text: str, most: int) -> None:
         assert kept
 
 
+def test_a_clipped_text_ends_with_a_word() -> None:
+    assert clipped("one two three four", 15, len) == "one two three"
+
+
 # Log-odds and spans
 
 

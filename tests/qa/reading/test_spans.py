@@ -146,6 +146,42 @@ def test_a_bound_ends_the_search_and_changes_nothing_above_it(passage: str, seed
             assert counted.calls == 0, "no hypothesis is continued"
 
 
+class Wanting(RandomModel):
+    """Wants one sequence of tokens, then the end."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        super().__init__(0)
+        self.wanted = [PIECES.index(piece) for piece in pieces]
+
+    def logits(self, tokens: tuple[int, ...]) -> Tensor:
+        at = len(tokens)
+        whole = list(tokens) == self.wanted[:at]
+        out = torch.zeros(len(PIECES))
+        if whole:
+            out[(*self.wanted, END)[at] if at <= len(self.wanted) else END] = 20.0
+        return out
+
+
+@pytest.mark.parametrize(
+    ("pieces", "passage", "span"),
+    [
+        ((b" Ahab",), "the captain, Ahab.", (13, 17)),
+        ((b"Ahab",), "the captain, Ahab.", (13, 17)),
+        ((b" ", b"1", b"9", b"5", b"0"), "of 1950, the ship", (3, 7)),
+        ((b" captain", b" Ah", b"ab"), "the ship of captain Ahab", (12, 24)),
+        ((b" \xe9", b"\x9b\xaa", b"\xe9\xaf\xa8"), "the ship 雪鯨魚", (9, 11)),
+        ((b" ship", b"'", b"s"), "the ships ship's", (10, 16)),
+        ((b" ship", b" "), "of the ship of", (7, 11)),
+    ],
+)
+def test_what_the_model_wants_is_found(
+    pieces: tuple[bytes, ...], passage: str, span: tuple[int, int]
+) -> None:
+    found = searched(passage, Wanting(*pieces))
+    assert found is not None
+    assert (found.start, found.end) == span
+
+
 class Doubting(RandomModel):
     """Goes on with 鯨 after 雪 rather than end, and is then sure of nothing."""
 
@@ -178,10 +214,13 @@ def test_a_passage_that_the_model_cannot_say_has_none() -> None:
 
 
 def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a script without spaces three times as many; the likeliest beams alone go on."""
     monkeypatch.setattr(span_search, "LONGEST", 3)
-    model = RandomModel(2)
-    searched(" ".join(["the"] * 40), model)
-    assert model.calls <= 3
+    for passage, calls in (("the " * 40, range(1, 4)), ("鯨魚" * 20, range(4, 10))):
+        model = RandomModel(2)
+        searched(passage.strip(), model)
+        assert model.calls in calls
+        assert len(model.rows) <= span_search.BEAMS
 
 
 __all__ = ["byte_level"]
@@ -222,6 +261,18 @@ def test_byte_level(byte_level: Any, text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_sentencepiece(text: str) -> None:
     assert joined(sentencepiece(), text) == f" {text}"
+
+
+def test_whole_words() -> None:
+    vocabulary = {"the": 0, "ship": 1, "?": 2, "a": 3, "b": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    assert joined(words, "the ship") == "theship"
+
+
+def test_ids_without_a_token_have_no_bytes(byte_level: Any) -> None:
+    assert token_bytes(byte_level)(len(byte_level) + 100) == b""
 
 
 def test_byte_letters_are_those_of_the_tokenizers() -> None:
