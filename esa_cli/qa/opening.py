@@ -41,12 +41,15 @@ class Notices(Protocol):
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
         """A stage of preparing the model; see `StageProgress`."""
+        return
 
     def note(self, text: str, dim: bool = True) -> None:
         """Something to know."""
+        return
 
     def warn(self, text: str) -> None:
         """Something to know even where progress is not shown."""
+        return
 
 
 class Silent(Notices):

@@ -263,7 +263,7 @@ def _event(data: bytes) -> _Event:
         if error := body.get("error"):
             message = error.get("message") if isinstance(error, dict) else error
             raise BrokenAnswerError(str(message or "the server reports an error"))
-        choice = next(iter(body["choices"]), {})
+        choice: Any = next(iter(body["choices"]), {})
         text = (choice.get("delta") or choice.get("message") or {}).get("content") or ""
         tokens = (body.get("usage") or {}).get("completion_tokens")
         return _Event(str(text), choice.get("finish_reason"), tokens)
