@@ -16,7 +16,7 @@ import requests
 from esa_cli.errors import ReaderError, first_line
 from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
 from esa_cli.qa.reading.reader import MOST_PASSAGES, Sampling, messages, unheard
-from esa_cli.qa.reading.reader_choice import KEY, ServerAddress
+from esa_cli.qa.reading.server_address import KEY, ServerAddress
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0

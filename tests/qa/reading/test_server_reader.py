@@ -13,8 +13,8 @@ from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Passage, Turn
 from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
-from esa_cli.qa.reading.reader_choice import ServerAddress
 from esa_cli.qa.reading.server import ServerReader
+from esa_cli.qa.reading.server_address import ServerAddress
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
