@@ -12,7 +12,6 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 
 from esa_cli import models
 from esa_cli.errors import LibraryError
-from esa_cli.models.inspection import state_devices
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
@@ -140,19 +139,6 @@ def test_reading_goes_on_in_another_process(
         assert asked(reader, reader.ingest(str(path))) == want
 
 
-def test_each_layers_state_is_where_the_layer_is(
-    loaded: Any, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_esa(loaded, Library(tmp_path / "library")) as reader:
-        reader.ingest(str(path))
-        count = len(state_devices(loaded.model))
-        away = [torch.device("meta")] * count
-        monkeypatch.setattr("esa_cli.qa.ingestion.row_ingest.state_devices", lambda model: away)
-        found = reader.ingest(str(path))
-        assert {one.device.type for one in states_of(found)} == {"meta"}
-        assert len(found.prefilled.recurrent) == count if found.prefilled else False
-
-
 def test_states_of_other_shapes_name_their_file(
     folders: dict[str, Path], path: Path, tmp_path: Path
 ) -> None:
@@ -165,6 +151,9 @@ def test_states_of_other_shapes_name_their_file(
     found = read_states(LibraryPaths(library.root), entry.layout, entry.key)
     wrong = [{name: one[..., :1].clone() for name, one in state.items()} for state in found.states]
     checksummed_file.write(file, "states", pack_states(found.segment, wrong), entry.key)
-    with open_esa(loaded, library) as reader, pytest.raises(LibraryError) as raised:
+    with (
+        open_esa(loaded, library) as reader,
+        pytest.raises(LibraryError, match="other shapes than this model's") as raised,
+    ):
         reader.ingest(str(path))
     assert str(file) in raised.value.message
