@@ -264,9 +264,12 @@ def _event(data: bytes) -> _Event:
             message = error.get("message") if isinstance(error, dict) else error
             raise BrokenAnswerError(str(message or "the server reports an error"))
         choice: Any = next(iter(body["choices"]), {})
-        text = (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+        text = (choice.get("delta") or choice.get("message") or {}).get("content")
         tokens = (body.get("usage") or {}).get("completion_tokens")
-        return _Event(str(text), choice.get("finish_reason"), tokens)
+        return _Event(
+            text if isinstance(text, str) else "", choice.get("finish_reason"),
+            tokens if isinstance(tokens, int) else None,
+        )  # fmt: skip
     except (AttributeError, KeyError, TypeError) as error:
         raise BrokenAnswerError("it is no chat completion") from error
 
