@@ -92,7 +92,7 @@ class Study(AttentionWeights):
         for row, layer in zip(out, layers, strict=True):
             for decoding in [False] * question + [True] * answer:
                 for share in self.kept.get((layer, decoding), []):
-                    mass = share.mass.view(len(share.lengths), -1, len(share.at))
+                    mass = share.logs.exp().view(len(share.lengths), -1, len(share.at))
                     each = mass * share.lengths[:, None] if value else mass
                     if pool == "max":
                         row[share.at] = torch.maximum(row[share.at], each.amax(dim=(0, 1)))

@@ -20,8 +20,7 @@ from typing import Any
 from common import answered, append_line, chronicle_questions, token_counter
 
 from esa_cli import Esa, Library
-from esa_cli.apps.cli.best_books import BestBooks
-from esa_cli.apps.cli.document_search import document_search
+from esa_cli.apps.cli.document_search import BestBooks, document_search
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.evaluation.tasks.task_sample import Haystack
@@ -49,7 +48,7 @@ def ask(esa: Esa, library: Library, facts: list[dict[str, Any]], most: int) -> d
     reporter, seconds, right = Reporter(quiet=True), list[float](), 0
     with document_search(SourceFiles((), ()), library, reporter, most=most, in_library=True) as one:
         assert one is not None, "there must be more documents than are opened"
-        books = BestBooks(one, esa.stored, library, esa.open, reporter)
+        books = BestBooks(one, esa.stored, esa.open, reporter)
         for fact in facts:
             started = time.perf_counter()
             reply = esa.ask(fact["question"], books.books(fact["question"]))

@@ -16,7 +16,6 @@ import threading
 from types import FrameType
 from typing import TextIO
 
-from esa_cli.apps.cli.output.wrapping import wrapped
 from esa_cli.errors import BUG, INTERRUPTED, PIPE_CLOSED, USAGE
 from esa_cli.system.files import as_esa_error
 
@@ -63,55 +62,40 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end_quietly() -> None:
-    """Sends what libraries print while the process ends nowhere: with the garbage above never
-    collected, nanobind (in triton) lists all of its functions as leaked."""
+    """Sends what libraries print while the process ends nowhere: with the garbage above
+    never collected, nanobind (in triton) lists all of its functions as leaked."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 2)
 
 
 class _Interrupts:
-    """A context manager that notes a Ctrl-C; with `leave` one during an import ends the process.
-
-    A library that is being imported may answer the KeyboardInterrupt with an error of its own,
-    seconds later, which must not be called a bug; C++ code that imports aborts the process.
-    """
+    """A context manager that notes a Ctrl-C; with `leave` one during an import ends the process."""
 
     def __init__(self, leave: bool) -> None:
         self.leave, self.seen = leave, False
 
     def __enter__(self) -> None:
-        self._changed = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if self._changed:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note)
 
     def __exit__(self, *error: object) -> None:
-        if self._changed and signal.getsignal(signal.SIGINT) == self._note:
+        if signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.seen = True
-        if self.leave and _imports(frame):
+        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        if self.leave and frame is not None:
             _interrupted(leave=True)
         raise KeyboardInterrupt
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Whether a module is being imported where the frame is."""
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return frame is not None
-
-
 def _interrupted(leave: bool) -> None:
-    """Says so; with `leave` ends the process at once, its files being closed and its locks let go.
-
-    Python would spend seconds on taking torch down, and where the interruption hit an import it
-    would end by the signal instead of the exit code.
-    """
+    """Says so; with `leave` ends the process at once, its files being closed and its locks
+    let go."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _say("interrupted")
     if leave:
@@ -122,7 +106,7 @@ def _run(arguments: list[str]) -> int:
     from esa_cli.apps.cli.cli_app import command
 
     if "_ESA_COMPLETE" in os.environ:  # a shell asks for completions
-        from esa_cli.apps.cli.completion import called_command
+        from esa_cli.apps.cli.options.completion import called_command
 
         command(called_command(os.environ)).main(arguments, prog_name="esa")
     import typer
@@ -131,7 +115,6 @@ def _run(arguments: list[str]) -> int:
 
     arguments = present_arguments(arguments)
     group = command(arguments[0] if arguments else None)
-
     try:
         # Not through `main` of the group, which has its own way with Ctrl-C and closed pipes.
         with group.make_context("esa", arguments) as context:
@@ -144,6 +127,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: Exception) -> int:
+    """Says what was wrong; the exit code."""
     if os.environ.get("ESA_DEBUG"):
         import traceback
 
@@ -166,17 +150,16 @@ def _report(error: Exception) -> int:
     return BUG
 
 
-def _one_line(text: str) -> str:
-    """Without line breaks and control characters, which a file's name may bring along."""
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
-
-
 def _say(message: str, hint: str = "") -> None:
+    """Writes an error, each part as one line: a file's name may have control characters."""
+    from esa_cli.apps.cli.output.terminal import wrapped
+
     _settle(sys.stdout)
     with contextlib.suppress(OSError, ValueError):
-        print(wrapped(f"esa: {_one_line(message)}", sys.stderr), file=sys.stderr)
-        if hint:
-            print(wrapped(f"     {_one_line(hint)}", sys.stderr), file=sys.stderr)
+        for begin, text in (("esa: ", message), ("     ", hint)):
+            plain = "".join(letter if letter.isprintable() else " " for letter in text).strip()
+            if plain:
+                print(wrapped(begin + plain, sys.stderr), file=sys.stderr)
     _settle(sys.stderr)
 
 

@@ -311,7 +311,7 @@ class Esa:
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
-            check_asked_together(self.preset, self.method, config.model_type, keeps_state(config))
+            check_asked_together(self._resolved, config.model_type, keeps_state(config))
         if self.spans is None:  # the paper: selected rows of every layer
             self._open_rows(books)
             reply, weights = reply_from_rows(

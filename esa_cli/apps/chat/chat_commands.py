@@ -21,7 +21,6 @@ from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
 from esa_cli.apps.cli.output.answer_output import AnswerStream, complain, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter, clean
-from esa_cli.apps.cli.output.wrapping import wrapped_text
 from esa_cli.errors import EsaError, UsageError
 
 COMMANDS = {
@@ -94,13 +93,12 @@ class ChatLines:
         finally:
             self.reporter.settle()
             if stream.any:
-                stream.end()
                 print(flush=True)
         if reply is None:
             self.reporter.note("  stopped")
             return
         if not stream.any:
-            print(wrapped_text(clean(reply.text), sys.stdout), flush=True)
+            print(clean(reply.text), flush=True)
         show_under(reply, self.passages, self.reporter)
         if self.talk.forgotten > forgotten and not self._warned:
             self._warned = True

@@ -46,9 +46,8 @@ def command(called: str | None = None) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    chosen = [called] if called in COMMANDS else COMMANDS
     for panel, names in GROUPS.items():
-        for name in (name for name in names if name in chosen):
+        for name in (name for name in names if called not in COMMANDS or name == called):
             module: Any = import_module(f"esa_cli.apps.cli.commands.{name}_command")
             if isinstance(below := vars(module).get("app"), typer.Typer):
                 for information in below.registered_commands:
@@ -57,6 +56,7 @@ def command(called: str | None = None) -> Any:
             else:
                 app.command(name, cls=PlainCommand, rich_help_panel=panel)(vars(module)[name])
     group = typer.main.get_command(app)
-    order = dict.fromkeys(COMMANDS)
-    group.commands = {n: group.commands[n] for n in order if n in group.commands}  # type: ignore[attr-defined]
+    commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
+    order = (name for name in COMMANDS if name in commands)
+    group.commands = {name: commands[name] for name in order}  # type: ignore[attr-defined]
     return group

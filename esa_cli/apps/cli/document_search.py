@@ -7,17 +7,26 @@ of `esa ingest --words`. Documents that are named one by one are asked in any ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.sources import SourceFiles
 from esa_cli.documents.text_builder import first_names
-from esa_cli.errors import DiskError, DocumentError
+from esa_cli.errors import DiskError, DocumentError, EsaError, UsageError
+from esa_cli.qa.books import Book
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
-from esa_cli.storage.library import Catalogue, FileRecord, Library
+from esa_cli.storage.library import Catalogue, Entry, Library
+
+KEPT = 3
+"""Times as many books stay open as a question is asked about, for the next questions."""
+OpenEntry = Callable[[Entry], Book]
+"""Makes a book of an entry of the library. Raises UsageError: of another model. DocumentError."""
+OpenPath = Callable[[str], Book]
+"""Makes a book of a file. Raises DocumentError."""
 
 
 class DocumentSearch:
@@ -35,14 +44,112 @@ class DocumentSearch:
 
     def open_all_with_words(self, question: str) -> None:
         """Has every candidate with a word of the question opened, instead of the best."""
-        found = {one.digest for one in self._catalogue.texts.ranked(question)}
-        self.most = max(1, len(found & self._candidates.keys()))
+        digests = {text.digest for text in self._catalogue.texts.ranked(question)}
+        self.most = max(1, len(digests & self._candidates.keys()))
 
     def ranked(self, question: str) -> list[LibraryText]:
         """The candidates, best first; those without a word of the question last, as they come."""
-        found = self._catalogue.texts.ranked(question)
-        order = dict.fromkeys([*(one.digest for one in found), *self._candidates])
+        ranked = self._catalogue.texts.ranked(question)
+        order = dict.fromkeys([*(text.digest for text in ranked), *self._candidates])
         return [self._candidates[digest] for digest in order if digest in self._candidates]
+
+
+class BestBooks:
+    """Opens the best documents of a search, and keeps them open for the next question."""
+
+    def __init__(
+        self, search: DocumentSearch, stored: OpenEntry, make: OpenPath, reporter: Reporter
+    ) -> None:
+        self._search, self._stored, self._make = search, stored, make
+        self._reporter = reporter
+        self._open: dict[LibraryText, Book] = {}
+        """The last used last."""
+        self.searched = 0
+        """Documents whose words were searched for the last question, if fewer were opened."""
+
+    def books(self, question: str) -> list[Book]:
+        """The best documents that can be opened. Raises UsageError: there is none."""
+        search, reporter, most = self._search, self._reporter, self._search.most
+        books, left_out = list[Book](), 0
+        for candidate in search.ranked(question):
+            if len(books) == most:
+                break
+            with reporter.brief():
+                book = self._open.pop(candidate, None) or self._book(candidate)
+            if book is None:
+                left_out += 1
+            else:
+                books.append(book)
+                self._open[candidate] = book
+        for candidate in list(islice(self._open, max(0, len(self._open) - KEPT * most))):
+            del self._open[candidate]
+        if not books:
+            raise UsageError("no document can be asked with this preset", "`esa ingest` reads one")
+        self.searched = len(search) if len(books) < len(search) else 0
+        line = f"esa: searched {len(search):,} documents by their words, "
+        line += f"opened the best {len(books)}"
+        if left_out:
+            line += f"; left out: {left_out:,} that cannot be read, or were read otherwise"
+        (reporter.warn if left_out else reporter.note)(line)
+        return books
+
+    def _book(self, candidate: LibraryText) -> Book | None:
+        book, errors = _open_text(candidate, self._stored, self._make)
+        for error in errors:
+            if not isinstance(error, UsageError):  # else it was read by another model
+                self._reporter.left_out(error.message)
+        return book
+
+
+def library_books(
+    stored: OpenEntry, library: Library, reporter: Reporter, make: OpenPath | None = None
+) -> list[Book]:
+    """A book of every text of the library that this model and method can be asked about, in the
+    order in which they were ingested. Reports what is left out.
+
+    Args:
+        make: makes a book of a file, where no stored document has its text; None: such files are
+            left out.
+
+    Raises:
+        UsageError: there is none.
+    """
+    texts = LibraryTexts()
+    if library.exists:
+        with library.search_catalogue() as catalogue:
+            texts = _library_texts(catalogue, reporter)
+            _report_left_out(texts, reporter)
+    books, unread = list[Book](), 0
+    with reporter.brief():
+        for text in texts.texts:
+            book, errors = _open_text(text, stored, make)
+            if book is not None:
+                books.append(book)
+                continue
+            unread += not errors
+            for error in errors:
+                reporter.left_out(error.message)
+    if unread:
+        reporter.left_out(f"{unread:,} files that were not read with this preset")
+    if not books:
+        raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
+    return books
+
+
+def _open_text(
+    text: LibraryText, stored: OpenEntry, make: OpenPath | None
+) -> tuple[Book | None, list[EsaError]]:
+    """The book of a text, and the errors of what could not be opened."""
+    errors = list[EsaError]()
+    for entry in text.entries:
+        try:
+            return stored(entry), errors
+        except (UsageError, DocumentError) as error:
+            errors.append(error)
+    try:
+        return (make(text.path) if make and text.path else None), errors
+    except DocumentError as error:
+        return None, [*errors, error]
 
 
 def named_alone(files: SourceFiles) -> SourceFiles:
@@ -78,18 +185,18 @@ def document_search(
         yield None
         return
     search = partial(_search, several, in_library, most, reporter)
-    kept = in_library or keep is not False
+    stores = in_library or keep is not False
     with ExitStack() as stack:
         try:
-            opened = library.search_catalogue() if kept else library.catalogue(False)
-            found = _entered(stack, opened, search)
+            opened = library.search_catalogue() if stores else library.catalogue(False)
+            result = _entered(stack, opened, search)
         except DiskError as error:
             if keep:
                 raise
             reporter.settle()
             reporter.warn(f"esa: words of files are not kept: {error.message}")
-            found = _entered(stack, library.search_catalogue(copy=True), search)
-        yield found
+            result = _entered(stack, library.search_catalogue(copy=True), search)
+        yield result
 
 
 def _entered(
@@ -97,12 +204,11 @@ def _entered(
     opened: AbstractContextManager[Catalogue],
     search: Callable[[Catalogue], DocumentSearch | None],
 ) -> DocumentSearch | None:
-    """The search in the catalogue, which the stack closes. Raises what the catalogue makes of
-    errors of writing it."""
+    """The search in the catalogue, which the stack closes."""
     with ExitStack() as own:
-        found = search(own.enter_context(opened))
+        result = search(own.enter_context(opened))
         stack.push(own.pop_all())
-    return found
+    return result
 
 
 def _search(
@@ -120,67 +226,53 @@ def _search(
     if any(one.entries for one in library.texts):
         progress = token_progress(reporter, "words of the library", unit="documents")
         for error in catalogue.add_stored_texts(progress):
-            reporter.warn(f"esa: left out: {error.message}")
+            reporter.left_out(error.message)
         reporter.settle()
     candidates |= {one.digest: one for one in library.texts}
     return DocumentSearch(catalogue, candidates, most)
 
 
-def asked_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
-    """The texts of the library; reports, in a line each, what is left out. Raises LibraryError,
-    DiskError."""
-    library = _library_texts(catalogue, reporter)
-    _report_left_out(library, reporter)
-    return library
-
-
 def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
-    library = texts_of(catalogue, token_progress(reporter, "words of the files", unit="files"))
+    texts = texts_of(catalogue, token_progress(reporter, "words of the files", unit="files"))
     reporter.settle()
-    return library
+    return texts
 
 
 def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
-    _report_refused(library.refused, {}, reporter)
+    _report_refused([one.path for one in library.refused], reporter)
     errors = [entry.error for entry in library.damaged]
     if len(errors) == 1:
-        reporter.warn(f"esa: left out: {errors[0].message}")
+        reporter.left_out(errors[0].message)
     elif errors:
-        reporter.warn(
-            f"esa: left out: {len(errors):,} documents of the library that cannot be used; "
-            "`esa library list` says why"
+        reporter.left_out(
+            f"{len(errors):,} documents of the library that cannot be used",
+            "`esa library list` says why",
         )
 
 
 def _file_candidates(
     catalogue: Catalogue, several: Sequence[str], reporter: Reporter
 ) -> dict[str, LibraryText]:
-    """The files by the digests of their texts, each text once; reports those that cannot be read.
-
-    Raises:
-        DocumentError: none can.
-    """
-    given = {os.path.abspath(path): path for path in several}
-    if not given:
+    """The files by the digests of their texts, each text once; reports those that cannot be
+    read."""
+    names = {os.path.abspath(path): path for path in several}
+    if not names:
         return {}
     progress = token_progress(reporter, "words of the files", unit="files")
-    changes = FileIndexing(catalogue).update(list(given), progress)
+    changes = FileIndexing(catalogue).update(list(names), progress)
     reporter.settle()
     refused = changes.refused
     if refused and not changes.readable:
         raise DocumentError(refused[0].why, refused[0].hint)
-    _report_refused(refused, given, reporter)
-    found: dict[str, LibraryText] = {}
+    _report_refused([names[one.path] for one in refused], reporter)
+    candidates: dict[str, LibraryText] = {}
     for record in changes.readable:
-        found.setdefault(record.digest, LibraryText(record.digest, given[record.path]))
-    return found
+        candidates.setdefault(record.digest, LibraryText(record.digest, names[record.path]))
+    return candidates
 
 
-def _report_refused(
-    refused: Sequence[FileRecord], given: Mapping[str, str], reporter: Reporter
-) -> None:
-    """Names files that cannot be read, as they were `given`."""
-    if refused:
-        names = first_names([given.get(one.path, one.path) for one in refused])
-        count = f"{len(refused):,} {'file' if len(refused) == 1 else 'files'}"
-        reporter.warn(f"esa: left out: {count} that cannot be read ({names})")
+def _report_refused(paths: Sequence[str], reporter: Reporter) -> None:
+    """Reports files that cannot be read."""
+    if paths:
+        count = f"{len(paths):,} {'file' if len(paths) == 1 else 'files'}"
+        reporter.left_out(f"{count} that cannot be read ({first_names(paths)})")

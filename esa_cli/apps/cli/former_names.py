@@ -22,6 +22,8 @@ OPTION_NAMES: dict[str, tuple[str, ...]] = {
     "--position": (*_FROM_ROWS, "position.name="),
 }
 """What to write in place of an option; `selector.name=` takes the value of the former option."""
+COPIES = ("push", "pull", "export", "import")
+"""Former commands of `library`, now `copy`."""
 SYNONYMS = {"search": "find", "query": "ask", "summarize": "ask", "summarise": "ask"}
 """Words of other tools, and the command that does it here."""
 
@@ -37,6 +39,8 @@ def present_arguments(arguments: list[str]) -> list[str]:
         more = [] if name == "sync" and former in rest else [option]
         _warn(f"esa {name}", " ".join(["esa", verb, *more]))
         name, rest = verb, [*more, *(word for word in rest if word != former)]
+    elif name == "library" and rest and rest[0] in COPIES:
+        rest = _copy(rest)
     elif name not in COMMANDS and (os.path.lexists(name) or (len(rest) == 1 and "." in name)):
         name, rest = "ask", arguments
     elif name in SYNONYMS:
@@ -53,6 +57,16 @@ def present_arguments(arguments: list[str]) -> list[str]:
         else:
             joined.append(word)
     return [name, *joined, *rest[end:]]
+
+
+def _copy(words: list[str]) -> list[str]:
+    """`push PLACE ID...`, `pull PLACE ID...`, `export --out FILE ID...` and `import FILE`."""
+    former, *rest = words
+    place = next((word for word in rest if not word.startswith("-")), "")
+    others = [word for word in rest if word not in (place, "--out", "-o")]
+    places = ["library", place] if former in ("push", "export") else [place, "library"]
+    _warn(f"library {former}", f"library copy {' '.join(places)}")
+    return ["copy", *places, *others]
 
 
 def _replaced(word: str) -> list[str]:

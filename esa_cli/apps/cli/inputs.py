@@ -1,23 +1,72 @@
-"""Inputs of a command: documents from files, documents of the library, questions from a stream."""
+"""Inputs of a command: documents and question of its words, files, questions from a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.errors import UsageError
+from esa_cli.errors import DiskError, UsageError
+from esa_cli.system.text import has_lone_surrogate
 from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import Document, GatheredDocuments, SourceFiles
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
-    from esa_cli.qa.ingestion.library_texts import LibraryText
-    from esa_cli.storage.library import Entry, Library
 
 Line = str | UsageError
 """A question, or why a line is not one."""
+
+
+def split(
+    arguments: Sequence[str], *, library: bool = False, verb: str = "ask"
+) -> tuple[list[str], str]:
+    """Documents and question; `-` as the question of `ask`: they come on standard input.
+
+    Args:
+        library: no document need be given.
+
+    Raises:
+        UsageError: one of them is missing, or not UTF-8, or standard input is both.
+    """
+    example = f'for example: esa {verb} book.txt "Who is Ahab?"'
+    if not arguments:
+        what = "a question" if library else "a document and a question"
+        raise UsageError(f"{what} must be given, got none", example)
+    *documents, question = arguments
+    if question == "-" and "-" in documents:
+        raise UsageError("standard input (-) must be a document or questions, got both", example)
+    if _is_file(question) or (question == "-" and verb != "ask"):
+        raise UsageError(f"the question is missing: {question} is a document", example)
+    if not documents and not library:
+        raise UsageError(f"got only {question!r}: name a document and a question", example)
+    if not question.strip():
+        raise UsageError("the question must not be empty", example)
+    if has_lone_surrogate(question):
+        raise UsageError(
+            "the question must be UTF-8", "set the terminal to UTF-8 and type it again"
+        )
+    return documents, question
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return bool(text) and Path(text).exists()
+    except (OSError, ValueError):  # too long for a path, as questions may be
+        return False
+
+
+@contextmanager
+def no_keep_hint(keep: bool | None) -> Iterator[None]:
+    """Adds --no-keep to the hint where the library's disk has no space; `keep`: the option."""
+    try:
+        yield
+    except DiskError as error:
+        if keep is False:
+            raise
+        raise DiskError(error.message, f"{error.hint}; --no-keep stores nothing") from error
 
 
 def check(documents: Sequence[str], *, questions_on_stdin: bool) -> None:
@@ -52,34 +101,28 @@ def read(
     """
     from esa_cli.documents.document import shard_of, source_files
 
-    meant = source_files(names)
+    files = source_files(names)
     if shard is not None and not shard.whole:
         if "-" in names:
             raise UsageError("standard input (-) has no shards", "save it to a file, and name that")
-        every, meant = len(meant.paths), shard_of(meant, shard)
-        files = f"{len(meant.sources):,} of {every:,} files"
-        reporter.note(f"esa: shard {shard}: {files}", dim=False)
-    return read_files(meant, reporter)
+        count, files = len(files.paths), shard_of(files, shard)
+        reporter.note(f"esa: shard {shard}: {len(files.sources):,} of {count:,} files", dim=False)
+    return read_files(files, reporter)
 
 
 def read_files(files: SourceFiles, reporter: Reporter) -> GatheredDocuments:
     """As `read`, of files."""
     from esa_cli.documents.document import gather
 
-    found = gather(files).without_copies()
-    for left_out in found.left_out:
+    gathered = gather(files).without_copies()
+    for left_out in gathered.left_out:
         reporter.warn(f"esa: {left_out.line}")
-    return found
-
-
-def ingest(asker: Esa, documents: Sequence[Document]) -> list[Any]:
-    """A book for each document. Raises DocumentError, ResourceError."""
-    return [asker.ingest(document) for document in documents]
+    return gathered
 
 
 def ingest_or_open(asker: Esa, documents: Sequence[Document], reporter: Reporter) -> list[Any]:
-    """As `ingest`, but Ctrl-C ends the reading: the rest is asked by its words alone, where answers
-    can do without."""
+    """A book for each document. Ctrl-C ends the reading: the rest is asked by its words alone,
+    where answers can do without. Raises DocumentError, ResourceError."""
     books: list[Any] = []
     try:
         for document in documents:
@@ -91,100 +134,6 @@ def ingest_or_open(asker: Esa, documents: Sequence[Document], reporter: Reporter
         books += [asker.open(document) for document in documents[len(books) :]]
         reporter.warn("esa: stopped reading; what has not been read is found by its words alone")
     return books
-
-
-def library_books(
-    stored: Callable[[Entry], Book],
-    library: Library,
-    reporter: Reporter,
-    make: Callable[[str], Book] | None = None,
-) -> list[Book]:
-    """A book of every text of the library that this model and method can be asked about, in the
-    order in which they were ingested; of a text that has grown only the longest. Reports what is
-    left out.
-
-    Args:
-        stored: as `api.Esa.stored`. make: makes a book of a file, where no stored document has its
-            text; None: such files are left out.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from esa_cli.apps.cli.document_search import asked_texts
-    from esa_cli.qa.ingestion.library_texts import LibraryTexts
-
-    library_texts = LibraryTexts()
-    if library.exists:
-        with library.search_catalogue() as catalogue:
-            library_texts = asked_texts(catalogue, reporter)
-    books: list[Book] = []
-    unread = 0
-    with reporter.brief():
-        for text in library_texts.texts:
-            book, errors = _book_of(text, stored, make)
-            books += [book] if book else []
-            unread += book is None and not errors
-            for message in errors if book is None else ():
-                reporter.warn(f"esa: left out: {message}")
-    if unread:
-        reporter.warn(f"esa: left out: {unread:,} files that were not read with this preset")
-    if not books:
-        raise UsageError("the library has no document for this preset", "`esa ingest` reads one")
-    return without_beginnings(books, reporter)
-
-
-def _book_of(
-    text: LibraryText, stored: Callable[[Entry], Book], make: Callable[[str], Book] | None
-) -> tuple[Book | None, list[str]]:
-    """The book of a text, or why there is none."""
-    from esa_cli.errors import DocumentError
-
-    errors = []
-    for entry in text.entries:
-        try:
-            return stored(entry), []
-        except (UsageError, DocumentError) as error:
-            errors.append(error.message)
-    try:
-        return (make(text.path) if make and text.path else None), errors
-    except DocumentError as error:
-        return None, [*errors, error.message]
-
-
-def incomplete(books: Sequence[Book]) -> str:
-    """The end of a line on books: how many lack something of their files; empty: none does."""
-    count = sum(bool(book.document.missing) for book in books)
-    return f"; of {count:,} the text lacks parts of the file" if count else ""
-
-
-def without_beginnings(books: Sequence[Book], reporter: Reporter) -> list[Book]:
-    """The books, of a text that has grown only the longest; reports what is left out."""
-    kept = []
-    for book in books:
-        longer = _grown(book, books)
-        if longer is None:
-            kept.append(book)
-        else:
-            beginning = f"{_label(book)} is the beginning of {_label(longer)}"
-            reporter.warn(f"esa: left out: {beginning}")
-    return kept
-
-
-def _grown(book: Book, books: Sequence[Book]) -> Book | None:
-    """The longest of the books with the same source or name whose text begins with this one's."""
-    mine = book.document
-    longer = [
-        other
-        for other in books
-        if (other.document.source == mine.source or other.document.name == mine.name)
-        and len(other.document.text) > len(mine.text)
-        and other.document.text.startswith(mine.text)
-    ]
-    return max(longer, key=lambda other: len(other.document.text), default=None)
-
-
-def _label(book: Book) -> str:
-    return f"{book.document.name} ({book.entry.id if book.entry else ''})"
 
 
 def numbered_lines(stream: IO[Any]) -> Iterator[tuple[int, Line]]:

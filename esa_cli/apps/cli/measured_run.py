@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.engine_options import ShardOptions
-from esa_cli.apps.cli.run_facts import goes_on
+from esa_cli.apps.cli.options.output_paths import goes_on
 from esa_cli.errors import EsaError
 
 if TYPE_CHECKING:

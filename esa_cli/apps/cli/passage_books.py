@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,7 +32,7 @@ class PassageBooks:
     Args:
         preset: of `adapter_files.for_finding`. stack: closes the model. read: whether a document
             that has not been read for the preset's finder is read. keep: as `open_esa.opened`.
-        load: gives the asker where the model is loaded elsewhere.
+        load: gives an `Esa`, or what finds as one, where the model is loaded elsewhere.
 
     Raises:
         UsageError: there is no such device or dtype, or $ESA_MEMORY_LIMIT is not a size.
@@ -48,7 +48,7 @@ class PassageBooks:
         *,
         read: bool = False,
         keep: bool | None = None,
-        load: Callable[[], Esa] | None = None,
+        load: Callable[[], Any] | None = None,
     ) -> None:
         # At once: later it would look as if each document was of another model.
         _ = model.place, machine.memory_limit()
@@ -56,12 +56,8 @@ class PassageBooks:
         self._reporter, self._stack = reporter, stack
         self._read, self._keep = read, keep
         self._load = load or self._open_model
-        self._esa: Esa | None = None
-
-    @property
-    def loaded(self) -> bool:
+        self.loaded = False
         """Whether the model is."""
-        return self._esa is not None
 
     def open(self, source: str | Document) -> Book:
         """The book of a path or document. Raises DocumentError, and what loading the model does."""
@@ -69,10 +65,14 @@ class PassageBooks:
         book = None
         if self.preset.answer.has_index:
             if self._read:
-                book = self._loaded().ingest(document)
+                book = self._asker.ingest(document)
             elif text_digest(document.text) in self._indexed:
-                book = self._loaded().find(document)
-        return book or self._by_words(document)
+                book = self._asker.find(document)
+        if book is not None:
+            return book
+        for text in () if self._reporter.is_brief else document.missing:
+            self._reporter.warn(f"esa: {document.name}: {text}")
+        return Book(document, None, torch.zeros(0, 2))
 
     def stored(self, entry: Entry) -> Book:
         """The book of a document of the library. Raises LibraryError: it is damaged."""
@@ -84,8 +84,8 @@ class PassageBooks:
         self, question: str, books: list[Book], count: int | None, minimum: float | None
     ) -> list[Passage]:
         """As `PassageSearch.passages`."""
-        if self._esa is not None:
-            return self._esa.find_passages(question, books, count, minimum)
+        if self.loaded:
+            return self._asker.find_passages(question, books, count, minimum)
         return PassageSearch().passages(question, place_books(distinct(books)), count, minimum)
 
     @cached_property
@@ -94,10 +94,11 @@ class PassageBooks:
         entries = self._library.entries() if self._library.exists else []
         return {entry.text_sha256 for entry in entries if entry.rows == INDEX}
 
-    def _loaded(self) -> Esa:
-        if self._esa is None:
-            self._esa = self._load()
-        return self._esa
+    @cached_property
+    def _asker(self) -> Esa:
+        asker: Esa = self._load()
+        self.loaded = True
+        return asker
 
     def _open_model(self) -> Esa:
         from esa_cli.apps.cli.open_esa import opened
@@ -107,8 +108,3 @@ class PassageBooks:
         return self._stack.enter_context(
             opened(self.preset, self._model, self._reporter, keep=keep, library=self._library)
         )
-
-    def _by_words(self, document: Document) -> Book:
-        for text in () if self._reporter.is_brief else document.missing:
-            self._reporter.warn(f"esa: {document.name}: {text}")
-        return Book(document, None, torch.zeros(0, 2))

@@ -48,11 +48,6 @@ class Share(NamedTuple):
     logs: Tensor
     lengths: Tensor
 
-    @property
-    def mass(self) -> Tensor:
-        """(h, C, n) probabilities."""
-        return self.logs.exp()
-
 
 class _RotatedKeys(NamedTuple):
     """Rotated keys (G, n, D) of the tokens at (n,), standing at `place` (n,), and the lengths
@@ -63,9 +58,6 @@ class _RotatedKeys(NamedTuple):
     rope: Rope
     keys: Tensor
     lengths: Tensor
-
-    def same(self, at: Tensor, place: Tensor, rope: Rope) -> bool:
-        return rope is self.rope and torch.equal(at, self.at) and torch.equal(place, self.place)
 
 
 class AttentionWeights:
@@ -112,15 +104,14 @@ class AttentionWeights:
             # A forward call of many words: turns before the question, the question, or it again.
             self.clear()
         self._last = (trace.layer, trace.start)
-        if trace.layer not in self.layers:
-            return
-        self._waiting.append(trace)
-        if trace.decoding:
-            self._catch_up()
+        if trace.layer in self.layers:
+            self._waiting.append(trace)
+            if trace.decoding:
+                self._catch_up()
 
     @torch.inference_mode()
     def _catch_up(self) -> None:
-        """Processes the traces kept so far; of a survey pass they were dropped."""
+        """Adds the traces that wait; those of a survey pass were dropped."""
         waiting, self._waiting = self._waiting, []
         for trace in waiting:
             for share in self.shares(trace):
@@ -128,12 +119,10 @@ class AttentionWeights:
 
     def note(self, trace: ChunkTrace, share: Share) -> None:
         """Adds one share."""
-        groups, tokens = share.lengths.shape
-        top = share.logs.view(groups, -1, tokens).amax(dim=1).exp_()
-        most = (top * share.lengths).amax(dim=0).cpu()
-        into = self._answered if trace.decoding else self._asked
-        row, at = into[self.layers.index(trace.layer)], share.at.cpu()
-        row[at] = torch.maximum(row[at], most)
+        groups, at = share.lengths.shape[0], share.at.cpu()
+        row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
+        top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
+        row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def shares(self, trace: ChunkTrace) -> Iterator[Share]:
         """Attention to the documents' tokens: the far ones, for each head where each has its own,
@@ -157,8 +146,7 @@ class AttentionWeights:
         at a time."""
         device, which = trace.queries.device, slice(heads.start, heads.stop)
         query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
-        rotated = self._rotated(trace, part, at, key)
-        keys, lengths = rotated.keys, rotated.lengths
+        _, _, _, keys, lengths = self._rotated(trace, part, at, key)
         if len(heads) < trace.queries.shape[0]:
             group = heads.start * trace.store.heads // trace.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
@@ -167,33 +155,28 @@ class AttentionWeights:
         for low in range(0, queries.shape[1], most):
             rows = slice(low, low + most)
             logits = _products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
-            if part == NEAR:
-                logits = self._limited(trace, queries[:, rows], query[rows], key, at, logits)
+            limit = trace.max_distance
+            if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
+                # Keys that are further away are attended to at the encoding's largest distance.
+                still = trace.rope.rotate(trace.store.gather(at)[0], torch.zeros_like(key))
+                limits = torch.full_like(query[rows], limit)
+                away = _products(trace.rope.rotate(queries[:, rows], limits), still)
+                logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
             logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield Share(heads, trace.start + low, at, logs, lengths)
-
-    def _limited(
-        self, trace: ChunkTrace, q: Tensor, query: Tensor, key: Tensor, at: Tensor, logits: Tensor
-    ) -> Tensor:
-        """Products (H, C, n) in which no key is further away than the encoding's max_distance."""
-        limit, rope = trace.max_distance, trace.rope
-        if limit is None or int(query.max() - key.min()) <= limit:
-            return logits
-        still = rope.rotate(trace.store.gather(at)[0], torch.zeros_like(key))
-        away = _products(rope.rotate(q, torch.full_like(query, limit)), still)
-        return torch.where(query[:, None] - key[None] > limit, away, logits)
 
     def _rotated(self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor) -> _RotatedKeys:
         """Kept while the answer's tokens see the same ones at the same places."""
         known, rope = self._rotated_keys.get((trace.layer, part)), trace.rope
-        if known is None or not known.same(at, place, rope):
-            near = (int(at[0]), int(at[-1]) + 1)
-            keys, values = trace.store.span(*near) if part == NEAR else trace.store.gather(at)
-            lengths = values.float().norm(dim=-1)
-            lengths /= lengths.mean().clamp_min(1e-30)
-            known = _RotatedKeys(at, place, rope, rope.rotate(keys, place), lengths)
-            self._rotated_keys[trace.layer, part] = known
-        return known
+        if known and rope is known.rope and at.equal(known.at) and place.equal(known.place):
+            return known
+        near = (int(at[0]), int(at[-1]) + 1)
+        keys, values = trace.store.span(*near) if part == NEAR else trace.store.gather(at)
+        lengths = values.float().norm(dim=-1)
+        lengths /= lengths.mean().clamp_min(1e-30)
+        rotated = _RotatedKeys(at, place, rope, rope.rotate(keys, place), lengths)
+        self._rotated_keys[trace.layer, part] = rotated
+        return rotated
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
@@ -219,25 +202,24 @@ class _Passage:
     weight: float
     top: float
 
-    def beside(self, book: int, start: int, end: int, text: str) -> bool:
-        """True if [start, end) follows or precedes it in the same paragraph."""
-        if book != self.book or max(end, self.end) - min(start, self.start) > LONGEST:
+    def takes(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
+        """Adds a sentence that is beside it in the same paragraph and heavy enough; whether it
+        did."""
+        if book != self.book or weight < JOIN * self.top:
             return False
-        low, high = (self.end, start) if start >= self.end else (end, self.start)
-        return not text[low:high].strip() and "\n\n" not in text[low:high]
+        first, last = min(start, self.start), max(end, self.end)
+        between = text[self.end : start] if start >= self.end else text[end : self.start]
+        if last - first > LONGEST or between.strip() or "\n\n" in between:
+            return False
+        self.start, self.end, self.weight = first, last, self.weight + weight
+        return True
 
 
 def reply_from_rows(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """The reply to one question about open books, and the weights (N,) of the cached tokens.
-
-    Args:
-        evidence: passages. asking: keyword arguments of `Session.ask`.
-
-    Raises:
-        As `Session.ask`.
-    """
+    """The reply to one question about open books with so many passages as evidence, and the weights
+    (N,) of the cached tokens. `asking` is for `Session.ask`; raises as it does."""
     weights = AttentionWeights(session.layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = rests_on(weights, books, evidence)
@@ -265,11 +247,8 @@ def weighed_passages(
 def rests_on(
     weighed: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
-    """At most `count` passages, heaviest first, and whether the documents seem to have the answer.
-
-    Args:
-        weighed: the `trace` of the question.
-    """
+    """At most `count` passages by the `trace` of the question, heaviest first, and whether the
+    documents seem to have the answer."""
     weights = weighed.weights
     passages = heaviest(weights, books, count)
     total = sum(float(weights_of(book, weights).sum()) for book in books)
@@ -281,47 +260,30 @@ def rests_on(
 
 
 def strength(asked: Tensor, books: Sequence[Book]) -> float:
-    """Attention of the question's tokens to the best single sentence, averaged over layers.
-
+    """Attention of the question's tokens (N,) to the best single sentence, averaged over layers.
     1.0 is one token of the sentence with the full attention of some head in every layer. It does
-    not grow with the documents.
-
-    Args:
-        asked: (N,), as `AttentionWeights.question_weights`.
-    """
+    not grow with the documents."""
     each = [w for book in books for w in _by_sentence(book, weights_of(book, asked)).values()]
     return max(each, default=0.0)
 
 
 def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passage]:
-    """The passages with the most weight, none overlapping.
-
-    Args:
-        weights: (N,) of the cached tokens.
-    """
-    sentences = sorted(
-        (
-            (weight, -book, -start, end)
-            for book, one in enumerate(books)
-            for (start, end), weight in _by_sentence(one, weights_of(one, weights)).items()
-        ),
-        reverse=True,
-    )
+    """The passages with the most of the cached tokens' weights (N,), none overlapping."""
+    sentences = [
+        (weight, -book, -start, end)
+        for book, one in enumerate(books)
+        for (start, end), weight in _by_sentence(one, weights_of(one, weights)).items()
+    ]
     out: list[_Passage] = []
-    if count < 1:
-        return out
-    for weight, minus_book, minus_start, end in sentences:
+    for weight, minus_book, minus_start, end in (
+        sorted(sentences, reverse=True) if count > 0 else ()
+    ):
         book, start = -minus_book, -minus_start
         text = books[book].document.text
-        for passage in out:
-            if weight >= JOIN * passage.top and passage.beside(book, start, end, text):
-                passage.start, passage.end = min(start, passage.start), max(end, passage.end)
-                passage.weight += weight
-                break
-        else:
+        if not any(passage.takes(book, start, end, weight, text) for passage in out):
             if len(out) < count:
                 out.append(_Passage(book, start, end, weight, weight))
-            elif weight < JOIN * out[-1].top:
+            elif not out or weight < JOIN * out[-1].top:
                 break
     return sorted(out, key=lambda passage: -passage.weight)
 
@@ -348,11 +310,7 @@ COLD = 1 / 64
 
 
 def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
-    """One for each book, in shades of the heaviest token of all.
-
-    Args:
-        weights: (N,) of all cached tokens, as `AttentionWeights.weights`.
-    """
+    """One for each book by the cached tokens' weights (N,), in shades of the heaviest of all."""
     top = heaviest_token(books, weights)
     return [
         HeatMap(book.document.name, tuple(shaded_spans(book.spans, weights_of(book, weights), top)))
@@ -373,11 +331,8 @@ def heaviest_token(books: Sequence[Book], weights: Tensor) -> float:
 
 
 def shaded_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """The characters of the tokens that are not cold, ascending and apart.
-
-    Args:
-        spans: (n, 2) characters of each token. weights: (n,). top: the weight of the last shade.
-    """
+    """The characters `spans` (n, 2) of the tokens that are not cold by `weights` (n,), ascending
+    and apart; `top` is the weight of the last shade."""
     out: list[ShadedSpan] = []
     if top <= 0:
         return out

@@ -21,12 +21,9 @@ PIECE = 4 * SEGMENT_TOKENS
 
 
 def index_layout(dim: int) -> Layout:
-    """The layout of a token index with reduced keys of R = `dim` numbers, an even number.
-
-    A reduced key is a row of one layer with one head: its first half stands in the place of the
-    key, its second half in that of the value, each with a scale of its own. Eight bits, for the
-    keys have unit length. Nothing is reduced further, and no prompt's head is before the text.
-    """
+    """The layout of a token index with reduced keys of R = `dim` numbers, an even number: rows of
+    one layer with one head. The first half stands in the place of the key, the second half in that
+    of the value, each with a scale of its own; eight bits, for the keys have unit length."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
@@ -105,13 +102,8 @@ def products_around(products: Tensor, windows: int) -> Tensor:
 
 
 def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
-    """The largest product of each query with a key between two neighbouring bounds, (B - 1, M).
-
-    Windows overlap, so these pieces are multiplied once for all windows that have them.
-
-    Args:
-        bounds: (B,) ascending.
-    """
+    """The largest product of each query with a key between two neighbouring of the ascending bounds
+    (B,): (B - 1, M). Windows overlap, so these are multiplied once for all windows."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     starts = torch.arange(low, high, TILE)

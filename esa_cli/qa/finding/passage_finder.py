@@ -8,9 +8,9 @@ that the words alone rank first: an unusual name or number is found by them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -21,7 +21,7 @@ from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
-from esa_cli.qa.finding.windows import FoundPassage, PassagesApart
+from esa_cli.qa.finding.windows import FoundPassage, shared_characters
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
@@ -48,16 +48,12 @@ more standard deviations above the mean, and are right less often. Chosen togeth
 BY_WORDS = 8
 """One in so many passages is found by its words alone where reduced keys rank the others: one in
 four lost 3 of 144 found passages of the development books, and gained none."""
-
-
 SINGLED_OUT = (1.2, 1.4)
 """The best window's BM25 score over the best that does not overlap it, from where the words of the
 question begin to single out a passage to where they do: there BM25's first passage was the right
 one of 42 of 54 questions about the development books, below of 31 of 106."""
 VAGUE = 0.15
 """Share of the words' weight for a question whose words single out no passage."""
-
-
 FITS = 0.6
 """Late interaction (a weighted mean of cosines, 1 at most) from which a window fits a question of
 which the documents have no word: the best window of three development texts for 20 made-up words
@@ -65,22 +61,16 @@ each has 0.34 to 0.59, for `canine`, `feline` and `automobile` 0.64 to 0.77. Eac
 answerable questions has a word in its text, so none is refused."""
 
 
-@dataclass(frozen=True)
-class ReducedQueries:
-    """A question's reduced queries (M, R) with the weight of each (M,).
-
-    Args:
-        words: weight of the words' score (BM25) beside theirs where the words single out a passage;
-            `VAGUE` of it elsewhere.
-    """
+class ReducedQueries(NamedTuple):
+    """A question's reduced queries (M, R), the weight of each (M,), and the weight of the words'
+    score (BM25) beside theirs where the words single out a passage; `VAGUE` of it elsewhere."""
 
     queries: Tensor
     weights: Tensor
     words: float = 0.0
 
 
-@dataclass(frozen=True)
-class WindowScores:
+class WindowScores(NamedTuple):
     """Scores of all windows for one question, (windows,) each.
 
     Args:
@@ -118,11 +108,10 @@ class PassageFinder:
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
         self._read: list[tuple[Tensor, tuple[Tensor, Tensor], Tensor | ReducedKeys]] = []
         """Of each document with reduced keys: its windows, their tokens [first, last), and keys."""
-        for number, (own_spans, own_keys) in enumerate(zip(spans, keys, strict=False)):
+        for number, (token_spans, token_keys) in enumerate(zip(spans, keys, strict=False)):
             own = (documents == number).nonzero()[:, 0]
-            if own_keys is not None and own.numel():
-                self._read.append((own, token_bounds(own_spans, windows[own]), own_keys))
-        self._any_keys = any(one is not None for one in keys)
+            if token_keys is not None and own.numel():
+                self._read.append((own, token_bounds(token_spans, windows[own]), token_keys))
 
     def unmentioned(self, question: str, small: Callable[[str], bool]) -> float:
         """Share of the words of a name in the question that no document mentions; see
@@ -144,20 +133,18 @@ class PassageFinder:
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
         """The scores of all windows; the arguments are those of `find`."""
-        words = self.index.scores(question)
+        bm25 = self.index.scores(question)
         if earlier:
-            words = words + 0.5 * self.index.scores(earlier)
-        share, fitting = self.singled_out(words), words > 0
-        known = bool(fitting.any())
-        words = standardised(words)
-        if reduced is None or not self._any_keys:
+            bm25 = bm25 + 0.5 * self.index.scores(earlier)
+        words, fitting = standardised(bm25), bm25 > 0
+        if reduced is None or not self._read:
             return WindowScores(words, words, fitting, read=False)
-        late = self.late(reduced)
-        fitting |= late[0] >= (-1.0 if known else FITS)
-        read, total = ~late[0].isnan(), words.clone()
-        own, *around = (standardised(one[read]) for one in late)
+        late, total = self.late(reduced), words.clone()
+        fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
+        read = ~late[0].isnan()
+        own, *around = (standardised(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * share * words
+        beside = reduced.words * self.singled_out(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
@@ -176,28 +163,41 @@ class PassageFinder:
         if not scores.numel() or scores.max() == scores.min():
             return VAGUE
         best, *others = scores.argsort(descending=True, stable=True).tolist()
-        next_best = next((at for at in others if not self._overlap(best, at)), best)
+        beside = dict(self._overlapping(best))
+        next_best = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
         ratio = float(scores[best]) / max(float(scores[next_best]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
-    def _overlap(self, first: int, second: int) -> bool:
-        a, b = self.index.windows[first], self.index.windows[second]
-        same = self.index.documents[first] == self.index.documents[second]
-        return same and a.start < b.end and b.start < a.end
-
     def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
         """The best `count` windows by their scores, none overlapping a better one by half; the last
         ones by their words alone, see `BY_WORDS`."""
-        out, by_words = PassagesApart(), count // BY_WORDS if scores.read else 0
+        picked, overlapping = list[int](), set[int]()
+        by_words = count // BY_WORDS if scores.read else 0
         for ranking, most in ((scores.total, count - by_words), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
-                if len(out.passages) >= most:
+                if len(picked) >= most:
                     break
-                window, document = self.index.windows[at], self.index.documents[at]
-                score = float(scores.total[at])
-                out.add(FoundPassage(document, window.start, window.end, score))
-        return out.passages
+                if at not in overlapping:
+                    picked.append(at)
+                    overlapping.update(n for n, share in self._overlapping(at) if share >= 0.5)
+        return [self.passage(at, scores.total) for at in picked]
+
+    def _overlapping(self, at: int) -> Iterator[tuple[int, float]]:
+        """The windows that overlap a window, itself too, with the share of the shorter one."""
+        windows, documents = self.index.windows, self.index.documents
+        for others in (range(at, -1, -1), range(at + 1, len(windows))):
+            for n in others:
+                shared = shared_characters(windows[at], windows[n])
+                if documents[n] != documents[at] or shared <= 0:
+                    break  # windows are in the order of their beginnings and of their ends
+                sizes = (one.end - one.start for one in (windows[at], windows[n]))
+                yield n, shared / min(sizes)
+
+    def passage(self, at: int, scores: Tensor) -> FoundPassage:
+        """A window, with its score of (windows,)."""
+        window = self.index.windows[at]
+        return FoundPassage(self.index.documents[at], window.start, window.end, float(scores[at]))
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class PassageSearch:
         """The best `count` passages for an answer, best first; see `PassageFinder.find`."""
         reduced = self.reduced(f"{earlier} {question}".strip(), books)
         found = self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
-        return [_placed(books[one.document], one) for one in found]
+        return placed(books, found)
 
     @torch.inference_mode()
     def passages(
@@ -283,13 +283,20 @@ class PassageSearch:
         scores = finder.scores(question, reduced=self.reduced(question, books))
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
         most = len(finder.index) if count is None else count
-        found = finder.pick(replace(scores, total=total), most)
+        found = finder.pick(scores._replace(total=total), most)
         if minimum is None:
             best = max((one.score for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
         fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
-        fitting.sort(key=lambda one: -one.score)
-        return [_placed(books[one.document], one) for one in fitting]
+        return placed(books, sorted(fitting, key=lambda one: -one.score))
+
+
+def placed(books: Sequence[Book], found: Sequence[FoundPassage]) -> list[Passage]:
+    """Passages with their places in the documents."""
+    return [
+        Passage.of(books[one.document].document, one.start, one.end, score=one.score)
+        for one in found
+    ]
 
 
 @dataclass(frozen=True)
@@ -309,8 +316,9 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
     if not books:
         raise UsageError("no document to search", "name one")
     texts = [book.document.text for book in books]
-    words = [book.words or sentence_words(book.document.text) for book in books]
-    index = LexicalIndex(texts, words)
+    words = [book.words or sentence_words(text) for book, text in zip(books, texts, strict=True)]
+    finder = PassageFinder(texts, [], words=words)
+    index = finder.index
     wanted = list(dict.fromkeys(question_words(query, {one.language for one in words})))
     having = [_sentences_with(wanted, one) for one in words]
     left = [sentences.any(1) for sentences in having]
@@ -319,16 +327,13 @@ def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores = standardised(index.scores(query))
-    passages: list[Passage] = []
+    scores, found = standardised(index.scores(query)), list[FoundPassage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
-        window, document = index.windows[at], index.documents[at]
-        sentences = slice(window.first, window.last)
-        if counts[at] == most and left[document][sentences].any():
-            left[document][sentences] = False
-            one = FoundPassage(document, window.start, window.end, float(scores[at]))
-            passages.append(_placed(books[document], one))
-    return WordPassages(passages, most, len(wanted))
+        window, unseen = index.windows[at], left[index.documents[at]]
+        if counts[at] == most and unseen[window.first : window.last].any():
+            unseen[window.first : window.last] = False
+            found.append(finder.passage(at, scores))
+    return WordPassages(placed(books, found), most, len(wanted))
 
 
 def _sentences_with(wanted: Sequence[tuple[str, ...]], words: SentenceWords) -> Any:
@@ -340,7 +345,3 @@ def _sentences_with(wanted: Sequence[tuple[str, ...]], words: SentenceWords) -> 
         for stem in set(stems) & numbers.keys():
             out[sentences[words.ids == numbers[stem]], column] = True
     return out
-
-
-def _placed(book: Book, one: FoundPassage) -> Passage:
-    return Passage.of(book.document, one.start, one.end, score=one.score)

@@ -34,18 +34,15 @@ WEIGHT_SCALE = 8.0
 
 
 class TokenEncoder:
-    """A model's first layers with an adapter, and the maps after them.
+    """A model's first layers with an adapter, and the maps after them: a `Finder`. Raises
+    ModelError: the maps are of another model.
 
     Args:
         model, tokenizer: of transformers; nothing is attached while it encodes. adapter: of layers
             below `layers`. maps: `query_map` and `key_map` (H, R), `query_weight` (H,),
             `query_bias` (1,), and `scale` (1,), the logarithm of the factor of scores in training.
         layers: number of the model's layers that run. prompt: around a question. fixed: neither
-            model nor adapter is trained any more, so their fused weights are kept, where there are
-            any for this model.
-
-    Raises:
-        ModelError: the maps are of another model.
+            model nor adapter is trained any more, so their fused weights are kept.
     """
 
     def __init__(
@@ -135,12 +132,8 @@ class TokenEncoder:
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Reduced keys (last - first, R) of the tokens [first, last) of a document, float32, on the
-        CPU.
-
-        The same for every way of dividing a document: each segment of `SEGMENT_TOKENS` sees the
-        `CONTEXT_TOKENS` before it. `first` must be a segment's beginning.
-        """
+        """See `Finder.encode`: each segment of `SEGMENT_TOKENS` sees the `CONTEXT_TOKENS` before
+        it. `first` must be a segment's beginning."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces: list[Tensor] = []
         fused = self._fused()

@@ -6,8 +6,6 @@ one before. Windows cross paragraphs: dialogue has paragraphs of a few words."""
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,29 +79,6 @@ class FoundPassage:
     score: float
 
 
-class PassagesApart:
-    """Passages in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self.passages: list[FoundPassage] = []
-        self._places = defaultdict[int, list[tuple[int, int]]](list)
-        """(start, end) of each document's passages, ascending."""
-        self._longest = 0
-
-    def add(self, passage: FoundPassage) -> bool:
-        """Adds a passage unless it overlaps one by half; whether it did."""
-        places = self._places[passage.document]
-        at = bisect_left(places, (passage.start - self._longest, 0))
-        while at < len(places) and places[at][0] < passage.end:
-            if _half(passage, *places[at]):
-                return False
-            at += 1
-        insort(places, (passage.start, passage.end))
-        self._longest = max(self._longest, passage.end - passage.start)
-        self.passages.append(passage)
-        return True
-
-
-def _half(one: FoundPassage, start: int, end: int) -> bool:
-    shared = min(one.end, end) - max(one.start, start)
-    return 2 * shared >= min(one.end - one.start, end - start)
+def shared_characters(one: TextWindow, other: TextWindow) -> int:
+    """Characters that two windows of a text have in common; not above 0: none."""
+    return min(one.end, other.end) - max(one.start, other.start)

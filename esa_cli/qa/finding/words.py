@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,11 @@ class SentenceWords:
     ends: Any
     vocabulary: Sequence[str]
     language: str
+
+    def windows(self, *sizes: int) -> list[list[TextWindow]]:
+        """The text's windows of each size, in words."""
+        spans, counts = list(map(tuple, self.spans.tolist())), self.counts.tolist()
+        return [sentence_windows(spans, counts, size) for size in sizes]
 
     def as_bytes(self) -> bytes:
         """The table as `of_bytes` reads it."""
@@ -121,46 +127,46 @@ AROUND = ((200, 0.6), (600, 0.6))
 
 
 class LexicalIndex:
-    """Words of one or several documents, for BM25 scores of their windows.
+    """Words of documents, for BM25 scores of their windows: statistics are over all of them, and a
+    question's words are stemmed as each document's. `windows[i]` is in document `documents[i]`.
 
     Args:
-        texts: of the documents; statistics of words are over all of them. words: of each; None
-            where they are not known.
-
-    `windows[i]` is in document `documents[i]`. A question's words are stemmed as each document's.
+        texts: of the documents. words: of each; None where they are not known.
     """
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
     ) -> None:
-        self.windows: list[TextWindow] = []
-        self.documents: list[int] = []
+        known = words or [None] * len(texts)
+        tables = [one or sentence_words(text) for one, text in zip(known, texts, strict=True)]
+        self._languages = dict.fromkeys(table.language for table in tables)
         self._vocabulary: dict[str, int] = {}
-        self._languages: dict[str, None] = {}
-        scales = [_Scale(size) for size in (WINDOW_WORDS, *(size for size, _ in AROUND))]
-        around: list[list[int]] = [[] for _ in AROUND]
-        for number, text in enumerate(texts):
-            own = (words[number] if words else None) or sentence_words(text)
-            base = [scale.texts for scale in scales]
-            windows, *wide = self._cut(own, scales)
-            self.windows += windows
-            self.documents += [number] * len(windows)
-            for nearest, first, others in zip(around, base[1:], wide, strict=True):
-                nearest += [first + near for near in _nearest(windows, others)]
-        self._scales = [scale.bm25(len(self._vocabulary)) for scale in scales]
-        self._nearest = [torch.tensor(nearest, dtype=torch.long) for nearest in around]
+        for stem in chain.from_iterable(table.vocabulary for table in tables):
+            self._vocabulary.setdefault(stem, len(self._vocabulary))
+        sizes = (WINDOW_WORDS, *(size for size, _ in AROUND))
+        windows = [table.windows(*sizes) for table in tables]
+        own, *wide = ([cut[n] for cut in windows] for n in range(len(sizes)))
+        self.windows = list(chain.from_iterable(own))
+        self.documents = [number for number, cut in enumerate(own) for _ in cut]
+        ids = [self._numbered(table) for table in tables]
+        ends = [table.ends.tolist() for table in tables]
+        self._bm25 = [self._index(ids, ends, cuts) for cuts in (own, *wide)]
+        self._nearest = [_nearest(own, cuts) for cuts in wide]
 
-    def _cut(self, words: SentenceWords, scales: Sequence[_Scale]) -> list[list[TextWindow]]:
-        """A document's windows of each scale, which takes their words."""
-        self._languages[words.language] = None
-        known = self._vocabulary
-        numbers = [known.setdefault(word, len(known)) for word in words.vocabulary]
-        ids = numpy.array(numbers, dtype=numpy.int64)[words.ids]
-        spans, counts = list(map(tuple, words.spans.tolist())), words.counts.tolist()
-        return [
-            scale.add(ids, words.ends, sentence_windows(spans, counts, scale.size))
-            for scale in scales
-        ]
+    def _numbered(self, table: SentenceWords) -> Any:
+        """The words of a document by their numbers in all documents' vocabulary."""
+        numbers = [self._vocabulary[stem] for stem in table.vocabulary]
+        return numpy.array(numbers, dtype=numpy.int64)[table.ids]
+
+    def _index(
+        self, ids: Sequence[Any], ends: Sequence[list[int]], windows: Sequence[list[TextWindow]]
+    ) -> Bm25:
+        """BM25 of each document's windows."""
+        texts: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
+        for words, end, cut in zip(ids, ends, windows, strict=True):
+            texts += [words[end[one.first] : end[one.last]] for one in cut]
+        sizes = numpy.array([len(text) for text in texts[1:]], dtype=numpy.int64)
+        return Bm25(numpy.concatenate(texts), sizes, len(self._vocabulary))
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -180,50 +186,27 @@ class LexicalIndex:
     def scores(self, question: str) -> Tensor:
         """BM25 of each window for the question's words, (windows,) float32; 0 without any."""
         ids = self._known(question)
-        total = self._scales[0].scores(ids)
-        for bm25, nearest, (_, weight) in zip(self._scales[1:], self._nearest, AROUND, strict=True):
+        own, *around = self._bm25
+        total = own.scores(ids)
+        for bm25, nearest, (_, weight) in zip(around, self._nearest, AROUND, strict=True):
             total = total + weight * bm25.scores(ids)[nearest]
         return total
 
 
-class _Scale:
-    """The words of all windows of about `size` words."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.texts = size, 0
-        self._ids: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-        self._sizes: list[Any] = [numpy.empty(0, dtype=numpy.int64)]
-
-    def add(self, ids: Any, ends: Any, windows: list[TextWindow]) -> list[TextWindow]:
-        """Adds windows of a document, and returns them.
-
-        Args:
-            ids: (n,) its words. ends: see `SentenceWords.ends`.
-        """
-        begin = ends[[one.first for one in windows]]
-        sizes = ends[[one.last for one in windows]] - begin
-        # The places of all windows' words, counted on from each window's first.
-        skipped = numpy.repeat(begin - (sizes.cumsum() - sizes), sizes)
-        self._ids.append(ids[numpy.arange(len(skipped)) + skipped])
-        self._sizes.append(sizes)
-        self.texts += len(windows)
-        return windows
-
-    def bm25(self, vocabulary: int) -> Bm25:
-        return Bm25(numpy.concatenate(self._ids), numpy.concatenate(self._sizes), vocabulary)
-
-
-def _nearest(windows: Sequence[TextWindow], wide: Sequence[TextWindow]) -> list[int]:
-    """For each window the wide one whose middle is nearest to its own."""
-    out, at = [], 0
-    for window in windows:
-        middle = window.start + window.end
-        while at + 1 < len(wide) and abs(wide[at + 1].start + wide[at + 1].end - middle) <= abs(
-            wide[at].start + wide[at].end - middle
-        ):
-            at += 1
-        out.append(at)
-    return out
+def _nearest(own: Sequence[Sequence[TextWindow]], wide: Sequence[Sequence[TextWindow]]) -> Tensor:
+    """For each window of the documents the wide one whose middle is nearest to its own."""
+    out, base = list[int](), 0
+    for narrow, around in zip(own, wide, strict=True):
+        middles, at = [one.start + one.end for one in around], 0
+        for window in narrow:
+            middle = window.start + window.end
+            while at + 1 < len(around) and abs(middles[at + 1] - middle) <= abs(
+                middles[at] - middle
+            ):
+                at += 1
+            out.append(base + at)
+        base += len(around)
+    return torch.tensor(out, dtype=torch.long)
 
 
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
@@ -278,12 +261,7 @@ def unmentioned_share(
     question: str, known: Callable[[str], bool], small: Callable[[str], bool]
 ) -> float:
     """The share of a name's words that is never mentioned, 0 to 1: of the question's name with the
-    highest one.
-
-    Args:
-        known: whether a word, as it is written, occurs in the documents; see `LexicalIndex.knows`.
-            small: of `small_words`.
-    """
+    highest one. `known`: of `LexicalIndex.knows`. `small`: of `small_words`."""
     if question.isupper():
         return 0.0
     shares = [0.0]

@@ -27,11 +27,8 @@ FORMAT = 1
 
 
 def index_identity(model: Mapping[str, Any], digest: str) -> str:
-    """What an index depends on, beside its text, as JSON.
-
-    Args:
-        model: of `cache_key.model_facts`. digest: the encoder's.
-    """
+    """What an index depends on, beside its text, as JSON: the facts of the model (`model_facts`)
+    and the encoder's digest."""
     facts = {
         "index": FORMAT,
         "model": model,

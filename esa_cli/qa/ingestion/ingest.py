@@ -82,13 +82,13 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored in the library: all its token ids, the layout, each layer's device
-    ((): all on the CPU), and the bytes of its states."""
+    """How a document is stored in the library: all its token ids, the layout, the device of its
+    rows (None: the CPU), and the bytes of its states."""
 
     identity: str
     ids: Sequence[int]
     layout: Layout
-    devices: Sequence[torch.device] = ()
+    device: torch.device | None = None
     states: int = 0
 
 
@@ -96,9 +96,10 @@ class IngestHost(Protocol):
     """What an ingest needs of `api.Esa`."""
 
     preset: Preset
-    method: Method
     tokenizer: Any
 
+    @property
+    def method(self) -> Method: ...
     @property
     def session(self) -> Session: ...
     @property
@@ -220,21 +221,21 @@ class Ingest(ABC):
 
     def open(self, source: Source) -> Book:
         """See `api.Esa.open`."""
-        return self._ingest(source, reads=self.needs_rows)
+        return self._ingest(source, None, self.needs_rows)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
         """See `api.Esa.ingest`."""
-        return self._ingest(source, progress, reads=self.reads)
+        return self._ingest(source, progress, self.reads)
 
-    def _ingest(self, source: Source, progress: Progress | None = None, *, reads: bool) -> Book:
+    def _ingest(self, source: Source, progress: Progress | None, reads: bool) -> Book:
         started = time.perf_counter()
         text = source if isinstance(source, TokenisedDocument) else None
-        document = text.document if text else source
-        if isinstance(document, str):
-            document = read_document(document)
-        assert isinstance(document, Document)
-        if (found := self.find(document)) is not None:
-            return self._recorded(found)
+        if isinstance(source, TokenisedDocument):
+            document = source.document
+        else:
+            document = read_document(source) if isinstance(source, str) else source
+        if (stored := self.find(document)) is not None:
+            return self._recorded(stored)
         text = text or TokenisedDocument.of(document, self.esa.tokenizer)
         if not reads:
             self.events.unread(document, len(text.ids))
@@ -254,34 +255,33 @@ class Ingest(ABC):
         self.stored_tokens = None
         hear = combined(self.events.progress, more)
         form = self.form(text) if self.stores else None
-        if form and form.ids:
-            try:
-                return self._made_in_library(text, form, hear, more, started)
-            except DiskError as error:
-                if not self.events.unstored(text.document, error):
-                    raise
+        if form is None or not form.ids:
+            return self.compute(text, hear, started)
+        waiting = WaitNotice(self.events.waiting, more, len(form.ids))
+        try:
+            book = self._stored(text, form, hear, waiting, started)
+        except DiskError as error:
+            if not self.events.unstored(text.document, error):
+                raise
             self.stored_tokens = None
             self.events.finished()
-        return self.compute(text, hear, started)
+            return self.compute(text, hear, started)
+        # Another process has read it, and a third one has removed it since.
+        return book or self._made(text, more, started)
 
-    def _made_in_library(
-        self,
-        text: TokenisedDocument,
-        form: StoredForm,
-        hear: Progress,
-        more: Progress | None,
+    def _stored(
+        self, text: TokenisedDocument, form: StoredForm, hear: Progress, waiting: WaitNotice,
         started: float,
-    ) -> Book:
+    ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(form.ids)
         assert library is not None
-        key = library.key(form.identity, document.text)
-        waiting = WaitNotice(self.events.waiting, more, tokens)
+        devices = [] if form.device is None else [form.device] * form.layout.layers
         with library.write(
-            key, form.identity, form.ids, form.layout, waiting, form.devices, form.states
-        ) as writer:
+            library.key(form.identity, document.text), form.identity, form.ids, form.layout,
+            waiting, devices, form.states,
+        ) as writer:  # fmt: skip
             if isinstance(writer, Entry):  # another process has read it
-                there = self._if_there(document, writer)
-                return there or self._made(text, more, started)
+                return self._if_there(document, writer)
             self.check_memory(tokens)
             size = library.size_of(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)

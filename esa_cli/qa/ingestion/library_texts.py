@@ -53,16 +53,15 @@ class FileChanges:
     read: int = 0
     former: list[str] = field(default_factory=list)
 
-    def count(self, known: FileRecord | None, record: FileRecord) -> None:
-        """Counts a file that was opened."""
+    def count(self, former: str, record: FileRecord) -> None:
+        """Counts a file that was opened, and had a text of this digest before."""
         self.read += 1
-        before = known.digest if known else ""
-        if before == record.digest:
+        if former == record.digest:
             return
-        if before:
-            self.former.append(before)
+        if former:
+            self.former.append(former)
         if record.digest:
-            (self.changed if before else self.added).append(record)
+            (self.changed if former else self.added).append(record)
 
     @property
     def readable(self) -> list[FileRecord]:
@@ -100,34 +99,33 @@ class FileIndexing:
         """
         changes = FileChanges()
 
-        def next_one() -> Callable[[], None] | None:
-            write = self._next(paths[len(changes.records)], changes)
+        def next_file() -> Callable[[], None] | None:
+            write = self._next(os.path.abspath(paths[len(changes.records)]), changes)
             if progress:
                 progress(len(changes.records), len(paths))
             return write
 
-        self._catalogue.in_pieces(next_one, lambda: len(changes.records) < len(paths))
+        self._catalogue.in_pieces(next_file, lambda: len(changes.records) < len(paths))
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
 
     def _next(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
         """Reads a file if it must be; what then is to be written."""
-        files, texts, path = self._catalogue.files, self._catalogue.texts, os.path.abspath(path)
-        known = files.find(path)
-        folder, away, text = self._folder or (known.folder if known else ""), False, ""
+        files, texts = self._catalogue.files, self._catalogue.texts
+        known = files.find(path) or FileRecord(path, "", "", 0)
+        known_folder = self._folder or known.folder
         # A record alone is of a catalogue that was lost: its words are missing.
-        if known and known.is_current and (not known.digest or texts.has(known.digest)):
-            record = known._replace(folder=folder)
+        if known.is_current and (not known.digest or texts.has(known.digest)):
+            record, text = known._replace(folder=known_folder), ""
         else:
-            record, text = self._opened(path, folder)
-            # A file may be on a disk that is away: what is known of it stays.
-            lost = bool(known and known.digest) and not record.digest
-            away = lost and not os.path.lexists(path)
-            if not away:
-                changes.count(known, record)
+            record, text = self._opened(path, known_folder)
+            if known.digest and not record.digest and not os.path.lexists(path):
+                changes.records.append(record)
+                return None  # it may be on a disk that is away: what is known of it stays
+            changes.count(known.digest, record)
         changes.records.append(record)
-        if away or (record == known and not text):
+        if record == known and not text:
             return None
 
         def write() -> None:
@@ -146,11 +144,10 @@ class FileIndexing:
             document = self._read(path)
         except DocumentError as error:
             return FileRecord(path, stamp, "", 0, error.message, error.hint, folder), ""
-        return record_of(document, path, folder), document.text
+        return _record(document, path, folder), document.text
 
 
-def record_of(document: Document, path: str, folder: str = "") -> FileRecord:
-    """The record of a file that was read."""
+def _record(document: Document, path: str, folder: str = "") -> FileRecord:
     digest = text_digest(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
@@ -159,7 +156,7 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
     """Records which text the file of a stored document has now; its words are added later."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find(path)
-    record = record_of(document, path, known.folder if known else "")
+    record = _record(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
             catalogue.files.put(record)
@@ -167,12 +164,8 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """A folder after it was synchronised.
-
-    Args:
-        changes: of its files. removed: records of files that do not exist any more.
-        left_out: files that are no documents.
-    """
+    """A folder after it was synchronised: what changed, records of files that do not exist any
+    more, and files that are no documents."""
 
     changes: FileChanges
     removed: list[FileRecord]
@@ -351,25 +344,22 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
 
 
 def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """The texts of a library, after files that have changed were read again. Raises LibraryError,
-    DiskError.
-
-    Args:
-        progress: called with the files done and all files.
-    """
+    """The texts of a library, after files that have changed were read again. `progress` is called
+    with the files done and all files. Raises LibraryError, DiskError."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _to_update(catalogue, stored)
     FileIndexing(catalogue).update(changed, progress)
     present, former = catalogue.entries() if changed else divided
-    known, texts = catalogue.known_files(), dict[str, LibraryText]()
+    damaged = tuple(one for one in present if one.damage)
+    texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.damage:
             text = texts.get(entry.text_sha256, LibraryText(entry.text_sha256))
             path = text.path or (entry.file if os.path.exists(entry.file) else "")
             size = text.bytes or int(entry.provenance.get("bytes", 0))
             texts[text.digest] = LibraryText(text.digest, path, size, (*text.entries, entry))
-    refused = []
+    known, refused = catalogue.known_files(), list[FileRecord]()
     files = [one for entry in stored for one in known.of_path(entry.file)]
     for record in dict.fromkeys([*catalogue.files.all_synced(), *files]):
         is_there = os.path.lexists(record.path)
@@ -379,7 +369,6 @@ def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryT
             texts[record.digest] = LibraryText(record.digest, record.path, record.bytes)
         elif record.folder or is_there:
             refused.append(record)
-    damaged = tuple(one for one in present if one.damage)
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.step import LayerState
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.families import key_shapes, latent_block
-from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
+from esa_cli.models.inspection import kv_dtype
 from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
-from esa_cli.qa.planning.row_storage import layout, maps, storable
+from esa_cli.qa.planning.row_storage import hindrance, layout, maps
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
@@ -29,13 +25,12 @@ from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers
+    from esa_cli.attention.step import LayerState
     from esa_cli.models.attachment.layer_state import State
     from esa_cli.qa.answering.session import Session
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 """Requested row format -> stored formats that satisfy it."""
-StateForm = dict[str, tuple[torch.Size, torch.dtype]]
-"""Shape and type of each tensor of one layer's state, by its name."""
 
 
 class RowIngest(Ingest):
@@ -51,7 +46,6 @@ class RowIngest(Ingest):
 
     @property
     def session(self) -> Session:
-        """Prefills the documents."""
         return self.esa.session
 
     def _layout(self, rows: str) -> Layout:
@@ -86,7 +80,7 @@ class RowIngest(Ingest):
 
     @property
     def _storable(self) -> bool:
-        return self.esa.attaches and storable(self.esa.method)
+        return self.esa.attaches and not hindrance(self.esa.method)
 
     def identities(self) -> list[str]:
         kinds = SERVES.get(self.rows, (self.rows,)) if self._storable else ()
@@ -98,7 +92,7 @@ class RowIngest(Ingest):
     def opened(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
         assert self.library is not None
         stored = self.library.open(entry)
-        layers = stored.layers(layer_devices(self.session.model))
+        layers = stored.layers([self.session.model.device] * entry.layout.layers)
         projections = stored.projections or [None] * len(layers)
         states: list[dict[type, LayerState]] = [{} for _ in layers]
         held = PrefilledDocument(
@@ -109,27 +103,24 @@ class RowIngest(Ingest):
 
     def form(self, text: TokenisedDocument) -> StoredForm:
         layout, ids = self._layout(self.rows), [*self.session.prompt.head(), *text.ids]
-        model = self.session.model
-        states = shape_of(model.config.to_dict()).states(model.dtype.itemsize)
-        return StoredForm(self._identity(layout), ids, layout, layer_devices(model), states)
+        device, identity = self.session.model.device, self._identity(layout)
+        return StoredForm(identity, ids, layout, device, self._state_bytes)
 
-    @cached_property
-    def _forms(self) -> list[StateForm]:
-        return state_forms(self.session)
+    @property
+    def _state_bytes(self) -> int:
+        model = self.session.model
+        return shape_of(model.config.to_dict()).states(model.dtype.itemsize)
 
     def _placed(self, states: Sequence[State], key: str) -> list[State]:
-        """Stored states of the document of this key, each on its layer's device. Raises
-        LibraryError: they are not this model's, as in a stranger's export."""
+        """Stored states of the document of this key, on the model's device. Raises LibraryError:
+        they are not this model's, as in a stranger's export."""
         assert self.library is not None
-        # Those before the first token are empty.
-        if any(states) and [form_of(one) for one in states] != self._forms:
+        size = sum(tensor.nbytes for state in states for tensor in state.values())
+        if size not in (0, self._state_bytes):  # those before the first token are empty
             path = LibraryPaths(self.library.root).document(key, "states")
             raise damage_error(path, "its states have other shapes than this model's", key)
-        devices = state_devices(self.session.model)
-        return [
-            {name: one.to(device) for name, one in state.items()}
-            for state, device in zip(states, devices, strict=True)
-        ]
+        device = self.session.model.device
+        return [{name: one.to(device) for name, one in state.items()} for state in states]
 
     def check_memory(self, tokens: int) -> None:
         """Rows go to the disk: only those that are not there yet take memory."""
@@ -181,19 +172,3 @@ class RowIngest(Ingest):
         return self.held(
             Book(text.document, session.prefilled_document(), text.offsets, None, spent)
         )
-
-
-@torch.inference_mode()
-def state_forms(session: Session) -> list[StateForm]:
-    """The form of each layer's state, of one token that passes the model: configurations name the
-    sizes otherwise in each family."""
-    from esa_cli.qa.answering.session import feed
-
-    cache = session.attachment.new_cache()
-    cache.begin(QueryState(Phase.PREFILL))
-    feed(session.model, session.prompt.document("")[:1] or [0], cache)
-    return [form_of(state) for state in cache.states.taken()]
-
-
-def form_of(state: Mapping[str, Tensor]) -> StateForm:
-    return {name: (one.shape, one.dtype) for name, one in state.items()}

@@ -1,18 +1,18 @@
-"""Decides for each document which layers' rows are on their device and which in host memory."""
+"""Decides for each document which layers' rows are on the device and which in host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.models.inspection import layer_devices, row_layers
-from esa_cli.qa.planning.costs import Costs, fewest_host_layers, rank_of
+from esa_cli.models.inspection import row_layers
+from esa_cli.qa.planning.costs import RowCosts
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage import check_cache
-from esa_cli.storage.memory_store import MakeStore, StorePlaces, has_own_memory
+from esa_cli.storage.memory_store import MakeStore, StorePlaces
 from esa_cli.system.machine import available_memory
 
 
@@ -23,15 +23,12 @@ def free_on(device: torch.device) -> int:
 
 
 class CachePlacement:
-    """Where the caches of one model are.
+    """Where the caches of one model are. Raises UsageError: there is no such place.
 
     Args:
         cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
-        places: makes the stores; None: on GPUs as chosen, elsewhere on the CPU.
+        places: makes the stores; on a device that shares the host's memory, rows stay there.
         free: bytes that a device has for rows.
-
-    Raises:
-        UsageError: there is no such place.
     """
 
     def __init__(
@@ -44,35 +41,21 @@ class CachePlacement:
     ) -> None:
         check_cache(cache)
         self.model, self.method, self.cache = model, method, cache
-        self._places = places or StorePlaces()
-        self._elsewhere = has_own_memory if places is None else places.elsewhere
-        self._free = free
+        self._places, self._free = places or StorePlaces(), free
 
     def stores(self, tokens: int) -> MakeStore:
-        """What makes the stores of a document of so many tokens."""
-        there = self.on_host(layer_devices(self.model), tokens)
+        """What makes the stores of a document of so many tokens. In host memory are as few layers
+        as fit, the last ones, which are the likelier not to be scored by whole keys."""
         layers = row_layers(self.model)
-        return self._places.stores(frozenset(layers[i] for i in there))
+        return self._places.stores(frozenset(layers[len(layers) - self._on_host(tokens) :]))
 
-    def on_host(self, devices: Sequence[torch.device], tokens: int) -> frozenset[int]:
-        """Which of the layers with rows, each on its device, will have them in host memory: as few
-        as fit, the last ones of each device, which are the likelier not to be scored by whole keys.
-        """
-        if self.cache in ("device", "disk"):
-            return frozenset()
-        layers = [i for i, device in enumerate(devices) if self._elsewhere(device)]
+    def _on_host(self, tokens: int) -> int:
+        device, size = self.model.device, self.model.dtype.itemsize
+        if self.cache in ("device", "disk") or not self._places.elsewhere(device):
+            return 0
+        shape = shape_of(self.model.config.to_dict())
         if self.cache == "host":
-            return frozenset(layers)
-        host: list[int] = []
-        for device in dict.fromkeys(devices[i] for i in layers):
-            own = [i for i in layers if devices[i] == device]
-            host += own[len(own) - self._fewest(len(own), tokens, self._free(device)) :]
-        return frozenset(host)
-
-    def _fewest(self, layers: int, tokens: int, free: int) -> int:
-        """How many of so many layers of one device must be in host memory."""
-        shape, size = shape_of(self.model.config.to_dict()), self.model.dtype.itemsize
-        costs = Costs(shape, self.method, rank_of(self.method, shape), on_gpu=True)
-        reduced = costs.reduced_keys(tokens, size) * layers // shape.rows
-        room = free - costs.working(tokens, size) - reduced
-        return fewest_host_layers(costs, tokens, size, room, layers)
+            return shape.rows
+        costs = RowCosts(shape, on_gpu=True, method=self.method)
+        room = self._free(device) - costs.working(tokens, size) - costs.reduced_keys(tokens, size)
+        return costs.fewest_host_layers(tokens, size, room)

@@ -165,14 +165,12 @@ class Weights:
 
 
 def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weights:
-    """The weights of the model in a folder, of which there may be no more than config.json.
+    """The weights of the model in a folder, of which there may be no more than config.json. Raises
+    ModelError: the files are damaged, or transformers knows no such model.
 
     Args:
         device: of `choose_device`. size: bytes of a number of the type that is computed in.
         packing: of `QUANTIZATIONS`; "": none.
-
-    Raises:
-        ModelError: the files are damaged, or transformers knows no such model.
     """
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)

@@ -20,17 +20,9 @@ from esa_cli.errors import ResourceError
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.finder import FinderSizes
-from esa_cli.qa.planning.costs import (
-    FEED,
-    STORED_AT_ONCE,
-    Costs,
-    PassageCosts,
-    fewest_host_layers,
-    rank_of,
-    row_places,
-)
+from esa_cli.qa.planning.costs import FEED, STORED_AT_ONCE, Costs, RowCosts
 from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
-from esa_cli.qa.planning.row_storage import storable
+from esa_cli.qa.planning.row_storage import hindrance
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
@@ -42,9 +34,8 @@ EFFICIENCY = 0.6
 
 def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
     """Operations per second of the MLP's matrix product on FEED tokens."""
-    place = "cuda" if device == "balanced" else device
-    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=place)
-    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=place)
+    x = torch.ones(FEED, shape.hidden, dtype=dtype, device=device)
+    weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=device)
     float((x[:64] @ weight)[0, 0])
     done, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < SECONDS:
@@ -58,19 +49,17 @@ def rates_file() -> Path:
     return home() / "rates.json"
 
 
-def _rates() -> dict[str, float]:
-    try:
-        data = json.loads(rates_file().read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    return {k: float(v) for k, v in data.items() if isinstance(v, (int, float)) and v > 0}
-
-
 def recall(key: str) -> float | None:
     """Operations per second measured last for `key`, or None."""
-    return _rates().get(key)
+    rate = _rates().get(key)
+    return float(rate) if isinstance(rate, (int, float)) and rate > 0 else None
+
+
+def _rates() -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError):
+        data = json.loads(rates_file().read_text("utf-8"))
+        return data if isinstance(data, dict) else {}
+    return {}
 
 
 def remember(key: str, rate: float) -> None:
@@ -88,7 +77,7 @@ class Planner:
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
         folder: of the model, with config.json at least. dtype: of weights and keys.
-        device: of torch, or "balanced"; see `models.load.choose_device`.
+        device: of torch; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
         index: the sizes of the index that is computed instead of rows; see `index_sizes`.
         by_words: passages are found by their words, and no document is read.
@@ -113,19 +102,20 @@ class Planner:
         cache: str = "auto",
         packing: str = "",
     ) -> None:
-        method, shape = resolved.method, shape_of(language_settings(folder))
+        shape = shape_of(language_settings(folder))
         self.weights = weights_of(folder, device, dtype.itemsize, packing)
-        on_gpu = device not in ("cpu", "mps")
-        sizes = shape, method, rank_of(method, shape), on_gpu, self.weights.body
-        reads_rows = index is None and not by_words
-        self.costs = Costs(*sizes) if reads_rows else PassageCosts(*sizes, index)
-        self.ratios = self.costs.ratios if reads_rows else None
-        self.dtype, self.device = dtype, device
+        on_gpu, body = device not in ("cpu", "mps"), self.weights.body
+        self.costs, self.cache, how = Costs(shape, on_gpu, body, index), "device", "index"
+        self.may_store_rows = False
+        if index is None and not by_words:
+            method = resolved.method
+            self.costs = RowCosts(shape, on_gpu, body, method=method)
+            self.cache, how = cache, method.reading
+            self.may_store_rows = not hindrance(method)
+        self.ratios = self.costs.ratios
+        self.dtype, self.device, self.packing = dtype, device, packing
         self.memory = machine.available_memory(device) if memory is None else memory
-        self.cache = cache if reads_rows else "device"
-        self.may_store_rows = reads_rows and storable(method)
         self.host_memory = machine.available_memory("cpu") if on_gpu else 0
-        self.packing, how = packing, method.reading if index is None else "index"
         model, threads = resolved.preset.model, torch.get_num_threads()
         self.rate_key = f"{model}|{self.dtype_name}|{device}|{how}|{threads} threads"
 
@@ -152,25 +142,23 @@ class Planner:
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
         weights, working = self.weights.bytes_of(size), costs.working(tokens, size)
-        reduced = costs.reduced_keys(at_once, size)
-        layers = 0
-        if costs.on_gpu and cache == "host":
-            layers = costs.shape.rows
-        elif costs.on_gpu and cache == "auto":
+        reduced, host_layers = costs.reduced_keys(at_once, size), 0
+        if isinstance(costs, RowCosts) and costs.on_gpu and cache in ("host", "auto"):
             room = self.memory - weights - working - reduced
-            layers = fewest_host_layers(costs, at_once, size, room)
-        rows = row_places(costs, at_once, size, layers)
+            fewest = costs.fewest_host_layers(at_once, size, room)
+            host_layers = costs.shape.rows if cache == "host" else fewest
+        on_device, on_host = costs.keys_values(at_once, size, host_layers)
         return Plan(
             tokens=tokens,
             device=self.device,
             dtype=self.dtype_name,
             weights=weights,
-            keys_values=rows.on_device,
+            keys_values=on_device,
             reduced_keys=reduced,
             working=working,
             available=self.memory,
-            host_layers=layers,
-            host_keys_values=rows.on_host,
+            host_layers=host_layers,
+            host_keys_values=on_host,
             host_available=self.host_memory,
             operations=costs.operations(tokens),
             planner=self,
@@ -243,22 +231,19 @@ class Plan:
         """Settings that would make it fit, best first; empty when it does."""
         if self.fits:
             return ()
-        planner, tokens = self.planner, self.tokens
-        size, cache, on_gpu = planner.dtype.itemsize, planner.cache, planner.costs.on_gpu
+        planner, size = self.planner, self.planner.dtype.itemsize
+        cache, on_gpu = planner.cache, planner.costs.on_gpu
         most, half = planner.most_tokens(size), planner.most_tokens(2)
-        on_cpu = on_gpu and planner.plan(tokens, size, "device").needed <= planner.host_memory
+
+        def fits(size: int, cache: str | None = None) -> bool:
+            return planner.plan(self.tokens, size, cache).fits
+
+        on_cpu = on_gpu and planner.plan(self.tokens, size, "device").needed <= planner.host_memory
+        to_disk = planner.may_store_rows and cache != "disk"
         ways = (
-            (size > 2 and planner.plan(tokens, 2).fits, "use --dtype bfloat16, which fits"),
-            (
-                on_gpu and cache == "device" and planner.plan(tokens, size, "host").fits,
-                "use --cache host, which fits",
-            ),
-            (
-                planner.may_store_rows
-                and cache != "disk"
-                and planner.plan(tokens, size, "disk").fits,
-                "use --cache disk, which fits",
-            ),
+            (size > 2 and fits(2), "use --dtype bfloat16, which fits"),
+            (on_gpu and cache == "device" and fits(size, "host"), "use --cache host, which fits"),
+            (to_disk and fits(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
             (most > 0, f"give fewer or shorter documents: {most:,} tokens fit"),
             (0 == most < half, f"give shorter documents and --dtype bfloat16: {half:,} tokens fit"),

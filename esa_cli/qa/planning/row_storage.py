@@ -4,29 +4,23 @@ and the fitted projections beside them."""
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from esa_cli.attention.compression import Linear
-from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Moments
-from esa_cli.attention.step import Projection
 from esa_cli.errors import UsageError
 from esa_cli.methods.registry import without_file
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.planning.costs import reduced_widths
 from esa_cli.storage.library import SEGMENT, Layout
 
-
-def gathers(method: Method) -> bool:
-    """True if the selector gathers data during the prefill, of one document at a time."""
-    return method.selector.observes
+if TYPE_CHECKING:
+    from esa_cli.attention.compression import Linear
+    from esa_cli.attention.method import Method
+    from esa_cli.attention.step import Projection
+    from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
 
 def check_joins(kind: str, stateful: bool) -> None:
-    """Raises UsageError where the rows of several documents cannot be joined.
-
-    Args:
-        kind: the model's `model_type`. stateful: its layers keep a state beside rows.
-    """
+    """Raises UsageError where the rows of several documents cannot be joined: layers of the model
+    (`kind` is its `model_type`) keep a state beside rows."""
     if stateful:
         raise UsageError(
             f"layers of this {kind} model keep a state, which is one document's: states of several "
@@ -35,25 +29,23 @@ def check_joins(kind: str, stateful: bool) -> None:
         )
 
 
-def check_asked_together(preset: Preset, method: Method, kind: str, stateful: bool) -> None:
+def check_asked_together(resolved: ResolvedPreset, kind: str, stateful: bool) -> None:
     """Raises UsageError where several documents cannot be asked at once; see `check_joins`."""
-    if not preset.answer.needs_rows:
+    if not resolved.preset.answer.needs_rows:
         return
     check_joins(kind, stateful)
-    if gathers(method):
+    if resolved.method.selector.observes:
         raise UsageError(
-            f"selector {preset.selector['name']} gathers what it sees while it reads, of one "
-            "document at a time",
+            f"selector {resolved.preset.selector['name']} gathers what it sees while it reads, of "
+            "one document at a time",
             "ask about one document, or with another selector",
         )
 
 
 def hindrance(method: Method) -> str:
-    """The reason why a prefilled document cannot be stored; empty where it can.
-
-    The first segment is stored with the projections that were fitted on it.
-    """
-    if gathers(method):
+    """The reason why a prefilled document cannot be stored; empty where it can. The first segment
+    is stored with the projections that were fitted on it."""
+    if method.selector.observes:
         return "its selector gathers data during the prefill, which is not stored"
     if kind := without_file(method):
         return f"its {kind} must be defined in a file, by which it is recognised"
@@ -61,11 +53,6 @@ def hindrance(method: Method) -> str:
     if tokens > SEGMENT:
         return f"its compressor fits on {tokens:,} tokens; the library allows {SEGMENT:,}"
     return ""
-
-
-def storable(method: Method) -> bool:
-    """True if a prefilled document can be stored; `hindrance` says why not."""
-    return not hindrance(method)
 
 
 def layout(
@@ -81,7 +68,12 @@ def layout(
         latent_block: of `latent_block`. states: the model's layers that keep one.
         shapes: of `key_shapes`.
     """
-    ranks = _ranks(method, shape["layers"], shape["groups"] * shape["dim"])
+    from esa_cli.attention.parts import Moments
+
+    folded, compressor = shape["groups"] * shape["dim"], method.compressor
+    if method.score.features and not compressor.fit_tokens:
+        maps([compressor.fit(0, Moments())])  # refused before the document is read
+    ranks = reduced_widths(compressor, shape["layers"], folded, method.score.features)
     ranks = tuple(rank if layer in selecting else 0 for layer, rank in enumerate(ranks))
     return Layout(
         layers=shape["layers"],
@@ -90,7 +82,7 @@ def layout(
         dtype=dtype,
         kind=rows,  # type: ignore[arg-type]
         reduced=ranks,
-        fit=method.compressor.fit_tokens if any(ranks) else 0,
+        fit=compressor.fit_tokens if any(ranks) else 0,
         segment=SEGMENT,
         shared=latent_block > 0,
         block=latent_block,
@@ -101,23 +93,14 @@ def layout(
 
 def maps(projections: Sequence[Projection | None]) -> list[Linear | None]:
     """Projections that the library can store. Raises UsageError for others."""
+    from esa_cli.attention.compression import Linear
+
     out: list[Linear | None] = []
-    for one in projections:
-        if one is not None and not isinstance(one, Linear):
+    for projection in projections:
+        if projection is not None and not isinstance(projection, Linear):
             raise UsageError(
-                f"a compressor that makes {type(one).__name__} cannot be kept in the library",
+                f"the library cannot store what the compressor makes: {type(projection).__name__}",
                 "ask without keeping the document, or use one that makes `esa_cli.methods.Linear`",
             )
-        out.append(one)
+        out.append(projection)
     return out
-
-
-def _ranks(method: Method, layers: int, folded: int) -> tuple[int, ...]:
-    """R of each layer; 0 where no reduced keys are kept."""
-    compressor = method.compressor
-    if not method.score.features:
-        return ()
-    if compressor.fit_tokens:
-        return (compressor.stored_rank(folded),) * layers
-    found = maps([compressor.fit(i, Moments()) for i in range(layers)])
-    return tuple(0 if one is None else one.key_map.shape[1] for one in found)

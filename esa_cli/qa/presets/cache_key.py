@@ -47,12 +47,8 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
 def cache_key(
     model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
 ) -> str:
-    """The cache key of a prefill.
-
-    Args:
-        model: of `model_facts`. head: ids of the prompt's head. preset: what `method` was built
-            from. layout: how it is stored.
-    """
+    """The cache key of a prefill by a preset's method, stored in a layout; `model` is of
+    `model_facts`, `head` has the ids of the prompt's head."""
     window = asdict(preset.window)
     selected = window.pop("selected")
     del window["ending"]

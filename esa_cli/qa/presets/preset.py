@@ -297,28 +297,35 @@ def way_of(name: str) -> tuple[str, dict[str, Any]]:
 
 def _explain(error: ValidationError, source: str) -> PresetError:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    *above, key = first["loc"]
+    where = ".".join(map(str, first["loc"]))
+    message = f"preset {source}: {where} {_rule(error)}"
+    hint = "see `esa presets show`"
     if first["type"] == "extra_forbidden":
-        *above, key = first["loc"]
-        before = "".join(f"{part}." for part in above)
-        hint = nearest(str(key), _known_keys(above), before)
-        return PresetError(f"preset {source} has no setting {where!r}", hint)
-    if first["type"] == "missing":
-        return PresetError(
-            f"preset {source} lacks {where!r}", "set it, or extend a preset that does"
+        message, before = (
+            f"preset {source} has no setting {where!r}",
+            "".join(f"{p}." for p in above),
         )
-    message = first["msg"].replace("Input should", "must")
-    return PresetError(
-        f"preset {source}: {where} {message}, got {reprlib.repr(first['input'])}",
-        "see `esa presets show`",
-    )
+        hint = nearest(str(key), _known_keys(above), before)
+    elif first["type"] == "missing":
+        message = f"preset {source} lacks {where!r}"
+        hint = "set it, or extend a preset that does"
+    else:
+        message += f", got {reprlib.repr(first['input'])}"
+    return PresetError(message, hint)
+
+
+def _rule(error: ValidationError) -> str:
+    """The rule that a value breaks, after its name."""
+    message = error.errors()[0]["msg"].replace("Input should", "must")
+    return message.replace("greater than or equal to", "at least")
 
 
 def _known_keys(where: Sequence[str | int]) -> list[str]:
     """The settings of a section."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
     section: Any = sections.get(str(where[0]), Generation) if where else Preset
-    return [key for key in section.model_fields if not (section is Preset and key == "name")]
+    return [key for key in section.model_fields if key != "name"]
 
 
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
@@ -361,25 +368,16 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
     sizes, most = preset.window, f"at most the model's window of {preset.context}"
     total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
     questions = preset.prompt.after.count("{question}")
-    for holds, rule, hint in (
-        (
-            total <= preset.context,
-            f"window.initial + selected + local + chunk must be {most}, got {total}",
-            "lower window.selected or window.local",
-        ),
-        (
-            (sizes.dense or 0) <= preset.context,
-            f"window.dense must be {most}, got {sizes.dense}",
-            "full attention beyond the window is noise; lower window.dense",
-        ),
-        (
-            questions == 1,
-            f"prompt.after must have {{question}} once, got {questions}",
-            "see `esa presets show`",
-        ),
-    ):
-        if not holds:
-            raise PresetError(f"preset {name}: {rule}", hint)
+    broken = ""
+    if total > preset.context:
+        broken = f"window.initial + selected + local + chunk must be {most}, got {total}"
+    elif (sizes.dense or 0) > preset.context:
+        broken = f"window.dense must be {most}, got {sizes.dense}"
+    elif questions != 1:
+        broken = f"prompt.after must have {{question}} once, got {questions}"
+    if broken:
+        hint = "lower window.selected, window.local or window.dense" if "window" in broken else ""
+        raise PresetError(f"preset {name}: {broken}", hint or "see `esa presets show`")
     return preset
 
 
@@ -392,20 +390,19 @@ def chosen_generation(
     settings: Generation, most: int | None, temperature: float | None, top_p: float | None
 ) -> tuple[int, float, float]:
     """Longest answer, temperature and top_p, those of `settings` for None. Raises UsageError."""
-    tokens = longest_answer(settings, most)
-    heat = settings.temperature if temperature is None else temperature
-    nucleus = settings.top_p if top_p is None else top_p
-    if not valid_temperature(heat) or not 0 < nucleus <= 1:
+    given = {"max_new_tokens": most, "temperature": temperature, "top_p": top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    try:
+        chosen = Generation.model_validate({**settings.model_dump(), **given})
+    except ValidationError as error:
+        first = error.errors()[0]
         raise UsageError(
-            f"temperature must be {TEMPERATURES}, top_p in (0, 1], got {heat} and {nucleus}",
-            "leave both out for the preset's",
-        )
-    return tokens, heat, nucleus
+            f"{first['loc'][0]} {_rule(error)}, got {first['input']}",
+            "leave it out for the preset's",
+        ) from error
+    return chosen.max_new_tokens, chosen.temperature, chosen.top_p
 
 
 def longest_answer(settings: Generation, most: int | None) -> int:
     """Longest answer in tokens. Raises UsageError for less than one."""
-    most = settings.max_new_tokens if most is None else most
-    if most < 1:
-        raise UsageError(f"max_new_tokens must be at least 1, got {most}", "leave it out")
-    return most
+    return chosen_generation(settings, most, None, None)[0]

@@ -1,54 +1,91 @@
-"""From a preset to its method: parts are built, a recipe is laid over, both are held to a model."""
+"""From a preset to its method: parts are built, a recipe is laid over, both are held to a model.
+
+`attention` and `methods` are imported when a method is built: answers from text need none."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from esa_cli.attention.kernels import KERNELS, choose
-from esa_cli.attention.method import Method
-from esa_cli.attention.parts import (
-    Compressor,
-    Moments,
-    PositionEncoding,
-    Score,
-    Selector,
-    blame_plugins,
-)
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.methods.registry import LAID, Base
-from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.families import FAMILIES, family_of, key_shape, method_layers
-from esa_cli.models.fingerprint import check_maps
 from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
-from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.system.registry import nearest
 
-PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "selector": (Selector, ("sums_layers", "surveys", "observes", "window_size")),
-    "score": (Score, ("features", "rotates", "last_layer")),
-    "compressor": (Compressor, ("fit_tokens", "files")),
-    "position": (PositionEncoding, ("distance", "max_distance")),
+if TYPE_CHECKING:
+    from esa_cli.attention.method import Method
+    from esa_cli.storage.joined_store import PrefilledDocument
+
+MEMBERS = {
+    "selector": ("Selector", ("sums_layers", "surveys", "observes", "window_size")),
+    "score": ("Score", ("features", "rotates", "last_layer")),
+    "compressor": ("Compressor", ("fit_tokens", "files")),
+    "position": ("PositionEncoding", ("distance", "max_distance")),
 }
 """The class that each kind of part is derived from, and members that are read in many places: one
 that fails is found here."""
+AS_IS = "preset"
+"""The name of the method that is the preset itself."""
+FROM_TEXT = "text"
+"""The name, where methods are compared, of answers from text with the preset's settings `answer`;
+`preset` is its selector over stored rows there."""
+
+
+@dataclass(frozen=True)
+class ResolvedPreset:
+    """A preset and its method: `own`, or the preset's, which is built when it is first used. Raises
+    PresetError then: a part, one of its settings, or the kernel does not hold."""
+
+    preset: Preset
+    own: Method | None = None
+
+    @cached_property
+    def method(self) -> Method:
+        return self.own or build_method(self.preset)
+
+
+def resolve(
+    preset: str | Preset | ResolvedPreset = DEFAULT,
+    overrides: Sequence[str] = (),
+    method: str | None = None,
+    length: int = 0,
+) -> ResolvedPreset:
+    """The preset with its method, which is built now where answers come from rows.
+
+    Args:
+        preset: a preset, or its name or path with `overrides`, `key.path=value` texts. method: a
+            whole method over it, by its name in `esa methods`. length: tokens of the documents, for
+            methods that are made for one length.
+
+    Raises UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
+    """
+    if isinstance(preset, ResolvedPreset):
+        return preset
+    chosen = load(preset, overrides) if isinstance(preset, str) else preset
+    if method is not None:
+        chosen = for_length(method, chosen, length)
+    resolved = ResolvedPreset(chosen)
+    if chosen.answer.needs_rows:
+        _ = resolved.method
+    return resolved
 
 
 def _part(kind: str, options: dict[str, Any]) -> Any:
-    part, (base, members) = registry.build(kind, options), PARTS[kind]
+    from esa_cli.attention import parts
+
+    part, (base, members) = registry.build(kind, options), MEMBERS[kind]
     name = type(part).__name__
-    if not isinstance(part, base):
+    if not isinstance(part, getattr(parts, base)):
         raise PluginError(
-            f"{kind} {options['name']!r} must be derived from {base.__name__}, got class {name}",
-            f"write `class {name}({base.__name__}):`, see docs/plugins.md",
+            f"{kind} {options['name']!r} must be derived from {base}, got class {name}",
+            f"write `class {name}({base}):`, see docs/plugins.md",
         )
-    with blame_plugins({kind: part}):
+    with parts.blame_plugins({kind: part}):
         for member in members:
             getattr(part, member)
     return part
@@ -57,58 +94,45 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
 def build_method(preset: Preset) -> Method:
     """The preset's method. Raises PresetError: a part, one of its settings, or the kernel does not
     hold."""
+    from esa_cli.attention.kernels import KERNELS
+    from esa_cli.attention.method import Method
+    from esa_cli.attention.parts import blame_plugins
+    from esa_cli.methods.plugin_loading import load_installed
+
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
         raise PresetError(
             f"unknown kernel {preset.kernel!r}", nearest(preset.kernel, ["auto", *KERNELS])
         )
-    parts = {kind: _part(kind, getattr(preset, kind)) for kind in PARTS}
+    parts = {kind: _part(kind, getattr(preset, kind)) for kind in MEMBERS}
     if not parts["selector"].sums_layers:
         with blame_plugins(parts):
             parts["score"] = parts["score"].for_single_layers()
-    position = parts["position"]
-    if not isinstance(position.distance, int) or position.distance < 0:
+    distance = parts["position"].distance
+    if not isinstance(distance, int) or distance < 0:
         raise PresetError(
-            f"position.distance must be a whole number from 0, got {position.distance!r}",
+            f"position.distance must be a whole number from 0, got {distance!r}",
             "see `esa presets show`",
         )
-    if preset.position["name"] == "esa" and position.distance >= preset.context:
+    if preset.position["name"] == "esa" and distance >= preset.context:
         raise PresetError(
             f"position.distance must be below the model's window of {preset.context}, "
-            f"got {position.distance}",
+            f"got {distance}",
             "about three quarters of the window works best; see benchmarks/NOTES.md",
         )
-    return Method(
-        window=preset.window,
-        selector=parts["selector"],
-        score=parts["score"],
-        compressor=parts["compressor"],
-        position=position,
-        reading=preset.reading,
-        kernel=preset.kernel,
-    )
-
-
-AS_IS = "preset"
-"""The name of the method that is the preset itself."""
-FROM_TEXT = "text"
-"""The name, where methods are compared, of answers from text with the preset's settings `answer`;
-`preset` is its selector over stored rows there."""
+    return Method(window=preset.window, reading=preset.reading, kernel=preset.kernel, **parts)
 
 
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
-    """The preset with the method `name` at its token budget.
+    """The preset with the method `name` at its token budget, for documents of `length` tokens, to
+    which some position encodings stretch. Raises UsageError: no such method. PluginError: its
+    recipe fails, or gives what none may set. PresetError: its settings do not hold, or it takes
+    more tokens."""
+    from esa_cli.methods.plugin_loading import load_installed
 
-    Args:
-        length: tokens the document will have; some position encodings stretch to it.
-
-    Raises:
-        UsageError: no such method. PluginError: its recipe fails, or gives what none may set.
-        PresetError: its settings do not hold, or it takes more tokens.
-    """
     load_installed()
     recipe = registry.find_recipe(name)
-    base = Base(preset.window, preset.context, preset.position, length)
+    base = registry.Base(preset.window, preset.context, preset.position, length)
     # A published method sees the last tokens before the current ones, whatever a preset does, and
     # answers from the rows it selects.
     plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
@@ -126,27 +150,23 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     return changed
 
 
-def _settings(recipe: registry.Recipe, base: Base) -> Mapping[str, Any]:
-    """What a recipe returns, checked to be a mapping of settings that a recipe may set."""
+def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
+    """What a recipe returns: a mapping of settings that a recipe may set."""
+    which = f"the recipe of method {recipe.name!r}"
+    may_set = f"it may set {', '.join(registry.LAID)}"
     try:
         settings = recipe.settings(base)
     except (EsaError, *NOT_BLAMED):
         raise
     except BaseException as error:
         raise PluginError(
-            f"the recipe of method {recipe.name!r} fails: {type(error).__name__}: {error}",
-            f"it is defined in {recipe.origin}",
+            f"{which} fails: {type(error).__name__}: {error}", f"it is defined in {recipe.origin}"
         ) from error
     if not isinstance(settings, Mapping):
-        raise PluginError(
-            f"the recipe of method {recipe.name!r} gives no mapping but {settings!r}",
-            f"it may set {', '.join(LAID)}",
-        )
-    if wrong := [key for key in settings if key not in LAID]:
-        raise PluginError(
-            f"the recipe of method {recipe.name!r} sets {wrong[0]!r}",
-            f"{nearest(str(wrong[0]), LAID)}; the rest is the preset's",
-        )
+        raise PluginError(f"{which} gives no mapping but {settings!r}", may_set)
+    if wrong := [key for key in settings if key not in registry.LAID]:
+        hint = f"{nearest(str(wrong[0]), registry.LAID)}; the rest is the preset's"
+        raise PluginError(f"{which} sets {wrong[0]!r}", hint)
     return settings
 
 
@@ -218,19 +238,18 @@ def check_same_fit(old: Method | None, new: Method) -> None:
     one, which needs reduced keys of another compressor."""
     if old is None or not new.score.features:
         return
-    fits = new.compressor.fit_tokens > 0
-    if new.fitting != old.fitting or (fits and not old.score.features):
+    if new.fitting != old.fitting or (new.compressor.fit_tokens and not old.score.features):
         raise PresetError(
             "the document must be prefilled for this compressor", "read it again with this preset"
         )
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError where a prefilled document lacks the reduced keys that a method scores by.
+    """Raises PresetError where a prefilled document lacks the reduced keys of maps from a file by
+    which a method scores: nothing writes to its stores any more. Keys that are fitted during
+    prefill are covered by `check_same_fit`."""
+    from esa_cli.attention.parts import Moments
 
-    `check_same_fit` covers keys fitted during prefill. Those by maps from a file could be computed
-    later, but the stores of a prefilled document are not written to.
-    """
     compressor = method.compressor
     if compressor.fit_tokens or not method.score.features or any(document.projections):
         return
@@ -243,6 +262,10 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 
 def check_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError where a method has maps or heads that were found for another model."""
+    from esa_cli.methods.voting import VoteScore
+    from esa_cli.models.attachment.families import FAMILIES, method_layers
+    from esa_cli.models.fingerprint import check_maps
+
     check_maps(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
     if last is not None and last >= layers:
@@ -261,15 +284,12 @@ def check_fits_model(method: Method, model: Any) -> None:
 
 
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that the kernel which a method names runs where the model will be.
+    """Checks that the kernel which a method names runs on a device of torch, for the model of a
+    config.json. Raises UsageError: it cannot run there, or computes no soft cap of the model's.
+    ModelError: config.json lacks a size."""
+    from esa_cli.attention.kernels import choose
+    from esa_cli.models.attachment.families import family_of, key_shape
 
-    Args:
-        config: the model's config.json. device: of torch, or "balanced".
-
-    Raises:
-        UsageError: the kernel cannot run there, or computes no soft cap of the model's.
-        ModelError: config.json lacks a size.
-    """
     if method.kernel == "auto":
         return
     settings = SimpleNamespace(**config)
@@ -278,37 +298,4 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
     cap = config.get(family_of(settings).attention_cap) or 0.0
-    place = "cuda" if device == "balanced" else device
-    choose(torch.empty(1, 1, dim, dtype=dtype, device=place), method.kernel, cap)
-
-
-@dataclass(frozen=True)
-class ResolvedPreset:
-    """A preset and its method."""
-
-    preset: Preset
-    method: Method
-
-
-def resolve(
-    preset: str | Preset | ResolvedPreset = DEFAULT,
-    overrides: Sequence[str] = (),
-    method: str | None = None,
-    length: int = 0,
-) -> ResolvedPreset:
-    """The preset with its method; a `ResolvedPreset` is returned as it is.
-
-    Args:
-        preset: a preset, or its name or path. overrides: `key.path=value` texts for the latter.
-        method: a whole method over the preset, by its name in `esa methods`.
-        length: tokens of the documents, for methods that are made for one length.
-
-    Raises:
-        UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
-    """
-    if isinstance(preset, ResolvedPreset):
-        return preset
-    chosen = load(preset, overrides) if isinstance(preset, str) else preset
-    if method is not None:
-        chosen = for_length(method, chosen, length)
-    return ResolvedPreset(chosen, build_method(chosen))
+    choose(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)

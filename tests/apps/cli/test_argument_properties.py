@@ -16,6 +16,7 @@ from esa_cli.apps.cli.cli_app import command
 from esa_cli.errors import NOT_FOUND, PARTIAL, USAGE
 
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
 CODES = {0, USAGE, 3, 4, 5, 6, PARTIAL}
 FAR = {"models pull", "selftest", "bench", "demo", "mcp"}

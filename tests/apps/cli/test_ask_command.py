@@ -1,11 +1,10 @@
-"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON, plugins."""
+"""`esa ask`: answers on standard output, the rest on standard error; reports, JSON, --answer."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,14 @@ import sample_files
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
+from esa_cli.apps.chat.conversation import Exchange, transcript
+from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, says_not_told
+
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
-
-
-def test_answer_goes_to_stdout_and_the_rest_to_stderr(esa: Esa, note: str) -> None:
-    result = esa("ask", note, "When does it open?", *TINY)
-    assert result.code == 0
-    assert result.out.endswith("\n")
-    assert len(result.out) > 1
-    assert "tokens/s" in result.err
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", result.out + result.err)
 
 
 def test_quiet_says_nothing_but_the_answer_and_warnings(esa: Esa, note: str) -> None:
@@ -76,24 +72,6 @@ def test_a_report_takes_no_documents_place(esa: Esa, note: str, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("*page*")) == ["page.html"]
 
 
-def test_a_report_that_finds_no_room_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esa_cli.apps.cli.options import output_paths as files
-    from esa_cli.errors import ResourceError
-
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "page.html").write_text("before")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match="No space"):
-        files.write(tmp_path / "page.html", "after")
-    assert [path.read_text() for path in tmp_path.glob("*page*")] == ["before"]
-    if Path(os.devnull).is_char_device():
-        files.write(Path(os.devnull), "a device is written to")
-
-
 def test_an_answer_is_shown_where_its_report_finds_no_room(
     esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,22 +87,6 @@ def test_an_answer_is_shown_where_its_report_finds_no_room(
     result = esa(*asked, "--json")
     assert result.code == 6
     assert json.loads(result.out)["evidence"]
-
-
-def test_nothing_that_is_noted_can_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from esa_cli.apps.cli.output.terminal import Reporter, print_json
-
-    text = "a\x1b[2J\x9b31m\nesa: b\r[bold]c\x07"
-    Reporter().note(text)
-    Reporter().warn(text)
-    Reporter(quiet=True).note("unseen")
-    Reporter(quiet=True).warn("seen")
-    cleaned = "a[2J31m esa: b[bold]c"
-    assert capsys.readouterr().err.splitlines() == [cleaned, cleaned, "seen"]
-    print_json({"name": text})
-    out = capsys.readouterr().out
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
-    assert json.loads(out) == {"name": text}
 
 
 def test_json_is_one_object_with_everything_in_it(esa: Esa, note: str) -> None:
@@ -164,38 +126,6 @@ def test_the_same_seed_gives_the_same_answer(esa: Esa, note: str) -> None:
     assert esa(*sampled, "3").out == esa(*sampled, "3").out != esa(*sampled, "4").out
 
 
-def test_a_document_on_stdin(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A short text.")))
-    assert esa("ask", "-", "What?", *TINY).code == 0
-
-
-def test_several_documents_are_read_together(esa: Esa, note: str, tmp_path: Path) -> None:
-    (tmp_path / "two.txt").write_text("Another text. " * 10)
-    options = [*TINY, "--json", "--quiet", "--max-new-tokens", "1"]
-    one = json.loads(esa("ask", note, "What?", *options).out)
-    both = json.loads(esa("ask", note, "two.txt", "What?", *options).out)
-    assert both["tokens"]["document"] > one["tokens"]["document"] + 100
-    assert [one["name"] for one in both["documents"]] == ["note.md", "two.txt"]
-
-
-def test_a_plugin_file_is_run_and_used(esa: Esa, note: str, tmp_path: Path) -> None:
-    esa("plugins", "new", "cli-test-mean", "--folder", str(tmp_path))
-    (file,) = tmp_path.glob("*.py")
-    options = [
-        "--plugin",
-        str(file),
-        "--set",
-        "selector.name=cli-test-mean",
-        "--set",
-        "answer.from=rows",
-        "--json",
-        "--quiet",
-    ]
-    result = esa("ask", note, "When?", *TINY, *options)
-    assert result.code == 0
-    assert json.loads(result.out)["selector"] == "cli-test-mean"
-
-
 def test_on_a_terminal_there_are_bars(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -213,27 +143,68 @@ def test_on_a_terminal_there_are_bars(esa: Esa, note: str, monkeypatch: pytest.M
     assert "\x1b[?25h" in shown.rpartition("answering")[2], "the cursor comes back"
 
 
-def test_a_forced_colour_does_not_reach_a_pipe(
-    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    asked, listed = esa("ask", note, "When?", *TINY), esa("presets", "list")
-    assert "\x1b" not in asked.out + asked.err + listed.out
+FROM_TEXT = ["--set", "answer.from=text", "--set", "answer.passages=2"]
+QUIET = ["--json", "--quiet", "--max-new-tokens", "4"]
 
 
-def test_an_answer_cannot_steer_the_terminal() -> None:
-    from esa_cli.apps.cli.output.terminal import clean
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model's window has 512 bytes."""
+    monkeypatch.setattr("esa_cli.qa.reading.span.ROOM", 256)
 
-    assert clean("a\x1b[2J\x07b\n\tc\x9b") == "a[2Jb\n\tc"
+
+def test_a_quoted_answer_has_its_place(esa: Esa, note: str) -> None:
+    data = esa("ask", note, "When does the gate open?", *TINY, *FROM_TEXT, *QUIET).data
+    assert data["answered_from"] == "text"
+    place = data["quotation"]
+    assert place["document"] == "note.md"
+    text = Path(note).read_text("utf-8")[place["start"] : place["end"]]
+    assert " ".join(text.split()) == data["answer"]
 
 
-def test_a_missing_adapter_is_said_before_the_model_is_loaded(
-    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("loaded")
-    )
-    missing = ("--set", "answer.from=text", "--set", "answer.adapter=none")
-    result = esa("ask", note, "When?", *TINY, *missing)
-    fail(result, 4, "answer.adapter must be a folder")
-    assert "answer.adapter=null" in result.err
+def test_free_text_and_lines(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = esa("ask", note, "When?", *TINY, *FROM_TEXT, *QUIET, "--answer", "text").data
+    assert (data["answered_from"], data["quotation"]) == ("text", None)
+    assert data["tokens"]["answer"] <= 4
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"When?\n")))
+    row = esa("ask", note, "-", *TINY, *FROM_TEXT, *QUIET, "--answer", "span").data
+    assert row["answered_from"] == "text"
+    assert set(row["quotation"]) == {"document", "start", "end"}
+
+
+def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None:
+    ask = ["ask", note, "When?", *TINY, *FROM_TEXT, "--answer", "span"]
+    result = esa(*ask, "--set", "answer.threshold=1000000.0")
+    assert result.out == f"{NOT_TOLD}\n"
+    assert NOT_FOUND not in result.err
+    assert "  note.md, line 1" in result.err, "the nearest passages"
+    assert "%" not in result.err
+    result = esa(*ask, "--set", "answer.threshold=1000000.0", *QUIET)
+    assert (result.data["found"], result.data["quotation"]) == (False, None)
+
+
+def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, warned in (("At nine.", True), (NOT_TOLD, False)):
+        evidence = (Passage("a.md", "a.md", None, 1, None, 0, 5, "Words", weight=1.0),)
+        show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
+        record = [Exchange("When?", text, evidence, found=False)]
+        below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)
+        for shown in (below, kept, in_full(evidence, False)):
+            assert "a.md, line 1" in shown
+            assert "%" not in shown, "a passage that answers nothing counts nothing"
+        assert (NOT_FOUND in below, NOT_FOUND in kept) == (warned, warned)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NOT_TOLD, True),
+        ("The documents do not say.", True),
+        ("the passages don't mention a horse.", True),
+        ("The documents do not say what the horse's name was.", True),
+        ("The documents were burnt.", False),
+        ("He said that the documents do not say.", False),
+    ],
+)
+def test_words_that_the_documents_do_not_say(text: str, told: bool) -> None:
+    assert says_not_told(text) is told

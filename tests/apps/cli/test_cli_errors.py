@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +17,37 @@ from esa_cli.errors import PresetError
 from esa_cli.qa.answering import session
 
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments",
     [
-        ((), ["a document and a question must be given"]),
-        (("--library",), ["a question must be given, got none"]),
-        (("note.md",), ["the question is missing", "note.md"]),
-        (("-",), ["name a document and a question"]),
-        (("Who is Ahab?",), ["name a document and a question"]),
-        (("note.md", "note.md"), ["the question is missing"]),
-        (("note.md", ""), ["the question must not be empty"]),
-        (("note.md", " \n"), ["the question must not be empty"]),
-        (("note.md", "caf\udce9?"), ["the question must be UTF-8"]),
-        (("-", "-", "What?"), ["only once"]),
-        (("-", "-"), ["got both"]),
-        (("note.md", "-", "--report", "a.html"), ["--report"]),
-        (("note.md", "What?", "--device", "toaster"), ["toaster"]),
-        (("note.md", "What?", "--dtype", "int8"), ["int8"]),
-        (("note.md", "What?", "--max-new-tokens", "0"), ["--max-new-tokens", "esa ask --help"]),
-        (("note.md", "What?", "--top", "99"), ["--top", "50"]),
-        (("note.md", "What?", "--top", "few"), ["--top", "integer"]),
-        (("note.md", "What?", "--read", "soon"), ["--read", "soon"]),
+        (),
+        ("--library",),
+        ("note.md",),
+        ("-",),
+        ("Who is Ahab?",),
+        ("note.md", "note.md"),
+        ("note.md", " \n"),
+        ("note.md", "caf\udce9?"),
+        ("-", "-", "What?"),
+        ("-", "-"),
+        ("note.md", "-", "--report", "a.html"),
+        ("note.md", "What?", "--device", "toaster"),
+        ("note.md", "What?", "--set", "dtype=int8"),
+        ("note.md", "What?", "--top", "99"),
+        ("note.md", "What?", "--read", "never", "--keep"),
+        ("note.md", "What?", "--read", "never", "--set", "answer.from=rows"),
         *(
-            (
-                ("note.md", "What?", "--model", "nowhere/none", "--temperature", heat),
-                ["--temperature"],
-            )
-            for heat in ("-1", "1e-320", "5e-7", "inf", "1e999", "nan")
+            ("note.md", "What?", "--model", "nowhere/none", "--temperature", heat)
+            for heat in ("-1", "1e-320", "inf", "1e999", "nan")
         ),
-        (("note.md", "What?", "--nosuch"), ["--nosuch"]),
     ],
 )
-def test_usage(esa: Esa, note: str, arguments: tuple[str, ...], words: list[str]) -> None:
-    fail(esa("ask", *arguments, *([] if "--device" in arguments else TINY[:2])), 2, *words)
+def test_usage(esa: Esa, note: str, arguments: tuple[str, ...]) -> None:
+    fail(esa("ask", *arguments, *([] if "--device" in arguments else TINY[:2])), 2)
 
 
 @pytest.mark.parametrize(
@@ -73,82 +66,43 @@ def test_names_that_are_empty(esa: Esa) -> None:
     """As those of a shell's variable that is not set."""
     for command in ("pull", "rm"):
         fail(esa("models", command, ""), 5, "not empty")
-    fail(esa("ingest", "--words", ""), 3, "FOLDER must be a folder, got no name")
-
-
-def test_a_question_longer_than_a_path_may_be(esa: Esa, note: str) -> None:
-    fast = ("--set", "window.chunk=256")
-    assert esa("ask", note, "why? " * 1000, *TINY, *fast, "--quiet").code == 0
+    fail(esa("ingest", "--words", ""), 3)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, ["doc.txt"]),
-        (b"", ["empty"]),
-        (b" \n\t", ["white space"]),
-        (b"\x7fELF\0\0\1", ["program"]),
-        (b"text\0text", ["binary"]),
-        (b"caf\x8e au lait", ["UTF-8", "iconv"]),
-        ("folder", ["nothing to read", "no file"]),
-    ],
+    "content", [None, b"", b" \n\t", b"\x7fELF\0\0\1", b"text\0text", b"caf\x8e au lait", "folder"]
 )
-def test_documents(esa: Esa, tmp_path: Path, content: Any, words: list[str]) -> None:
+def test_documents(esa: Esa, tmp_path: Path, content: bytes | str | None) -> None:
     if isinstance(content, bytes):
         (tmp_path / "doc.txt").write_bytes(content)
     elif content == "folder":
         (tmp_path / "doc.txt").mkdir()
-    fail(esa("ask", "doc.txt", "What?", *TINY), 3, *words)
-
-
-def test_a_document_refused_by_the_system(
-    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("esa_cli.documents.document.open", refuse, raising=False)
-    fail(esa("ask", note, "What?", *TINY), 3, "may not be read")
+    fail(esa("ask", "doc.txt", "What?", *TINY), 3, "doc.txt")
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "near"),
     [
-        (["-p", "tiny-randm"], ["unknown preset", "tiny-random"]),
-        (["-p", "nosuch.yaml"], ["no preset file"]),
-        (["-p", "~no-such-user/p.yaml"], ["no home folder ~no-such-user"]),
-        ([*TINY, "--set", "window.seleted=3"], ["window.seleted", "selected"]),
-        ([*TINY, "--set", "window"], ["KEY=VALUE"]),
-        ([*TINY, "--set", "selector.name=topp"], ["unknown selector 'topp'", "topk"]),
-        ([*TINY, "--set", "score.name=summ"], ["unknown score 'summ'", "sum"]),
-        ([*TINY, "--set", "position.name=eas"], ["unknown position 'eas'", "esa"]),
-        ([*TINY, "--set", "context=1024"], ["at most the 512 tokens", "--set context=512"]),
-        ([*TINY, "--plugin", "nosuch.py"], ["no plugin file"]),
-        ([*TINY, "--plugin", "broken.py"], ["ZeroDivisionError"]),
+        (["-p", "tiny-randm"], 4, "tiny-random"),
+        (["-p", "nosuch.yaml"], 4, "nosuch.yaml"),
+        ([*TINY, "--set", "window.seleted=3"], 4, "selected"),
+        ([*TINY, "--set", "window"], 4, "KEY=VALUE"),
+        ([*TINY, "--set", "selector.name=topp"], 4, "topk"),
+        ([*TINY, "--set", "context=1024"], 4, "512"),
+        ([*TINY, "--set", "plugin=nosuch.py"], 4, "nosuch.py"),
+        ([*TINY, "--plugin", "broken.py"], 4, "ZeroDivisionError"),
+        ([*TINY, "--model", "./nosuch"], 5, "./nosuch"),
+        ([*TINY, "--model", "./empty"], 5, "config.json"),
+        ([*TINY, "--model", "random:gpt"], 5, "random:llama"),
+        ([*TINY, "--model", "a b"], 5, "a b"),
     ],
 )
-def test_presets_and_plugins(
-    esa: Esa, note: str, tmp_path: Path, options: list[str], words: list[str]
+def test_presets_plugins_and_models(
+    esa: Esa, note: str, tmp_path: Path, options: list[str], code: int, near: str
 ) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    fail(esa("ask", note, "What?", *options), 4, *words)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("./nosuch", ["no folder ./nosuch"]),
-        ("nosuch/model", ["nosuch/model"]),
-        ("./empty", ["config.json"]),
-        ("nosuch.gguf", ["nosuch.gguf"]),
-        ("random:gpt", ["random:llama"]),
-        ("a b", ["not a model reference"]),
-        ("~no-such-user/m", ["no home folder ~no-such-user"]),
-    ],
-)
-def test_models(esa: Esa, note: str, tmp_path: Path, model: str, words: list[str]) -> None:
     (tmp_path / "empty").mkdir()
-    fail(esa("ask", note, "What?", *TINY, "--model", model), 5, *words)
+    fail(esa("ask", note, "What?", *options), code, near)
 
 
 def test_an_unsupported_architecture_is_refused_before_loading(
@@ -172,15 +126,6 @@ def test_a_document_that_does_not_fit(esa: Esa, note: str, monkeypatch: pytest.M
     fail(esa("ask", note, "What?", *TINY), 6, "64.0 MiB", "a smaller model")
 
 
-def test_memory_that_runs_out(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*_: Any, **__: Any) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 10 bytes")
-
-    monkeypatch.setattr(session.Session, "resume", fill)
-    result = esa("ask", note, "What?", *TINY, "--quiet")
-    fail(result, 6, "the memory ran out", "esa plan")
-
-
 def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def trip(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("by zero")
@@ -189,24 +134,6 @@ def test_a_bug_is_called_one(esa: Esa, note: str, monkeypatch: pytest.MonkeyPatc
     fail(esa("ask", note, "What?", *TINY, "-q"), 70, "ZeroDivisionError", "ESA_DEBUG=1")
     monkeypatch.setenv("ESA_DEBUG", "1")
     assert main(["ask", note, "What?", *TINY, "-q"]) == 70
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "words"),
-    [
-        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), 6, ["TMPDIR"]),
-        (PermissionError(13, "Permission denied", "sub/p"), 3, ["sub/p may not be used"]),
-        (ValueError("I/O operation on closed file"), 70, ["a bug"]),
-    ],
-)
-def test_what_the_system_refuses(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, words: list[str]
-) -> None:
-    def trip(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", trip)
-    fail(esa("presets", "show"), code, *words)
 
 
 @pytest.mark.parametrize(
@@ -263,24 +190,5 @@ def test_an_interruption_of_an_import_ends_at_once(
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_output_that_is_closed_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    closed = io.StringIO()
-    closed.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", closed)
-        assert main(["presets", "show", "nosuch"]) == 4
-    assert "unknown preset" in capsys.readouterr().err
-
-
 def test_a_message_is_one_line_whatever_the_file_is_called(esa: Esa) -> None:
     fail(esa("ask", "no\nsuch\x1b[2J.txt", "What?", *TINY), 3, "no such")
-
-
-def test_debug_shows_the_traceback(
-    note: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ESA_DEBUG", "1")
-    assert main(["ask", note, "", *TINY]) == 2
-    assert "Traceback" in capsys.readouterr().err

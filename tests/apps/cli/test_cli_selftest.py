@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -15,10 +14,6 @@ from pathlib import Path
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import QUICK, ROOT, TINY, Esa, fail, listen
-from rich.console import Console
-
-from esa_cli.apps.cli.output.progress_display import SelftestDisplay
-from esa_cli.apps.cli.output.terminal import Reporter
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 pytestmark = pytest.mark.usefixtures("surroundings")
@@ -140,36 +135,6 @@ def test_a_page_that_cannot_be_written_costs_no_figures(
     assert done.code == 6
     assert "page.html cannot be written" in done.err
     assert "needle" in done.out
-
-
-def test_a_terminal_shows_a_table_of_the_scores_so_far() -> None:
-    reporter = Reporter()
-    screen = io.StringIO()
-    reporter.console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    reporter.live = True
-    earlier = {"test": "needle", "method": "quest", "length": 900, "score": 1.0}
-    listener = SelftestDisplay(reporter, [earlier])
-    listener.reading("needle", 1200, ["preset"], 1300)(600, 1300)
-    assert "600 of 1,300 tokens" in listener._line
-    now = {
-        "test": "needle",
-        "method": "preset",
-        "length": 1200,
-        "question": "q",
-        "answer": "\x1b[2J a",
-    }
-    for score in (1.0, 0.0):
-        listener.row({**now, "score": score})
-    with reporter.console.capture() as capture:
-        reporter.console.print(listener._table())
-    lines = [line.split() for line in capture.get().splitlines()]
-    assert lines[0] == ["needle", "900", "1,200"]
-    assert lines[1] == ["quest", "1", "of", "1"]
-    assert lines[2] == ["preset", "1", "of", "2"]
-    assert lines[3] == ["preset,", "q:", "wrong:", "[2J", "a"]
-    listener.finish()
-    assert "1 of 2" in screen.getvalue()
-    assert screen.getvalue().endswith("\x1b[2K"), "the table is taken away"
 
 
 def test_a_file_of_other_settings_is_not_continued(esa: Esa, tmp_path: Path) -> None:

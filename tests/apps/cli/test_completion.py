@@ -15,7 +15,7 @@ import pytest
 from test_library import ingest
 
 from esa_cli.__main__ import main
-from esa_cli.apps.cli import completion
+from esa_cli.apps.cli.options import completion
 from esa_cli.storage.library import Library, manifest
 from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.library_paths import LibraryPaths
@@ -76,11 +76,6 @@ def test_names_that_a_shell_would_interpret(library: Library) -> None:
     assert offered("esa library show my", "fish") == ["my book.txt"]
 
 
-def test_a_name_of_two_documents_is_not_offered(library: Library) -> None:
-    ids = {keep(library, "book.txt", 0), keep(library, "book.txt", 50)}
-    assert set(offered("esa library show ")) == ids
-
-
 def test_without_a_library_or_with_a_broken_one(library: Library, tmp_path: Path) -> None:
     assert offered("esa library show ") == []
     assert not library.root.exists()
@@ -128,23 +123,7 @@ def test_the_methods_are_all_there() -> None:
 
     load_installed()
     named = {one.name for one in registry.recipes() if one.origin.startswith("esa_cli.")}
-    assert named == set(completion.METHODS)
-
-
-@pytest.mark.parametrize(
-    ("given", "command"),
-    [
-        ({"COMP_WORDS": "esa\nask\n", "COMP_CWORD": "2"}, "ask"),
-        ({"COMP_WORDS": "esa\nask", "COMP_CWORD": "1"}, None),
-        ({"COMP_WORDS": "esa", "COMP_CWORD": "x"}, None),
-        ({"_TYPER_COMPLETE_ARGS": "esa ask"}, None),
-        ({"_TYPER_COMPLETE_ARGS": "esa ask "}, "ask"),
-        ({"_TYPER_COMPLETE_ARGS": "esa ask x"}, "ask"),
-        ({}, None),
-    ],
-)
-def test_the_command_that_is_called(given: dict[str, str], command: str | None) -> None:
-    assert completion.called_command(given) == command
+    assert named == set(completion.shipped_methods())
 
 
 @pytest.mark.process

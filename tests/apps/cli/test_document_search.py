@@ -65,13 +65,13 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert json.loads(asked.out)["searched"] == 10
     assert "searched 10 documents by their words, opened the best 2" in asked.err
     opened = list[str]()
-    real = document.bytes_of_file
+    real = document._bytes_of_file
 
     def count(source: str, limit: int) -> bytes:
         opened.append(source)
         return real(source, limit)
 
-    monkeypatch.setattr(document, "bytes_of_file", count)
+    monkeypatch.setattr(document, "_bytes_of_file", count)
     again = run("ask", "town", "How old is the kiln?", "--json")
     assert names(again) == names(asked)
     assert len(opened) == 2, "unchanged files are not read again"
@@ -100,21 +100,6 @@ def test_words_are_not_kept_with_no_keep(run: Esa) -> None:
     asked = run("ask", "town", "How old is the kiln?", "--json", "--no-keep")
     assert names(asked)[0] == "3.txt"
     assert not Library().exists
-
-
-def test_answers_from_rows_are_of_all_documents(run: Esa) -> None:
-    asked = run("ask", "town", "How old is the kiln?", "--json", "--set", "answer.from=rows")
-    assert len(names(asked)) == 10
-
-
-def test_each_line_has_documents_of_its_own(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = io.TextIOWrapper(io.BytesIO(b"How old is the kiln?\nHow old is the mill?\n"))
-    monkeypatch.setattr("sys.stdin", lines)
-    asked = run("ask", "town", "-")
-    assert asked.code == 0, asked.err
-    assert asked.err.count("searched 10 documents") == 2
-    assert "3.txt" in asked.err
-    assert "9.txt" in asked.err
 
 
 def test_each_line_says_what_was_searched(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,13 +133,6 @@ def test_the_best_documents_of_the_library_are_asked(run: Esa) -> None:
     gone = run(*other)
     assert gone.code == 2
     assert "no document can be asked with this preset" in gone.err
-
-
-def test_files_that_cannot_be_read_are_named(run: Esa) -> None:
-    Path("town/x.pdf").write_bytes(b"%PDF-1.4 broken")
-    asked = run("ask", "town", "How old is the kiln?", "--json")
-    assert names(asked)[0] == "3.txt"
-    assert "left out: 1 file that cannot be read (town/x.pdf)" in asked.err
 
 
 def test_without_full_text_search_all_are_opened(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,10 @@ from command import ROOT, TINY, Esa, fail, listen
 from esa_cli.apps.cli.cli_app import COMMANDS as COMMANDS_BY_NAME
 from esa_cli.apps.cli.cli_app import GROUPS, command
 from esa_cli.apps.cli.former_names import present_arguments
+from esa_cli.apps.cli.options.options import ModelOptions
 
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
@@ -59,6 +61,9 @@ def test_the_reference_is_that_of_the_help() -> None:
         ("ask a Q --score=sum", "ask a Q --set answer.from=rows --set score.name=sum"),
         ("ask a Q --selector topk", "ask a Q --set answer.from=rows --set selector.name=topk"),
         ("batch q --evidence=4", "batch q --top 4"),
+        ("library push s3://x id", "library copy library s3://x id"),
+        ("library export -o a.tar", "library copy library a.tar"),
+        ("library import a.tar", "library copy a.tar library"),
         ("ask a Q -- --evidence", "ask a Q -- --evidence"),
         ("note.md Q", "ask note.md Q"),
         ("aks", "aks"),
@@ -68,15 +73,13 @@ def test_former_names_become_those_of_today(former: str, present: str) -> None:
     assert present_arguments(former.split()) == present.split()
 
 
-def test_words_of_other_tools_name_the_command(esa: Esa) -> None:
-    fail(esa("search", "x"), 2, "`esa find`")
-
-
-@pytest.mark.parametrize("name", ["calibrate", "heads"])
-def test_what_asks_about_no_documents_has_no_cache_of_them(name: str) -> None:
-    offered = [option for one in dict(COMMANDS)[(name,)].params for option in one.opts]
-    assert "--dtype" in offered
-    assert "--cache" not in offered
+def test_settings_of_the_run_are_no_settings_of_the_preset() -> None:
+    settings = ["dtype=int8", "window.chunk=2", "plugin=a.py", "cache=disk", "plugin=b.py", "x"]
+    options = ModelOptions(settings=settings, plugins=[Path("c.py")], dtype="auto")
+    assert options.settings == ["window.chunk=2", "x"]
+    assert (options.dtype, options.cache) == ("int8", "disk")
+    assert [str(path) for path in options.plugins or ()] == ["c.py", "a.py", "b.py"]
+    assert options.overrides() == options.settings
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -106,18 +109,6 @@ def test_a_command_alone_is_as_in_the_whole_program() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-def test_lists_of_commands_are_not_cut_and_usage_lines_are_plain() -> None:
-    for path, below in COMMANDS:
-        if hasattr(below, "commands"):
-            width = 80 - 2 - 6 - max(len(name) for name in below.commands)
-            short = [found.get_short_help_str(width) for found in below.commands.values()]
-            assert [line for line in short if line.endswith("...")] == [], path
-        else:
-            with below.make_context("esa", [], resilient_parsing=True) as context:
-                usage = below.get_usage(context)
-            assert not any(cut in usage for cut in ("{", "...]...", "[[")), usage
-
-
 def test_help_says_what_to_write_and_has_no_type_of_python() -> None:
     types = r"<\w+|\b(?:TEXT|INTEGER|FLOAT|PATH|BOOLEAN|None|\w+Path)\b|[<>]=|default: \("
     for path, below in COMMANDS:
@@ -140,37 +131,6 @@ def test_help_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.process
-def test_methods_lists_the_built_in_ones_in_a_new_process() -> None:
-    """Here something else has registered them already."""
-    out, err = start("methods").communicate(timeout=60)
-    assert "\ninfllm " in out, err
-    assert "\nvote  " in out
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("esa li", {"library"}),
-        ("esa cha", {"chat"}),
-        ("esa library pr", {"prune"}),
-        ("esa ask --no-such", set()),
-        ("esa ask --temp", {"--temperature"}),
-    ],
-)
-def test_the_shell_completes_commands_and_options(words: str, wanted: set[str]) -> None:
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "_ESA_COMPLETE": "complete_bash",
-        "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "esa_cli"], capture_output=True, text=True, env=environment,
-        check=False,
-    )  # fmt: skip
-    assert set(done.stdout.split()) == wanted, done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[float, str]:

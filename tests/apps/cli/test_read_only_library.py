@@ -18,6 +18,7 @@ from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
+
 pytestmark = pytest.mark.skipif(
     shutil.which("mount") is None or os.name == "nt" or os.geteuid() != 0, reason="cannot mount"
 )
@@ -90,16 +91,3 @@ def test_it_is_listed_searched_and_asked(run: Esa, disk: Path, state: str) -> No
     done = ask(run, "the mill?", "town")
     assert json.loads(done.out)["documents"][0]["name"] == "new.txt"
     assert {one: one.stat().st_mtime_ns for one in disk.rglob("*")} == before
-
-
-def test_what_changes_it_is_refused(run: Esa, disk: Path) -> None:
-    entry = Library().entries()[0]
-    mount("-o", "remount,ro", str(disk))
-    for command in (
-        ("library", "rm", entry.id, "--yes"), ("library", "prune"), ("ingest", "--words", "town"),
-        ("ingest", "--words", "town", "--prune"),
-    ):  # fmt: skip
-        done = run(*command)
-        assert done.code == 3, done.err
-        assert "Read-only file system" in done.err or "cannot be written" in done.err
-    assert len(Library().entries()) == 2

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_fixtures import cache, esa, note, surroundings
@@ -17,6 +16,7 @@ from completion_server import CompletionServer
 from reader_models import WINDOW, wide_model
 
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
 SENT = "esa: questions and the passages found are sent to large at "
 QUESTION = "When does the gate open?"
@@ -88,26 +88,20 @@ def test_our_own_server_reads_for_another(
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "words"),
+    ("more", "code"),
     [
-        (["--reader-model", "large"], 2, "--reader-model needs --reader"),
-        (["--reader-timeout", "9"], 2, "--reader-timeout needs --reader"),
-        (["--reader", "tiny-random", "--reader-timeout", "9"], 2, "is of a server"),
-        (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "0"], 2, "must be above 0"),
-        (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "nan"], 2, "must be above 0"),
-        (["--reader", "tiny-random", "--answer", "span"], 2, "--answer span is of the model"),
-        (["--reader", "tiny-random", "--method", "infllm"], 2, "and --method infllm"),
-        (["--reader", "tiny-random", "--set", "answer.from=rows"], 2, "needs answers from"),
-        (["--reader", "gone-random"], 5, "unknown model"),
-        (["--reader", "http://127.0.0.1:1/v1"], 5, "cannot be reached"),
+        (["--reader-model", "large"], 2),
+        (["--reader", "tiny-random", "--answer", "span"], 2),
+        (["--reader", "tiny-random", "--method", "infllm"], 2),
+        (["--reader", "tiny-random", "--set", "answer.from=rows"], 2),
+        (["--reader", "http://127.0.0.1:9/v1", "--reader-timeout", "nan"], 2),
+        (["--reader", "gone-random"], 5),
+        (["--reader", "http://127.0.0.1:1/v1#large"], 5),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_found_before_a_model_is_loaded(
-    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int, words: str
+    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
 ) -> None:
-    def load(*given: Any, **named: Any) -> None:
-        raise AssertionError("it is not loaded")
-
-    monkeypatch.setattr("esa_cli.models.load", load)
+    monkeypatch.setattr("esa_cli.models.load", lambda *given, **named: pytest.fail("loaded"))
     monkeypatch.setattr("esa_cli.qa.reading.server.BACKOFF_S", 0.001)
-    fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code, words)
+    fail(esa("ask", note, "When?", "--preset", "tiny-random", "--quiet", *more), code)

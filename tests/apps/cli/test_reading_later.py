@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 from cli_fixtures import cache, esa, finder, surroundings
-from command import TINY, Result, fail
+from command import TINY, Result
 from fake_asker import FakeAsker
 
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli import open_esa as opening
+from esa_cli.apps.cli.commands import mcp_command
+from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document
 from esa_cli.qa.answering.reply import Reply
@@ -69,6 +72,10 @@ def reading_ends_by(
             raise error
 
     monkeypatch.setattr(opening.PrefillDisplay, "progress", progress)
+
+
+def full(file: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, read: str) -> None:
@@ -147,7 +154,7 @@ def test_ctrl_c_while_it_is_read_leaves_the_first_answer(
     assert done.code == 130
     assert done.out == run(*ASK, "--read", "never", "--no-keep").out
     said = done.err.splitlines()
-    nothing = "; nothing of the document is stored yet, so the next reading begins anew"
+    nothing = "; of the reading, 0 tokens are stored"
     rest = "" if keep else nothing
     assert said[-3] == f"esa: the answer above was found by words alone{rest}"
     assert said[-2:] == ["esa: wrote page.html", "esa: interrupted"]
@@ -161,8 +168,7 @@ def test_ctrl_c_says_how_many_tokens_are_stored(run: Run, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         reading_ends_by(patch, KeyboardInterrupt, at=SEGMENT)
         done = run(*ASK)
-    rest = "the next reading goes on after the first 4,096 tokens, which are stored"
-    assert done.err.splitlines()[-2].endswith(f"by words alone; {rest}")
+    assert done.err.splitlines()[-2].endswith("; of the reading, 4,096 tokens are stored")
     assert run(*ASK, "-q").code == 0
     assert [entry.name for entry in Library().entries()] == ["gate.txt"]
 
@@ -171,9 +177,6 @@ def test_ctrl_c_says_how_many_tokens_are_stored(run: Run, monkeypatch: pytest.Mo
 def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     kept = run(*ASK, "--no-keep")
     monkeypatch.setattr(os, "fsync", full)
     for command in (ASK, (*ASK, "--read", "first"), ("chat", "gate.txt")):
@@ -195,31 +198,6 @@ def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
     assert "--no-keep" not in done.err
     assert run(*ASK, "--no-keep").code == 0
     assert Library().entries() == []
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_first_reads_before_its_only_answer(
-    run: Run, monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: terminal)
-    answers(monkeypatch, "At nine.")
-    done = run(*ASK, "--read", "first", "-q")
-    assert (done.code, done.out) == (0, "At nine.\n")
-    assert NOT_YET not in done.err
-
-
-def test_a_script_gets_one_answer_the_one_after_reading(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers(monkeypatch, "At nine.")
-    assert run(*ASK).out == "At nine.\n"
-    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
-    data = run(*ASK, "--json", "--no-keep").data
-    assert (data["answer"], data["read"]) == ("At nine.", True)
-    (document,) = data["documents"]
-    assert (document["read"], document["read_s"], document["id"]) == (
-        True, 0, Library().entries()[0].id
-    )  # fmt: skip
 
 
 def test_never_asks_the_words_alone(run: Run) -> None:
@@ -265,56 +243,6 @@ def test_what_is_read_for_the_finder_is_kept_unless_told_otherwise(
         assert json.loads(Path("a.jsonl").read_text("utf-8"))["read"] is True
 
 
-def test_rows_are_kept_only_when_told(run: Run) -> None:
-    rows = ("--set", "answer.from=rows")
-    assert run(*ASK, *rows).code == 0
-    assert run(*ASK, "--method", "esa", "--no-keep").code == 0
-    assert not Path("library").exists()
-    assert run(*ASK, *rows, "--keep").code == 0
-    assert [entry.rows for entry in Library().entries()] == ["int8"]
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything can be written")
-def test_a_library_that_cannot_be_written_is_done_without(run: Run) -> None:
-    folder = Path("library")
-    folder.mkdir(mode=0o500)
-    done = run(*ASK, "--json")
-    assert done.data["read"]
-    assert "what is read is not kept" in done.err
-    assert run(*ASK, "--keep").code != 0
-
-
-def test_a_library_that_cannot_be_written(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Library, "writable", False)
-    done = run(*ASK, "--json")
-    assert done.data["read"]
-    assert "what is read is not kept" in done.err
-    assert Library().entries() == []
-    assert run(*ASK, "--keep").code == 0
-    assert len(Library().entries()) == 1
-
-
-def test_what_read_does_not_go_with(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "esa_cli.qa.opening.KnownModel.load", lambda *_, **__: pytest.fail("loaded")
-    )
-    fail(run(*ASK, "--read", "never", "--keep"), 2, "--read never has nothing to keep")
-    for rows in (("--method", "esa"), ("--set", "answer.from=rows")):
-        fail(run(*ASK, "--read", "never", *rows), 2, "--read never needs answers from passages")
-    fail(run(*ASK, "--read", "later"), 2, "--read")
-
-
-def test_the_plan_has_the_bytes_of_the_index(run: Run) -> None:
-    data = run("plan", "gate.txt", "boat.txt", "--json").data
-    assert run("ingest", "gate.txt", "boat.txt").code == 0
-    stored = sum(entry.nbytes for entry in Library().entries())
-    assert stored * 0.5 < data["stored_bytes"] < stored * 2
-    assert "index in the library" in run("plan", "gate.txt").out
-    rows = ("--set", "answer.from=rows")
-    assert run("plan", "gate.txt", "--json", *rows).data["stored_bytes"] is None
-    assert "index" not in run("plan", "gate.txt", *rows).out
-
-
 class Interrupted(FakeAsker):
     """Ctrl-C while the document `stop` is read."""
 
@@ -341,29 +269,31 @@ def test_ctrl_c_before_a_conversation_ends_the_reading_alone(
         inputs.ingest_or_open(Interrupted("b", False), documents, Reporter())
 
 
-def test_reading_alone_needs_no_adapter(run: Run) -> None:
-    missing = ("--set", "answer.adapter=none")
-    assert run("ingest", "gate.txt", *missing).code == 0
-    Path("town").mkdir()
-    Path("boat.txt").rename("town/boat.txt")
-    assert run("ingest", "town", "--prune", *missing).code == 0
-    assert len(Library().entries()) == 2
-    fail(run(*ASK, *missing), 4, "answer.adapter must be a folder")
+def test_an_assistant_asks_on_where_the_disk_is_full(
+    run: Run, finder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["answer.from=text", f"answer.finder={finder}", "dtype=float32"]
+    model = ModelOptions("tiny-random", settings=settings, device="cpu")
+    monkeypatch.setattr(os, "fsync", full)
+    with ExitStack() as stack:
+        load = mcp_command._loader(model.load_preset(), model, None, Reporter(True), stack)
+        book = load().ingest("gate.txt")
+    assert book.read
+    assert book.entry is None
 
 
-@pytest.mark.usefixtures("terminal")
-def test_of_a_folder_only_the_best_documents_are_read(run: Run) -> None:
-    Path("town").mkdir()
-    for name in ("gate.txt", "boat.txt"):
-        Path(name).rename(Path("town", name))
-    done = run("ask", "town", QUESTION, "--set", "answer.documents=1")
-    assert done.code == 0, done.err
-    assert "searched 2 documents by their words, opened the best 1" in done.err
-    assert NOT_YET in done.err
-    assert [entry.name for entry in Library().entries()] == ["gate.txt"]
-    again = run("ask", "town", QUESTION, "--set", "answer.documents=1")
-    assert NOT_YET not in again.err, "it was read before"
-    assert NOT_YET not in again.err
+def test_a_script_gets_one_answer_the_one_after_reading(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(monkeypatch, "At nine.")
+    assert run(*ASK).out == "At nine.\n"
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
+    data = run(*ASK, "--json", "--no-keep").data
+    assert (data["answer"], data["read"]) == ("At nine.", True)
+    (document,) = data["documents"]
+    assert (document["read"], document["read_s"], document["id"]) == (
+        True, 0, Library().entries()[0].id
+    )  # fmt: skip
 
 
 def test_the_speed_of_reading_is_kept_unless_the_reading_was_resumed() -> None:

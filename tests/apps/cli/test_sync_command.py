@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from esa_cli.storage.library.catalogue import NAME
 from esa_cli.system import files
 
 __all__ = ["cache", "esa", "surroundings"]
+
 TEXT = "answer.from=text"
 
 
@@ -122,23 +120,6 @@ def test_a_damaged_record_of_a_folder_is_written_again(run: Esa) -> None:
     assert path.read_bytes() == whole
 
 
-def test_an_empty_or_missing_folder_is_not_pruned(run: Esa) -> None:
-    run("ingest", "--words", "town")
-    for path in Path("town").iterdir():
-        path.unlink()
-    refused = run("ingest", "--words", "town", "--prune")
-    assert refused.code == 3
-    assert "so nothing is pruned" in refused.err
-    assert "esa ingest --prune --yes" in refused.err
-    assert found("town") == 3
-    assert len(state(run)["removed"]) == 3
-    assert len(state(run, "--prune", "--yes")["removed"]) == 3
-    assert found("town") == 0
-    assert state(run, "--prune", "--yes")["removed"] == []
-    Path("town").rmdir()
-    assert run("ingest", "--words", "town", "--prune", "--yes").code == 3
-
-
 def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(*folders: str) -> Iterator[None]:
         for path in Path("town").iterdir():
@@ -151,18 +132,6 @@ def test_pruning_all_is_of_the_first_update(run: Esa, monkeypatch: pytest.Monkey
     assert done.code == 3
     assert "so nothing is pruned" in done.err
     assert found("town") == 2
-
-
-def test_a_folder_that_vanishes_is_noticed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(*folders: str) -> Iterator[None]:
-        Path("town").rename("elsewhere")
-        yield
-
-    monkeypatch.setattr(files, "folder_changes", changes)
-    done = run("ingest", "--words", "town", "--watch", "--prune")
-    assert done.code == 3
-    assert "town must be a folder, got nothing of that name" in done.err
-    assert found("town") == 3
 
 
 def test_only_files_that_do_not_exist_are_removed(run: Esa) -> None:
@@ -205,7 +174,7 @@ def test_a_disk_that_goes_away_meanwhile_is_not_pruned(
 def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
     run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esa_cli.apps.cli.folder_update import FolderReading
+    from esa_cli.apps.cli.folder_update import FolderUpdate
 
     rows = ("--prune", *TINY, "--set", "answer.from=rows")
     run("ingest", "town", *rows)
@@ -214,61 +183,19 @@ def test_what_a_renamed_file_or_a_copy_has_is_not_pruned(
     run("ask", "copy.txt", "harp?", *TINY, "--set", "answer.from=text")
     pruned = state(run, "--prune")
     assert (names(pruned["removed"]), pruned["pruned"]) == (["loom"], [])
-    real = FolderReading.read
+    real = FolderUpdate._read_new
 
-    def read(self: FolderReading, files: Any) -> Any:
+    def read(self: FolderUpdate, reads: Any) -> None:
         write("anvil", "A new anvil. " * 9, 3e9)  # after its digest was taken
-        return real(self, files)
+        real(self, reads)
 
-    monkeypatch.setattr(FolderReading, "read", read)
+    monkeypatch.setattr(FolderUpdate, "_read_new", read)
     write("anvil", "An old anvil. " * 9, 2e9)
     last = state(run, "--prune", *rows)
     assert len(last["pruned"]) == 1
     every = [one for part in Library().divided_entries() for one in part]
     texts = [Library().text(one) for one in every if one.name == "anvil.txt"]
     assert texts == ["A new anvil. " * 9]
-
-
-def test_a_file_that_cannot_be_read_is_one_line(run: Esa) -> None:
-    Path("town/broken.pdf").write_bytes(b"%PDF-1.4 broken")
-    for _ in range(2):
-        done = run("ingest", "--words", "town")
-        assert done.code == 7
-        assert "3 added" in done.out or "0 added" in done.out
-        assert "1 cannot be read" in done.out
-        (line,) = (line for line in done.err.splitlines() if "broken.pdf" in line)
-        assert line.startswith("esa: left out: ")
-    assert found("town") == 3
-    failed = json.loads(run("ingest", "--words", "town", "--json").out)["failed"]
-    assert [Path(one["source"]).name for one in failed] == ["broken.pdf"]
-
-
-def test_what_cannot_be_synchronised(run: Esa, tmp_path: Path) -> None:
-    missing = run("ingest", "--words", "none")
-    assert missing.code == 3
-    assert "none must be a folder, got nothing of that name" in missing.err
-    assert run("ingest", "--words", "town/harp.txt").code == 3
-    around = run("ingest", "--words", str(tmp_path))
-    assert around.code == 2
-    assert "the folder must not contain the library" in around.err
-    (tmp_path / "library/documents").mkdir(parents=True)
-    for inside in ("library", "library/documents"):
-        refused = run("ingest", "--words", str(tmp_path / inside))
-        assert refused.code == 2
-        assert "the library" in refused.err
-
-
-def test_synchronised_files_are_asked_with_the_library(run: Esa) -> None:
-    text = ("--set", "answer.from=text", "--set", "answer.documents=2", "--json")
-    run("ingest", "--words", "town")
-    asked = run("ask", "--library", "Where is the loom?", *TINY, *text)
-    assert asked.code == 0, asked.err
-    documents = json.loads(asked.out)["documents"]
-    assert documents[0]["name"] == "loom.txt"
-    assert len(documents) == 2
-    write("anvil", "The loom was sold to the miller. The loom, the loom! " * 9, 2e9)
-    asked = run("ask", "--library", "The loom and the miller?", *TINY, *text)
-    assert json.loads(asked.out)["documents"][0]["name"] == "anvil.txt"
 
 
 def test_the_model_reads_what_is_new(run: Esa) -> None:
@@ -283,26 +210,6 @@ def test_the_model_reads_what_is_new(run: Esa) -> None:
     Path("town/loom.txt").unlink()
     assert len(state(run, "--prune")["pruned"]) == 1
     assert sorted(entry.name for entry in Library().entries()) == ["anvil.txt", "harp.txt"]
-
-
-def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
-    run: Esa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esa_cli.errors import ResourceError
-    from esa_cli.qa.api import Esa
-
-    real = Esa.ingest
-
-    def ingest(self: Esa, source: str) -> Any:
-        if "harp" in source:
-            raise ResourceError("harp.txt is too long", "cut it")
-        return real(self, source)
-
-    monkeypatch.setattr(Esa, "ingest", ingest)
-    done = run("ingest", "town", "--prune", *TINY, "--set", "answer.from=rows")
-    assert done.code == 7
-    assert "esa: left out: harp.txt is too long; cut it" in done.err
-    assert "2 read by the model" in done.out
 
 
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,30 +234,38 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_changes_are_noticed(
-    run: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+def test_an_empty_or_missing_folder_is_not_pruned(run: Esa) -> None:
+    run("ingest", "--words", "town")
+    for path in Path("town").iterdir():
+        path.unlink()
+    refused = run("ingest", "--words", "town", "--prune")
+    assert refused.code == 3
+    assert "so nothing is pruned" in refused.err
+    assert "esa ingest --prune --yes" in refused.err
+    assert found("town") == 3
+    assert len(state(run)["removed"]) == 3
+    assert len(state(run, "--prune", "--yes")["removed"]) == 3
+    assert found("town") == 0
+    assert state(run, "--prune", "--yes")["removed"] == []
+    Path("town").rmdir()
+    assert run("ingest", "--words", "town", "--prune", "--yes").code == 3
+
+
+def test_a_document_that_the_model_cannot_read_does_not_stop_the_others(
+    run: Esa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "POLL_S", 0.05)
-    if not installed:
-        monkeypatch.setitem(sys.modules, "watchfiles", None)
-    else:
-        pytest.importorskip("watchfiles")
-    stop = threading.Event()
+    from esa_cli.errors import ResourceError
+    from esa_cli.qa.api import Esa
 
-    def writing() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            (tmp_path / "town" / "new.txt").write_text(str(number), "utf-8")
-            time.sleep(0.1)
+    real = Esa.ingest
 
-    thread = threading.Thread(target=writing)
-    thread.start()
-    try:
-        notices = files.folder_changes("town")
-        next(notices)
-        next(notices)
-    finally:
-        stop.set()
-        thread.join()
+    def ingest(self: Esa, source: str) -> Any:
+        if "harp" in source:
+            raise ResourceError("harp.txt is too long", "cut it")
+        return real(self, source)
+
+    monkeypatch.setattr(Esa, "ingest", ingest)
+    done = run("ingest", "town", "--prune", *TINY, "--set", "answer.from=rows")
+    assert done.code == 7
+    assert "esa: left out: harp.txt is too long; cut it" in done.err
+    assert "2 read by the model" in done.out

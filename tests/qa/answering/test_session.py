@@ -127,7 +127,7 @@ def test_nothing_read_and_nothing_asked(session: Session) -> None:
     with pytest.raises(UsageError, match="must be UTF-8"):
         session.ask("caf\udce9?")
     for wrong in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}):
-        with pytest.raises(UsageError, match="temperature must be 0, or at least 1e-06"):
+        with pytest.raises(UsageError, match="must be"):
             session.ask(QUESTION, **{"temperature": 1.0, **wrong})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="max_new_tokens must be"):
         session.ask(QUESTION, max_new_tokens=0)

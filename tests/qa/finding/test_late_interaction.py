@@ -82,14 +82,3 @@ def test_tiles_change_nothing(monkeypatch: pytest.MonkeyPatch, tile: int) -> Non
     torch.testing.assert_close(found, want, atol=1e-6, rtol=0)
     plain = window_scores(queries, weights, keys.rows(0, tokens), first, last)
     assert torch.equal(plain, found)
-
-
-def test_reduced_keys_take_a_byte_a_number() -> None:
-    keys = torch.nn.functional.normalize(torch.randn(50, 16), dim=1)
-    kept = ReducedKeys.of(keys, index_layout(16))
-    assert (kept.shape, kept.nbytes) == ((50, 16), 50 * (16 + 8))
-    torch.testing.assert_close(kept.rows(0, 50), keys, atol=0.004, rtol=0)
-    assert torch.equal(kept.rows(10, 20), kept.rows(0, 50)[10:20])
-    room = ReducedKeys.empty(50, index_layout(16))
-    room.records[:] = kept.records
-    assert torch.equal(room.rows(0, 50), kept.rows(0, 50))

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from esa_cli.qa.finding.passage_finder import (
+    AROUND,
+    AROUND_WEIGHT,
+    FAR,
+    LATE,
     VAGUE,
     PassageFinder,
     ReducedQueries,
-    standardised,
+    WindowScores,
     token_bounds,
 )
 from esa_cli.qa.finding.windows import FoundPassage
@@ -32,36 +36,35 @@ def shown(found: FoundPassage, *texts: str) -> str:
     return texts[found.document][found.start : found.end]
 
 
-def test_the_passage_with_the_words_comes_first() -> None:
-    found = finder(BOTH).find("When does Ahab open the gate?", 5)
-    assert GATE.strip() in shown(found[0], BOTH)
-    assert found[0].score > 3
-    assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
-
-
-def test_in_which_of_several_documents() -> None:
-    texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
-    assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
-    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == 3
-
-
-def test_scores_are_in_standard_deviations() -> None:
-    index, question = LexicalIndex([BOTH]), "When does Ahab open the gate?"
-    want = index.scores(question)
-    want = (want - want.mean()) / want.std()
-    for one in finder(BOTH).find(question, 100):
-        at = [(w.start, w.end) for w in index.windows].index((one.start, one.end))
-        assert one.score == pytest.approx(float(want[at]), abs=1e-5)
+def by_loop(index: LexicalIndex, ranking: torch.Tensor, count: int) -> list[tuple[int, int, int]]:
+    """The best windows of which none overlaps a better one by half of the shorter one."""
+    out: list[tuple[int, int, int]] = []
+    for at in sorted(range(len(index)), key=lambda at: -float(ranking[at])):
+        window, document = index.windows[at], index.documents[at]
+        for other, start, end in out:
+            shared = min(window.end, end) - max(window.start, start)
+            shorter = min(window.end - window.start, end - start)
+            if document == other and 2 * shared >= shorter:
+                break
+        else:
+            out.append((document, window.start, window.end))
+    return out[:count]
 
 
 def test_no_passage_overlaps_a_better_one_by_half() -> None:
-    found = finder(BOTH, BOTH).find("boat pier gate", 100)
-    for n, one in enumerate(found):
-        for other in found[:n]:
-            if one.document == other.document:
-                shared = min(one.end, other.end) - max(one.start, other.start)
-                assert 2 * shared < min(one.end - one.start, other.end - other.start)
-    assert {one.document for one in found} == {0, 1}
+    torch.manual_seed(1)
+    words = [f"w{int(n)}" for n in torch.randint(90, (3000,))]
+    ends = [". " if n else ".\n\n" for n in torch.randint(3, (3000,))]
+    text = "".join(
+        f"{word}{end if n % 7 == 0 else ' '}"
+        for n, (word, end) in enumerate(zip(words, ends, strict=True))
+    )
+    made = finder(text, BOTH, text[:900])
+    for count in (1, 40, 1000):
+        ranking = torch.randn(len(made.index))
+        scores = WindowScores(ranking, ranking, ranking > 0, read=False)
+        picked = [(one.document, one.start, one.end) for one in made.pick(scores, count)]
+        assert picked == by_loop(made.index, ranking, count)
 
 
 @pytest.mark.parametrize("question", ["Who was it that had been there?", "?!...", "Zzz?"])
@@ -75,13 +78,58 @@ def test_without_words_the_text_comes_in_its_order(question: str) -> None:
         assert finder(*texts).find(question, 3) == []
 
 
-def test_earlier_turns_count_half() -> None:
-    index, question, earlier = LexicalIndex([BOTH]), "boat?", "Who is Ahab? The captain."
-    want = index.scores(question) + 0.5 * index.scores(earlier)
-    best = index.windows[int(want.argmax())]
-    found = finder(BOTH).find(question, 1, earlier=earlier)[0]
-    assert (found.start, found.end) == (best.start, best.end)
-    assert found.score == pytest.approx(float(standardised(want).max()), abs=1e-5)
+def in_deviations(values: list[float]) -> list[float]:
+    mean = sum(values) / len(values)
+    deviation = (sum((one - mean) ** 2 for one in values) / (len(values) - 1)) ** 0.5
+    return [(one - mean) / deviation for one in values]
+
+
+def test_scores_are_those_of_plain_loops() -> None:
+    """Words of the question and half of earlier turns; late interaction of each window, and of the
+    windows around it, where a text has reduced keys."""
+    torch.manual_seed(4)
+    idle = "Grey boats lie at the old pier and nobody in the town knows whose. "
+    texts = [BOTH + idle * 300, GATE + FILLER, idle * 90]
+    spans = [spans_of(text) for text in texts]
+    keys = [torch.nn.functional.normalize(torch.randn(len(one), 5), dim=1) for one in spans]
+    queries, weights = torch.nn.functional.normalize(torch.randn(3, 5), dim=1), torch.rand(3)
+    made = PassageFinder(texts, spans, [keys[0], None, keys[2]])
+    windows, documents, bm25 = made.index.windows, made.index.documents, made.index.scores
+    question, earlier = "When does Ahab open the gate?", "Whose boat is at the pier?"
+    both = bm25(question) + 0.5 * bm25(earlier)
+    words, total = in_deviations(both.tolist()), in_deviations(both.tolist())
+
+    def best(at: int) -> list[float]:
+        """The largest product of each query with a key of a window."""
+        window, number = windows[at], documents[at]
+        inside = [
+            token for token, (start, end) in enumerate(spans[number].tolist())
+            if start < window.end and window.start < end
+        ]  # fmt: skip
+        return [max(float(query @ keys[number][token]) for token in inside) for query in queries]
+
+    read = [at for at, number in enumerate(documents) if number != 1]
+    products = {at: best(at) for at in read}
+    parts = []
+    for reach in (0, *AROUND):
+        late = []
+        for at in read:
+            near = [n for n in read if abs(n - at) <= reach and documents[n] == documents[at]]
+            most = [max(products[n][query] for n in near) for query in range(3)]
+            late.append(sum(w * one for w, one in zip(weights.tolist(), most, strict=True)))
+        parts.append(in_deviations(late))
+    for n, at in enumerate(read):
+        wide = sum(max(FAR, scores[n]) for scores in parts[1:])
+        beside = 0.7 * made.singled_out(both) * words[at]
+        total[at] = LATE * (parts[0][n] + AROUND_WEIGHT * wide + beside)
+    reduced = ReducedQueries(queries, weights, 0.7)
+    found = made.scores(question, earlier=earlier, reduced=reduced)
+    assert found.total.tolist() == pytest.approx(total, abs=2e-3)
+    assert found.words.tolist() == pytest.approx(words, abs=1e-4)
+    assert any(one < FAR for scores in parts[1:] for one in scores), "some are far below"
+    assert finder(*texts).scores(question, earlier=earlier).total.tolist() == pytest.approx(
+        words, abs=1e-4
+    )
 
 
 def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
@@ -94,76 +142,6 @@ def test_token_bounds_are_the_tokens_with_a_character_in_the_window() -> None:
     ]  # fmt: skip
     empty = token_bounds(torch.empty(0, 2, dtype=torch.long), characters)
     assert [one.tolist() for one in empty] == [[0] * 6] * 2
-
-
-def test_standardised() -> None:
-    assert standardised(torch.empty(0)).shape == (0,)
-    assert standardised(torch.tensor([3.0])).tolist() == [0.0]
-    assert standardised(torch.full((7,), 0.1)).tolist() == [0.0] * 7
-    values = standardised(torch.tensor([1.0, 2.0, 6.0]))
-    assert float(values.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(values.std()) == pytest.approx(1)
-
-
-def test_reduced_keys_find_what_shares_no_words() -> None:
-    text = FILLER + "The skipper unlocks the way north at nine. " + FILLER
-    spans = spans_of(text)
-    keys = torch.zeros(len(spans), 3)
-    keys[:, 0] = 1.0
-    at = int((spans[:, 0] <= text.index("skipper")).nonzero()[-1])
-    keys[at] = torch.tensor([0.0, 1.0, 0.0])
-    reduced = ReducedQueries(torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([1.0]))
-    found = PassageFinder([text], [spans], [keys]).find(
-        "When is the gate opened?", 3, reduced=reduced
-    )
-    assert "skipper" in shown(found[0], text)
-    assert found[0].score > found[2].score + 2
-
-
-def test_what_is_near_counts_beside_a_window() -> None:
-    """Of two windows that answer alike the one whose neighbours are about the subject is first."""
-    told = "The skipper unlocks the way north at nine. "
-    text = FILLER + told + FILLER + "Here it is all about the gate. " + FILLER[:160] + told + FILLER
-    spans = spans_of(text)
-    keys = torch.zeros(len(spans), 3)
-    keys[:, 0] = 1.0
-    starts = [at for at in range(len(text)) if text.startswith(told, at)]
-    for at in (*starts, text.index("gate")):
-        place = int((spans[:, 0] <= at).nonzero()[-1])
-        keys[place] = torch.tensor([0.0, 0.0, 1.0] if text[at] == "g" else [0.0, 1.0, 0.0])
-    reduced = ReducedQueries(torch.eye(3)[1:], torch.tensor([0.5, 0.5]))
-    found = PassageFinder([text], [spans], [keys]).find("When?", 8, reduced=reduced)
-    places = [one.start <= starts[1] < one.end for one in found]
-    assert places.index(True) < [one.start <= starts[0] < one.end for one in found].index(True)
-
-
-def test_the_ends_of_a_text_are_found() -> None:
-    """Where nearly all windows see one largest product around them, those at the ends do not."""
-    told = "The skipper unlocks the way north at nine. "
-    idle = "Grey boats lie at the old pier and nobody in the town knows whose. "
-    text = f"{told}{idle * 393}End."
-    spans, found = spans_of(text), 0
-    for seed in range(12):
-        torch.manual_seed(seed)
-        keys = torch.nn.functional.normalize(torch.randn(len(spans), 8), dim=1)
-        queries = torch.nn.functional.normalize(torch.randn(8, 8), dim=1)
-        keys[[2, 5, 8, -1]] = queries[:4]
-        reduced = ReducedQueries(queries, torch.full((8,), 0.125))
-        made = PassageFinder([text], [spans], [keys])
-        assert 129 < len(made.index) < 135
-        passages = made.find("When?", 7, reduced=reduced)
-        found += any(told.strip() in shown(one, text) for one in passages)
-    assert found >= 11
-
-
-def test_documents_without_reduced_keys_are_found_by_their_words() -> None:
-    keys = [torch.nn.functional.normalize(torch.randn(len(spans_of(FILLER)), 3), dim=1), None]
-    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([1.0]))
-    texts = [FILLER, BOTH]
-    made = PassageFinder(texts, [spans_of(one) for one in texts], keys)
-    assert GATE.strip() in shown(made.find("Captain Ahab's gate?", 1, reduced=reduced)[0], *texts)
-    words = PassageFinder(texts, [spans_of(one) for one in texts])
-    assert words.find("pier", 4, reduced=reduced) == words.find("pier", 4)
 
 
 def test_words_count_less_where_they_single_out_no_passage() -> None:

@@ -9,10 +9,8 @@ import pytest
 import torch
 from finder_encoder import new_finder, save_finder
 
-from esa_cli.errors import ModelError
 from esa_cli.qa.finding import token_encoder
 from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.presets.adapter_files import MAPS
 
 
 @pytest.fixture
@@ -77,22 +75,3 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
     trained = [one for name, one in encoder.maps.items() if name != "scale"]
     trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
     assert all(one.grad is not None for one in trained)
-
-
-def test_a_damaged_or_missing_finder_is_said(encoder: TokenEncoder, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"finder .* cannot be read"):
-        TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
-    save_finder(encoder, tmp_path, "tiny")
-    (tmp_path / MAPS).write_bytes(b"nothing")
-    with pytest.raises(ModelError, match=r"finder .* cannot be read"):
-        TokenEncoder.load(tmp_path, encoder.model, encoder.tokenizer)
-
-
-def test_a_finder_of_another_model_is_refused(encoder: TokenEncoder) -> None:
-    with pytest.raises(ModelError, match="the finder must be of a model"):
-        TokenEncoder(
-            encoder.model, encoder.tokenizer, encoder.adapter,
-            encoder.maps | {"key_map": torch.zeros(3, 6)}, 2,
-        )  # fmt: skip
-    with pytest.raises(ModelError, match="layers"):
-        TokenEncoder(encoder.model, encoder.tokenizer, encoder.adapter, encoder.maps, 99)

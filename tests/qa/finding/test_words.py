@@ -95,28 +95,6 @@ def test_scores_are_bm25_of_the_window_and_of_those_around_it(
     assert index.documents == sorted(index.documents)
 
 
-@pytest.mark.parametrize("question", ["", "?!", "Who was it that had been there?", "Xyzzy?"])
-def test_a_question_without_words_of_the_text_scores_nothing(question: str) -> None:
-    index = LexicalIndex([story(20)])
-    assert torch.equal(index.scores(question), torch.zeros(len(index)))
-
-
-@pytest.mark.parametrize("texts", [[], [""], ["", " \n\n "], ["... --- ...", "!?"]])
-def test_texts_without_windows(texts: list[str]) -> None:
-    index = LexicalIndex(texts)
-    assert len(index) == (2 if "!?" in texts else 0)
-    assert torch.equal(index.scores("Who walked?"), torch.zeros(len(index)))
-    assert capitals_mean_names(texts)
-
-
-def test_windows_of_a_script_without_spaces_are_short() -> None:
-    text = "門在九點開而市場在黃昏關閉因此人們早早回家。" * 200
-    index = LexicalIndex([text + "船長叫做亞哈。"])
-    assert max(one.end - one.start for one in index.windows) < 4 * WINDOW_WORDS
-    best = index.windows[int(index.scores("亞哈是誰?").argmax())]
-    assert best.end == len(text) + 7
-
-
 def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
     texts = [
         "The houses of the town were sold, and the captain walked home to his ship.",
@@ -135,15 +113,6 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
     assert not index.knows("Starbuck")
 
 
-def test_known_words_change_nothing() -> None:
-    texts = [story(60), "", story(30, 2), "門在九點開而市場在黃昏關閉。"]
-    known = [sentence_words(text) if number != 2 else None for number, text in enumerate(texts)]
-    index, other = LexicalIndex(texts), LexicalIndex(texts, known)
-    assert (index.windows, index.documents) == (other.windows, other.documents)
-    for question in ("Who walked to the harbour?", "市場", ""):
-        assert torch.equal(index.scores(question), other.scores(question))
-
-
 TEXTS = [
     "",
     " \n\n ",
@@ -159,23 +128,13 @@ def of_each_sentence(words: SentenceWords) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_words_of_each_sentence(text: str) -> None:
-    spans, found = sentence_spans(text), sentence_words(text)
-    assert list(map(tuple, found.spans.tolist())) == spans
-    assert found.counts.tolist() == [word_count(text[a:b]) for a, b in spans]
-    assert of_each_sentence(found) == [content_words(text[a:b]) for a, b in spans]
-    assert len(set(found.vocabulary)) == len(found.vocabulary)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_stored_and_read(text: str) -> None:
-    made = sentence_words(text)
-    found = SentenceWords.of_bytes(made.as_bytes())
-    assert found is not None
-    assert found.vocabulary == made.vocabulary
-    for name in ("spans", "counts", "ids", "ends"):
-        mine, yours = getattr(made, name), getattr(found, name)
-        assert (mine.dtype, mine.shape, mine.tolist()) == (yours.dtype, yours.shape, yours.tolist())
+def test_the_words_of_each_sentence_are_stored_and_read(text: str) -> None:
+    spans, stored = sentence_spans(text), SentenceWords.of_bytes(sentence_words(text).as_bytes())
+    assert stored is not None
+    assert list(map(tuple, stored.spans.tolist())) == spans
+    assert stored.counts.tolist() == [word_count(text[a:b]) for a, b in spans]
+    assert of_each_sentence(stored) == [content_words(text[a:b]) for a, b in spans]
+    assert len(set(stored.vocabulary)) == len(stored.vocabulary)
 
 
 def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,16 +150,11 @@ def test_another_version_or_form_is_not_used(monkeypatch: pytest.MonkeyPatch) ->
     ("text", "question", "words"),
     [
         ("He opened the gates; a gateway.", "When do the gates open?", ["opened", "gates"]),
-        ("What is the man's name?", "Who is the man?", ["man's"]),
-        ("Nothing of it.", "who is it", []),
-        ("Ahab AHAB ahab", "ahab", ["Ahab", "AHAB", "ahab"]),
-        ("図書館は醸造所に", "図書館", ["図書", "書館"]),
         ("x図書 and abc図", "abc図書", ["図書", "abc"]),
         ("李's gate, 李'图", "李's and 李'图", ["李", "s", "李", "图"]),
         ("Ahab’s ship; AHAB‘S", "Ahab's", ["Ahab’s", "AHAB‘S"]),
         ("Do\u0301lokhov and l’Italie", "Dolokhov in Italie", ["Do\u0301lokhov", "Italie"]),
         ("Er sah die Häuser, aber nicht das Haus.", "Haus", ["Häuser", "Haus"]),
-        ("", "gate", []),
     ],
 )
 def test_the_words_of_the_question_are_found(text: str, question: str, words: list[str]) -> None:
@@ -217,20 +171,14 @@ SMALL = {"isle", "man", "director", "old"}
     ("question", "share"),
     [
         ("Where did Captain Ahab stand?", 0),
-        ("What did Ahab's mate hear?", 0),
         ("What did Ahab’s mate hear from Áhab?", 0),
         ("Where did Captain Nemo stand?", 1),
-        ("What did Elizabeth Bennet say to Starbuck?", 1),
-        ("Where did Old Captain Ahab stand?", 0),
         ("What did Ahab Bennet say?", 1 / 2),
         ("Nemo, where is he?", 0),
-        ("what did nemo say?", 0),
-        ("WHAT DID NEMO SAY?", 0),
         ("What is it? Nemo?", 0),
         ("Who was the king of the Isle of Man?", 0),
         ("Who was the Director of the USA, or its CEO?", 0),
         ("What did Mr Ahab say to Dr. Starbuck?", 0),
-        ("", 0),
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
@@ -242,15 +190,11 @@ def small_word(word: str) -> bool:
     return word.lower() in SMALL
 
 
-@pytest.mark.parametrize(
-    "german",
-    [
-        "Als der Abend kam, stand der alte Mann auf dem Deck und sah die Segel und das Meer.",
+def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
+    german = (
         "Er war früh auf und ging mit der Schwester zu dem alten Haus. Es ist nicht weit, sagte "
-        "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus.",
-    ],
-)
-def test_where_nouns_are_capitalised_nothing_is_a_name(german: str) -> None:
+        "sie, und sah ihn an. Dann sang sie ein wenig und lief voraus."
+    )
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
     assert PassageFinder([german], []).unmentioned("Wo stand der Kapitän?", small_word) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +15,15 @@ from finder_encoder import new_finder, save_finder
 from forked import child, ended, killed, taken
 
 from esa_cli.documents.document import Document
-from esa_cli.errors import DiskError, LibraryError, ModelError, PresetError, UsageError
+from esa_cli.errors import DiskError, LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
-from esa_cli.qa.finding.finder import index_sizes
 from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion import index_ingest
-from esa_cli.qa.ingestion.index_ingest import index_identity
 from esa_cli.qa.ingestion.ingest import IngestEvents
-from esa_cli.qa.ingestion.row_ingest import RowIngest
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Entry, Library, checksummed_file
+from esa_cli.storage.library import Library, checksummed_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20
@@ -160,26 +156,6 @@ def test_in_memory_it_is_the_same_and_nothing_is_written(
     assert not none.root.exists()
 
 
-def test_opening_computes_nothing(loaded: Any, library: Library, finder: Path) -> None:
-    seen = Seen()
-    with esa(loaded, library, finder, events=seen) as one:
-        book = one.open(note())
-        assert (book.index, book.prefilled, book.entry, book.read_s) == (None, None, None, 0)
-        assert seen.told == ["unread"]
-        assert one.answers_unread
-        assert (book.read, one.ask(QUESTION, [book]).read) == (False, False)
-        assert library.entries() == []
-        made = one.ingest(note())
-        assert (made.read, one.ask(QUESTION, [made]).read) == (True, True)
-        assert not one.ask(QUESTION, [made, one.open(note(MORE))]).read
-        found = one.open(note())
-        assert torch.equal(index_of(found), index_of(made))
-    needs = ["selector.name=topk", "score.name=sum", "answer.from=rows"]
-    with Esa(loaded, preset.load("tiny-random", needs)) as rows:
-        assert not rows.answers_unread
-        assert rows.open(note()).prefilled is not None, "it cannot be asked without"
-
-
 @pytest.mark.parametrize("stop", [PIECE, SEGMENT, SEGMENT + PIECE, 2 * SEGMENT])
 def test_an_interrupted_one_goes_on(
     loaded: Any, library: Library, finder: Path, tmp_path: Path, stop: int
@@ -231,62 +207,6 @@ def test_a_flipped_byte_is_named(loaded: Any, library: Library, finder: Path) ->
         assert [path.name in error.message for error in library.verify(entry)] == [True]
 
 
-def test_a_document_that_grew_shares_its_segments(
-    loaded: Any, library: Library, finder: Path
-) -> None:
-    with esa(loaded, library, finder) as one:
-        first = one.ingest(note())
-    seen = Seen()
-    with esa(loaded, library, finder, events=seen) as two:
-        book = two.ingest(note(TEXT + MORE))
-    assert first.entry is not None
-    assert book.entry is not None
-    whole = first.tokens // SEGMENT
-    assert book.entry.segments[:whole] == first.entry.segments[:whole]
-    assert seen.told[1] == whole * SEGMENT + PIECE
-    torch.testing.assert_close(
-        index_of(book), rounded(at_once(loaded, finder, TEXT + MORE)), atol=1e-5, rtol=0.02
-    )
-
-
-def test_what_another_finder_or_method_read_is_not_found(
-    loaded: Any, library: Library, finder: Path, tmp_path: Path
-) -> None:
-    entries: list[Entry] = []
-    for opened in (
-        partial(esa, loaded, library, finder),
-        partial(esa, loaded, library, made_finder(loaded, tmp_path / "other", 2)),
-        partial(Esa, loaded, preset.load("tiny-random"), library=library),
-    ):
-        with opened() as one:
-            assert one.find(note()) is None
-            for entry in entries:
-                with pytest.raises(UsageError, match="other settings"):
-                    one.stored(entry)
-            book = one.ingest(note())
-            assert book.read_s > 0
-            assert book.entry is not None
-            entries.append(book.entry)
-    assert [one.rows for one in entries] == ["index", "index", "int8"]
-    assert [one.provenance["rows"] for one in entries] == ["index", "index", "int8"]
-    library.remove(entries.pop())
-    assert [library.verify(one) for one in entries] == [[], []]
-    with esa(loaded, library, finder, "answer.passages=3", "window.local=32") as same:
-        assert same.find(note()) is not None, "settings of questions do not count"
-
-
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("text", ["", "x"])
-def test_very_short_texts(
-    loaded: Any, library: Library, finder: Path, keep: bool, text: str
-) -> None:
-    with esa(loaded, library, finder, keep=keep) as one:
-        book = one.ingest(note(text))
-        assert index_of(book).shape == (book.tokens, DIM)
-        assert one.ingest(note(text)).tokens == book.tokens
-        assert one.ask(QUESTION, [book]).text
-
-
 def test_memory_and_room_are_asked_for(
     loaded: Any, library: Library, finder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,28 +227,6 @@ def test_memory_and_room_are_asked_for(
         ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
         with pytest.raises(DiskError, match=str(library.size_of(len(ids), index_layout(DIM)))):
             one.ingest(note("x" + TEXT))
-
-
-def test_which_presets_have_a_finder(
-    loaded: Any, finder: Path, tmp_path: Path, make_model: Any
-) -> None:
-    other = made_finder(replace(loaded, model=make_model("llama")), tmp_path / "other", 1)
-    for folder, error in ((tmp_path, PresetError), (other, ModelError)):
-        with pytest.raises(error):
-            esa(loaded, None, folder)
-    with Esa(loaded, preset.load("tiny-random", [f"answer.finder={tmp_path}"])) as rows:
-        assert isinstance(rows.documents, RowIngest), "answers from rows need none"
-
-    def sizes(*settings: str) -> object:
-        return index_sizes(preset.load("tiny-random", settings))
-
-    assert sizes("answer.from=text", f"answer.finder={finder}") == (2, DIM)
-    assert sizes(f"answer.finder={finder}") is sizes("answer.from=text") is None
-    (tmp_path / "maps.safetensors").write_bytes(b"no maps")
-    with pytest.raises(ModelError):
-        sizes("answer.from=text", f"answer.finder={tmp_path}")
-    texts = [index_identity(model, digest) for model in ({}, {"a": 1}) for digest in "ab"]
-    assert len(set(texts)) == 4
 
 
 def test_the_words_are_stored_beside_the_index(

@@ -3,8 +3,6 @@ written down of a reading. Tiny random model."""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,7 @@ import pytest
 import torch
 
 from esa_cli import Document, Esa
-from esa_cli.errors import LibraryError, ModelError
-from esa_cli.models.inspection import kv_dtype, layer_devices
-from esa_cli.qa.ingestion import row_ingest as book
+from esa_cli.errors import LibraryError
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
 from esa_cli.version import __version__
@@ -58,21 +54,6 @@ def test_who_wants_every_bit_gets_no_rows_of_eight_bits(loaded: Any, library: Li
         assert found is not None, "every bit serves who would take fewer"
         assert found.entry is not None
         assert found.entry.key == book.entry.key
-
-
-def test_a_stored_document_keeps_its_layer_states_between_questions(
-    loaded: Any, library: Library
-) -> None:
-    """Loki would read and project all keys again whenever its document is opened again."""
-    loki = preset.load("tiny-random", ["selector={name: loki, fit_tokens: 64}"])
-    with Esa(loaded, loki, library=library) as one:
-        books = [one.ingest(note()), one.ingest(replace(note(), text=TEXT + "More. "))]
-        one.ask("When?", books[:1])
-        [state] = books[0].prefilled.layer_states(0).values()
-        for at in (1, 0):
-            one.ask("When?", books[at : at + 1])
-        [kept] = books[0].prefilled.layer_states(0).values()
-        assert kept is state
 
 
 def test_a_library_knows_what_read_a_document(loaded: Any, library: Library) -> None:
@@ -150,62 +131,3 @@ def test_a_document_that_another_process_read_and_a_third_removed_is_read(
 
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-
-
-def mixed(loaded: Any) -> Any:
-    """Layers in bfloat16 behind an embedding in float32."""
-    model = copy.deepcopy(loaded.model).bfloat16()
-    model.model.embed_tokens.float()
-    model.model.embed_tokens.register_forward_hook(lambda module, given, out: out.bfloat16())
-    assert model.dtype == torch.float32
-    return model
-
-
-def test_a_model_of_two_types_answers_as_without_a_library(loaded: Any, library: Library) -> None:
-    host = replace(loaded, model=mixed(loaded))
-    with Esa(host, preset.load("tiny-random", ["window.chunk=128"])) as plain:
-        want = plain.ask("When?", [plain.ingest(note())], max_new_tokens=6).text
-    with esa(host, library, rows="native") as one:
-        found = one.ingest(note())
-        assert found.entry is not None
-        assert found.entry.layout.dtype == "bfloat16"
-        assert one.ask("When?", [found], max_new_tokens=6).text == want
-        assert one.ingest(note()).read_s == 0
-    with esa(loaded, library, rows="native") as other:
-        assert other.find(note()) is None, "it is another model"
-
-
-def test_each_layers_rows_are_where_the_layer_is(
-    loaded: Any, library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(book, "layer_devices", lambda model: [CPU, META])
-    write, given = library.write, list[Any]()
-
-    def noted(*args: Any, **options: Any) -> Any:
-        given.append(args[5])
-        return write(*args[:5])  # what is read here is all on the processor
-
-    monkeypatch.setattr(library, "write", noted)
-    with esa(loaded, library) as one:
-        made = one.ingest(note())
-        assert given == [[CPU, META]]
-        for found in (made, one.find(note())):
-            assert found is not None
-            assert [store.span(0, 2)[0].device for store in found.prefilled.stores] == [CPU, META]
-
-
-def test_the_type_and_device_of_rows(loaded: Any) -> None:
-    model = copy.deepcopy(loaded.model)
-    first, second = (layer.self_attn for layer in model.model.layers)
-    second.v_proj.to("meta")
-    assert (layer_devices(model), kv_dtype(model)) == ([CPU, META], torch.float32)
-    second.v_proj = torch.nn.Module()  # a quantised projection, as GPTQ keeps it
-    second.v_proj.register_buffer("scale", torch.ones(1, device="meta"))
-    second.v_proj.register_buffer("codes", torch.ones(2, 2, dtype=torch.int32, device="meta"))
-    first.v_proj.weight = torch.nn.Parameter(
-        first.v_proj.weight.to(torch.float8_e4m3fn), requires_grad=False
-    )
-    assert (layer_devices(model), kv_dtype(model)) == ([CPU, META], torch.float32)
-    second.v_proj = torch.nn.Linear(2, 2).half()
-    with pytest.raises(ModelError, match=r"float16, float32"):
-        kv_dtype(model)

@@ -90,12 +90,6 @@ def test_changed_files_are_read_again_and_their_former_words_go(catalogue: Catal
     assert [one.digest for one in catalogue.texts.ranked("anvil")] == [changes.records[0].digest]
 
 
-def test_a_text_that_another_file_has_stays(catalogue: Catalogue) -> None:
-    update(catalogue, write("a.txt", "one harp"), write("b.txt", "one harp"))
-    update(catalogue, write("a.txt", "an anvil"), "b.txt")
-    assert len(catalogue.texts.ranked("harp")) == 1
-
-
 def test_a_file_that_cannot_be_read_does_not_stop_the_others(catalogue: Catalogue) -> None:
     Path("b.txt").write_bytes(b"\0\1\2" * 99)
     changes = update(catalogue, write("a.txt", "one harp"), "b.txt", "none.txt")
@@ -131,28 +125,3 @@ def test_an_update_that_is_stopped_continues(
     assert rest.read == 5
     assert shown[-1] == (9, 9)
     assert len(catalogue.texts.ranked("harp")) == 9
-
-
-def test_records_keep_their_folder(catalogue: Catalogue, tmp_path: Path) -> None:
-    write("a.txt", "one harp")
-    update(catalogue, "a.txt")
-    assert catalogue.files.all_synced() == []
-    update(catalogue, "a.txt", folder=str(tmp_path))
-    update(catalogue, "a.txt")
-    write("a.txt", "an anvil")
-    update(catalogue, "a.txt")
-    assert [one.folder for one in catalogue.files.all_synced()] == [str(tmp_path)]
-    assert len(catalogue.files.below(str(tmp_path))) == 1
-    assert catalogue.files.below(str(tmp_path / "a")) == []
-
-
-def test_files_of_a_disk_that_is_away_stay_known(catalogue: Catalogue) -> None:
-    Path("disk").mkdir()
-    write("disk/a.txt", "one harp")
-    (first,) = update(catalogue, "disk/a.txt", folder=str(Path("disk").absolute())).records
-    Path("disk").rename("away")
-    assert len(update(catalogue, "disk/a.txt").refused) == 1
-    assert catalogue.files.all_synced() == [first]
-    Path("away").rename("disk")
-    assert update(catalogue, "disk/a.txt").readable == [first]
-    assert len(catalogue.texts.ranked("harp")) == 1

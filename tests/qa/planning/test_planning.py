@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import ModelFactory
 
-from esa_cli.errors import ModelError, PresetError, ResourceError
+from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
+from esa_cli.models.inspection import attention_modules
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.planning import costs, model_shape, plan
+from esa_cli.qa.planning.cache_placement import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_model, resolve
+from esa_cli.storage.memory_store import RESERVE, StorePlaces
+from esa_cli.system import machine
 
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -77,109 +84,12 @@ def test_weights_are_counted_alike_before_and_after_they_are_fetched(
     assert whole.bytes_of(2) == whole.nbytes // 2
 
 
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-"""Of its config.json."""
-
-
-def test_latents_and_experts_are_planned_as_what_they_are(tmp_path: Path) -> None:
-    """Published: 671 billion weights, 37 billion of them (embeddings too) active, and 70,272 bytes
-    of latents a token."""
-    weights = model_shape.weights_of(folder_of(DEEPSEEK_V3, tmp_path / "v3"), "cpu", 2)
-    assert weights.nbytes / 2e9 == pytest.approx(671, abs=0.5)
-    assert (weights.body + 2 * 129280 * 7168) / 1e9 == pytest.approx(37, abs=1)
-    method, shape = resolve(preset.load("tiny-random")).method, model_shape.shape_of(DEEPSEEK_V3)
-    assert costs.Costs(shape, method, 0, on_gpu=False).keys_values(1, 2) == 70_272
-    lacking = {key: value for key, value in DEEPSEEK_V3.items() if key != "kv_lora_rank"}
-    with pytest.raises(ModelError, match="kv_lora_rank"):
-        model_shape.shape_of(lacking)
-
-
-def test_kept_bytes_are_those_of_the_cache(make_model: Any) -> None:
-    from esa_cli.qa.presets.resolved_preset import resolve
-
-    chosen = preset.load("tiny-random")
-    model = make_model("llama")
-    with attach(model, resolve(chosen).method) as attachment:
-        cache = attachment.new_cache()
-        model(torch.randint(61, (1, 300)), past_key_values=cache)
-        cache.project()
-        estimate = make_plan(300)
-        assert estimate.keys_values + estimate.reduced_keys == cache.nbytes
-
-
-@pytest.mark.parametrize(
-    ("overrides", "rank"),
-    [
-        ((), 8),
-        (("compressor.rank=500",), 16),
-        (("compressor.name=none",), 0),
-        (("score.name=vote",), 0),
-        (("score={name: vote, shortlist: 10}",), 8),
-    ],
-)
-def test_reduced_keys_only_where_the_score_reads_them(overrides: Any, rank: int) -> None:
-    assert make_plan(100, *overrides).reduced_keys == 100 * 2 * rank * 4
-
-
 def test_the_papers_ratios() -> None:
     """By hand: d' = 128 of d_H = 32 heads of 128 and d_G = 8 of them, in each of 32 layers."""
     folder = folder_of(LLAMA_3, Path("llama"))
     planner = plan.Planner(resolve("paper"), folder, dtype=torch.bfloat16, device="cpu")
     assert planner.ratios == (257 / (4 * 4096 + 3 * 32), 128 / (2 * 1024))
     assert [round(100 * one, 2) for one in planner.ratios] == [1.56, 6.25]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "ratios"),
-    [
-        ((), (17 / (6 * 35), 8 / 32)),
-        (("compressor.name=none",), (33 / (6 * 35), 0)),
-        (("score.name=vote",), None),
-        (("selector.name=infllm",), None),
-    ],
-)
-def test_ratios_are_of_the_papers_selection(overrides: Any, ratios: Any) -> None:
-    assert make_plan(100, *overrides).planner.ratios == ratios
-
-
-def test_ranks_count_in_their_sum_whichever_layer_has_them(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear, save_learned
-
-    found = []
-    for ranks in ((1, 13), (13, 1), (7, 7)):
-        file = tmp_path / "maps.safetensors"
-        save_learned(file, [Linear(torch.zeros(16, r), torch.zeros(16, r)) for r in ranks])
-        found.append(make_plan(5000, f"compressor={{name: learned, file: {file}}}"))
-    assert found[0].operations == found[1].operations == found[2].operations
-    assert found[0].operations > make_plan(5000, "compressor.rank=6").operations
-    assert [one.reduced_keys for one in found] == [5000 * (1 + 13) * 4] * 3
-
-
-def test_a_file_with_too_few_layers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    from esa_cli.attention.compression import Linear, save_learned
-
-    file = tmp_path / "maps.safetensors"
-    save_learned(file, [Linear(torch.zeros(16, 5), torch.zeros(16, 5))])
-    with pytest.raises(PresetError, match=r"has no layers\.1"):
-        make_plan(100, f"compressor={{name: learned, file: {file}}}")
 
 
 def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
@@ -195,12 +105,6 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     tokens = (100_000 - 10) * costs.TOKEN_BYTES
     assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
     assert one.planner.rate_key != make_plan().planner.rate_key
-
-
-def test_operations_grow_with_the_document_and_with_selecting() -> None:
-    once, twice = make_plan(5000, "reading=local"), make_plan(10000, "reading=local")
-    assert twice.operations == pytest.approx(2 * once.operations)
-    assert make_plan(5000).operations > once.operations
 
 
 @pytest.mark.parametrize(
@@ -233,18 +137,150 @@ def test_what_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.Monkey
     assert half.keys_values * 2 == make_plan().keys_values
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"x": "fast", "y": -1}'])
-def test_a_measured_rate_is_used_next_time(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan.rates_file().write_text(text)  # broken, so nothing was measured
-    first = make_plan()
-    assert first.rate_from == "probe"
-    assert first.seconds > 0
-    first.planner.remember(first, 7)
-    plan.remember("other", 2.0)
-    again = make_plan()
-    assert again.rate_from == "measured"
-    assert again.seconds == pytest.approx(7)
-    assert json.loads(plan.rates_file().read_text()).keys() == {first.planner.rate_key, "other"}
-    monkeypatch.setenv("ESA_HOME", str(plan.rates_file() / "below"))
-    plan.remember("x", 1.0)
-    assert plan.recall("x") is None
+TEXT = "The gate opens at nine and the market closes at dusk. " * 30
+QUESTION = "When does the gate open?"
+TOKENS = 100_000
+
+
+def costs_of(loaded: Any) -> costs.RowCosts:
+    shape = model_shape.shape_of(loaded.model.config.to_dict())
+    return costs.RowCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7])
+def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
+    made = costs_of(loaded)
+    numbers = made.shape.numbers // made.shape.rows * layers
+    made = replace(made, shape=replace(made.shape, rows=layers, numbers=numbers))
+    every = made.keys_values(TOKENS, 2)[0]
+    for room in (every, every - 1, every // 2, every // 10, 0):
+        count = made.fewest_host_layers(TOKENS, 2, room)
+        on_device, on_host = made.keys_values(TOKENS, 2, count)
+        assert count == layers or on_device <= room
+        if count:
+            assert made.keys_values(TOKENS, 2, count - 1)[0] > room
+        assert (on_host == 0) == (count == 0)
+    assert made.fewest_host_layers(10, 2, 0) == 0, "the device keeps these anyway"
+
+
+def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
+    model: Any = make_model("lfm2")
+    kept = [i for i, one in enumerate(attention_modules(model)) if one is not None]
+    assert kept != [*range(len(kept))], "some keep a state"
+    places = StorePlaces(lambda device: True)
+    method = resolve(preset.load("tiny-random")).method
+    with attach(model, method) as attached:
+        cache = attached.new_cache(CachePlacement(model, method, "host", places).stores(10))
+        model(torch.arange(1, 40)[None], past_key_values=cache)
+        assert [one.layer for one in cache.memories] == kept
+        assert not any(one.store.resident for one in cache.memories)
+        for room, hosted in ((0, True), (1 << 40, False)):
+            auto = CachePlacement(model, method, "auto", places, lambda device, room=room: room)
+            cache = attached.new_cache(auto.stores(100_000))
+            model(torch.arange(1, 40)[None], past_key_values=cache)
+            assert [one.store.resident for one in cache.memories] == [not hosted] * len(kept)
+
+
+def host_session(loaded: Any) -> Session:
+    made = Session(loaded.model, loaded.tokenizer, preset.load("tiny-random"), "host")
+    places = StorePlaces(lambda device: True)
+    made.placement = CachePlacement(loaded.model, made.method, "host", places)
+    return made
+
+
+def test_a_session_with_its_cache_on_the_host(loaded: Any) -> None:
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as plain:
+        plain.read(TEXT)
+        want = plain.ask(QUESTION)
+    with host_session(loaded) as session:
+        session.read(TEXT)
+        assert not any(layer.memory.store.resident for layer in session.cache.own)  # type: ignore[union-attr]
+        assert session.ask(QUESTION).text == want.text
+        document = session.prefilled_document()
+        session.clear()
+        for _ in range(2):
+            session.open([document])
+            assert session.ask(QUESTION).text == want.text
+        session.open([document, document])
+        assert session.ask(QUESTION).text
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_is_counted_is_what_a_gpu_allocates(
+    loaded: Any, opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked where it was read, or as a book, which is opened with a tail of its own."""
+    monkeypatch.setattr("esa_cli.storage.memory_store.in_one_segment", lambda device: True)
+    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
+        session.begin(session.prompt.document(TEXT), reserve=0 if opened else RESERVE)
+        session.resume()
+        if opened:
+            session.open([session.prefilled_document()])
+        session.ask(QUESTION, max_new_tokens=2)
+        made, tokens = costs_of(loaded), session.document_tokens
+        allocated = session.cache.nbytes
+        if opened:  # no reduced keys of so few tokens are needed
+            allocated += RESERVE * made.rank * 4
+    assert made.keys_values(tokens, 4)[0] + made.reduced_keys(tokens, 4) == allocated
+
+
+@pytest.fixture
+def ample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with memory, and a model of ten layers."""
+    folder_of({**TINY, "num_hidden_layers": 10}, Path("tiny"))
+    monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 16 << 30)
+    monkeypatch.setattr(machine, "free_memory", lambda device="cpu": 16 << 30)
+
+
+def planned(cache: str, memory: int, tokens: int = TOKENS, device: str = "cuda") -> plan.Plan:
+    made = plan.Planner(
+        resolve("tiny-random"), Path("tiny"), dtype=torch.bfloat16, device=device,
+        memory=memory, cache=cache,
+    )  # fmt: skip
+    return made.plan(tokens)
+
+
+def needed_with(share: float) -> int:
+    """Memory for everything and this share of the keys and values."""
+    whole = planned("device", 0)
+    return whole.needed - int((1 - share) * whole.keys_values)
+
+
+@pytest.mark.usefixtures("ample")
+def test_a_plan_counts_what_is_in_host_memory() -> None:
+    here, there = planned("device", 0), planned("host", 0)
+    assert here.host_layers == here.host_keys_values == 0
+    assert there.host_layers == 10
+    assert here.keys_values > there.host_keys_values > 0.95 * here.keys_values, "no reserve"
+    assert there.keys_values < here.keys_values // 10
+    assert there.reduced_keys == here.reduced_keys, "these are always on the device"
+    half = planned("auto", needed_with(0.5))
+    assert half.fits
+    assert 4 <= half.host_layers <= 6
+    assert planned("auto", needed_with(1)).host_layers == 0
+
+
+@pytest.mark.usefixtures("ample")
+def test_errors_name_the_places_where_it_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = needed_with(0.5)
+    with pytest.raises(ResourceError, match="cuda has") as caught:
+        planned("device", memory).check()
+    assert "use --cache host, which fits; or use --cache disk" in caught.value.hint
+    planned("auto", memory).check()
+    planned("host", memory).check()
+    monkeypatch.setattr(machine, "available_memory", lambda device="cpu": 1 << 20)
+    for cache in ("auto", "host"):
+        with pytest.raises(ResourceError, match=r"the host has 1\.0 MiB") as caught:
+            planned(cache, memory).check()
+        assert "use --cache disk, which fits" in caught.value.hint
+        assert "--cache host" not in caught.value.hint
+
+
+@pytest.mark.parametrize("cache", ["auto", "device", "host"])
+@pytest.mark.usefixtures("ample")
+def test_most_tokens_is_the_edge(cache: str) -> None:
+    memory = needed_with(0.5)
+    most = planned(cache, memory).most_tokens
+    assert planned(cache, memory, most).fits
+    assert not planned(cache, memory, most + 1).fits
+    assert (most < TOKENS) == (cache == "device")

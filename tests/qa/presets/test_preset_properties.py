@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from esa_cli.errors import EsaError, PresetError
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.preset import AnswerSettings, parse_override
 from esa_cli.qa.presets.resolved_preset import build_method
-from esa_cli.system.strict_yaml import dump_yaml
 
 SECTIONS = {
     "window": [one.name for one in dataclasses.fields(Window)],
@@ -70,21 +68,10 @@ def test_presets_are_valid_or_refused_with_the_key(changes: dict[str, Any]) -> N
     assert preset.validated("made", made.model_dump(exclude={"name"}, by_alias=True)) == made or (
         "nan" in repr(changes)
     )
-
-
-@given(CHANGES)
-def test_methods_of_valid_presets_are_built_or_refused(changes: dict[str, Any]) -> None:
     try:
-        build_method(preset.validated("made", with_changes(changes)))
+        build_method(made)
     except EsaError as error:
         expect_one_line(error)
-
-
-@given(trees([*TOP, "extends", *INSIDE]))
-def test_files_of_any_yaml(tmp_path: Path, data: Any) -> None:
-    path = tmp_path / "made.yaml"
-    path.write_text(dump_yaml(data), "utf-8", "backslashreplace")
-    refused_or(path)
 
 
 @given(st.binary(max_size=60) | st.text("{}[]:,-&*!|>'\"#\n\t a1<~", max_size=40))
@@ -145,9 +132,3 @@ def test_overrides(key: str, value: Any) -> None:
         preset.load("tiny-random", [text])
     except PresetError as error:
         expect_one_line(error)
-
-
-def test_a_key_of_every_section_is_tried() -> None:
-    assert set(SECTIONS) < set(TOP)
-    with pytest.raises(PresetError, match=r"no setting 'window\.chunks'"):
-        preset.validated("made", with_changes({"window.chunks": 1}))

@@ -1,4 +1,4 @@
-"""Presets: inheritance, overrides, validation, and every shipped one."""
+"""Presets: inheritance, overrides, validation, adapters, and every shipped one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from esa_cli.errors import PresetError
-from esa_cli.methods import registry
 from esa_cli.models import parse_reference
-from esa_cli.qa.presets import preset, preset_files
+from esa_cli.models.text_passes.lora_adapter import CONFIG
+from esa_cli.qa.presets import adapter_files, preset, preset_files, resolved_preset
+from esa_cli.qa.presets.adapter_files import adapter_folder
+from esa_cli.qa.presets.preset import AnswerSettings
 from esa_cli.qa.presets.resolved_preset import resolve
 
 SHIPPED = sorted(path.stem for path in preset_files.shipped_dir().glob("*.yaml"))
@@ -38,33 +40,10 @@ def test_shipped_presets_load_and_build(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_presets_set_nothing_that_is_not_read(name: str) -> None:
-    """Unknown settings are refused; a compressor is fitted where the score reads reduced keys, else
-    by the paper's method over the preset, as in `esa selftest --methods preset,esa`."""
-    chosen = resolve(name)
-    paper = resolve(chosen.preset, method="esa").method
-    assert paper.score.features
-    read = chosen.method if chosen.method.score.features else paper
-    assert read.compressor == registry.build("compressor", chosen.preset.compressor)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
 def test_what_show_prints_is_the_same_preset(name: str, tmp_path: Path) -> None:
     chosen = preset.load(name)
     again = preset.load(write(tmp_path / f"{name}.yaml", preset.dump(chosen)))
     assert again == chosen
-
-
-def test_paper_presets_have_the_papers_settings() -> None:
-    for name in ("paper", "paper-mistral"):
-        chosen = preset.load(name)
-        window = chosen.window
-        assert (window.initial, window.selected, window.local) == (128, 2048, 4096)
-        assert chosen.selector["proximity"] == 3
-        assert chosen.score == {"name": "sum", "rotate": False}
-        assert chosen.compressor["rank"] == 128
-        assert chosen.reading == "select"
-        assert chosen.position["name"] == "esa"
 
 
 def test_extends_goes_up_the_chain(tmp_path: Path) -> None:
@@ -82,14 +61,6 @@ def test_extending_in_a_circle_is_refused(tmp_path: Path) -> None:
         preset.load(one)
 
 
-def test_ones_own_preset_may_extend_the_shipped_one_of_its_name(no_user_presets: Path) -> None:
-    write(no_user_presets / "tiny-random.yaml", "extends: tiny-random\ndescription: mine")
-    shipped = preset_files.shipped_dir() / "tiny-random.yaml"
-    chosen = preset.load("tiny-random")
-    assert chosen.description == "mine"
-    assert chosen.window == preset.load(str(shipped)).window
-
-
 def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     no_user_presets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,33 +73,6 @@ def test_ones_own_preset_may_extend_a_shipped_one_that_extends_its_name(
     assert (chosen.kernel, chosen.description, chosen.reading) == ("reference", "large", "local")
 
 
-def test_another_name_starts_a_part_afresh(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.yaml", "extends: tiny-random\ncompressor: {name: none}")
-    assert preset.load(path).compressor == {"name": "none"}
-    assert preset.load("tiny-random", ["compressor.rank=4"]).compressor["fit_tokens"] == 64
-
-
-def test_users_presets_come_before_shipped_ones(no_user_presets: Path) -> None:
-    write(no_user_presets / "mine.yml", "extends: tiny-random\ndescription: mine")
-    for name in ("paper", "qwen3-4b"):
-        write(no_user_presets / f"{name}.yaml", "extends: tiny-random\ndescription: changed")
-        assert preset.load(name).description == "changed"
-    assert preset.load("mine").description == "mine"
-    assert set(SHIPPED) | {"mine", "qwen3-4b"} == set(preset_files.available())
-
-
-def test_line_breaks_are_shown_as_they_are_written(tmp_path: Path) -> None:
-    texts = ("prompt.before='a\n\nb: c'", 'prompt.after="\\n\\n{question}"', "prompt.system='x'")
-    chosen = preset.load("tiny-random", texts)
-    assert chosen.prompt.before == "a\nb: c"
-    shown = preset.dump(chosen)
-    assert '  after: "\\n\\n{question}"\n' in shown
-    assert "  before: |-\n" in shown
-    assert "  system: x\n" in shown
-    again = preset.load(write(tmp_path / "tiny-random.yaml", shown))
-    assert again == chosen
-
-
 def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
     assert preset.load("consensus").score["heads"] == preset.load().score["heads"]
     assert "heads" not in preset.load("consensus", ["model=random:llama"]).score
@@ -137,23 +81,6 @@ def test_heads_of_one_model_do_not_vote_in_another(tmp_path: Path) -> None:
     same = tmp_path / "same.yaml"
     same.write_text("extends: smollm2-135m\nwindow: {selected: 256}\n", "utf-8")
     assert preset.load(str(same)).score["heads"] == preset.load().score["heads"]
-
-
-def test_a_selector_for_itself_hears_all_heads() -> None:
-    assert resolve(preset.load()).method.score.heads
-    assert not resolve(preset.load(overrides=["selector.name=topk"])).method.score.heads
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("window.selected=2048", {"window": {"selected": 2048}}),
-        ("prompt.after='a = b'", {"prompt": {"after": "a = b"}}),
-        (" window.dense =", {"window": {"dense": None}}),
-    ],
-)
-def test_overrides_are_read_as_yaml(text: str, parsed: object) -> None:
-    assert preset.parse_override(text) == parsed
 
 
 @pytest.mark.parametrize(
@@ -191,3 +118,71 @@ def test_broken_files_are_refused(text: bytes, tmp_path: Path) -> None:
     for name in (str(tmp_path / "p.yaml"), str(tmp_path / "none.yaml"), "tiny-randm"):
         with pytest.raises(PresetError):
             preset.load(name)
+
+
+FROM_TEXT = "answer.from=text"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "from=elsewhere", "form=verse", "passages=0", "passages=257", "passages=many", "prior=-0.5",
+        "threshold=high", "adapter=3", "adaptor=x", "prompt=Text", "prompt='{passage}'",
+    ],
+)  # fmt: skip
+def test_what_does_not_hold_is_refused(override: str) -> None:
+    with pytest.raises(PresetError) as error:
+        preset.load("tiny-random", [FROM_TEXT, f"answer.{override}"])
+    assert f"answer.{override.partition('=')[0]}" in str(error.value)
+    assert "adapter" in error.value.hint or override != "adaptor=x"
+
+
+def extending(folder: Path, text: str) -> preset.Preset:
+    (folder / "base.yaml").write_text(
+        "extends: tiny-random\nanswer: {from: text, passages: 5, adapter: small}\n", "utf-8"
+    )
+    path = folder / "other.yaml"
+    path.write_text(f"extends: base.yaml\n{text}", "utf-8")
+    return preset.load(str(path))
+
+
+@pytest.mark.parametrize("own", ["", "answer: {passages: 7}\n"])
+def test_a_preset_of_another_model_does_not(tmp_path: Path, own: str) -> None:
+    answer = extending(tmp_path, f"model: hf:some/model@main\n{own}").answer
+    assert answer == AnswerSettings(passages=7 if own else 16)
+
+
+def test_a_method_answers_from_rows() -> None:
+    made = preset.load("tiny-random", [FROM_TEXT, "answer.passages=3"])
+    assert resolved_preset.apply("esa", made).answer.source == "rows"
+    assert resolved_preset.compared(resolved_preset.AS_IS, made).answer.source == "text"
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of shipped adapters; the working directory is an empty one."""
+    monkeypatch.setattr(adapter_files, "shipped_dir", lambda: tmp_path / "presets")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "presets" / "adapters"
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / CONFIG).write_text("{}", "utf-8")
+    return folder
+
+
+def test_a_name_is_a_shipped_one(shipped: Path) -> None:
+    folder = made(shipped / "small")
+    assert adapter_folder("small") == folder
+    made(Path("small"))
+    assert adapter_folder("small") == folder
+    assert adapter_folder("./small") == Path("small")
+
+
+@pytest.mark.parametrize("name", ["", ".", "none", "/none", "../presets/adapters/empty", "~nobody"])
+def test_a_missing_one_is_refused(shipped: Path, name: str) -> None:
+    (shipped / "empty").mkdir(parents=True)
+    with pytest.raises(PresetError, match=r"answer\.adapter|~nobody"):
+        adapter_folder(name)

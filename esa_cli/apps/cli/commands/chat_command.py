@@ -8,33 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from esa_cli.apps.chat.chat_commands import ChatLines
+from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
+from esa_cli.apps.cli.output.answer_output import passage_count
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import PARTIAL
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
-
-Documents = Annotated[
-    list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
-]
 
 
 @options.command
 def chat(
-    documents: Documents = None,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="DOC...", help="The documents to talk about.")
+    ] = None,
     keep: options.Keep = None,
     method: options.Method = None,
     top: Top = None,
     *,
     model: ModelOptions,
-    generation: GenerationOptions,
-    answer: AnswerOptions,
+    generation: Annotated[GenerationOptions, options.Hidden()],
+    answer: Annotated[AnswerOptions, options.Hidden("answer")],
     quiet: options.Quiet = False,
 ) -> None:
     """Talk about documents: questions that know the ones before.
@@ -43,24 +44,21 @@ def chat(
     an error in place of an answer.
     """
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.output.answer_output import passage_count
-    from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.cli.request import no_keep_hint
     from esa_cli.qa.opening import answerable
 
     named = documents or []
-    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     inputs.check(named, questions_on_stdin=True)
-    chosen = answer.load_preset(model, method=method)
+    chosen = answer.load_preset(model, method)
     reader = answer.reader_choice()
-    reporter, shown = Reporter(quiet), passage_count(top, quiet)
-    found = inputs.read(named, reporter).documents
-    try:
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with Reporter(quiet) as reporter, inputs.no_keep_hint(keep):
+        gathered = inputs.read(named, reporter).documents
         chosen = chosen if method else answerable(chosen, reporter)
-        with no_keep_hint(keep), opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
-            run(asker, found, reporter, generation.arguments(), shown, on_terminal=on_terminal)
-    finally:
-        reporter.settle()
+        with opened(chosen, model, reporter, keep=keep, reader=reader) as asker:
+            shown = passage_count(top, quiet)
+            run(
+                asker, gathered, reporter, generation.arguments(), shown, on_terminal=on_terminal
+            )  # fmt: skip
 
 
 def run(
@@ -78,15 +76,12 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    from esa_cli.apps.chat.chat_commands import ChatLines
-    from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
-
     if on_terminal:
-        found = inputs.ingest_or_open(asker, documents, reporter)
+        books = inputs.ingest_or_open(asker, documents, reporter)
     else:
-        found = inputs.ingest(asker, documents)
+        books = [asker.ingest(document) for document in documents]
     reporter.settle()
-    talk = Conversation(asker, found, asking, passages=max(MAX_PASSAGES, shown))
+    talk = Conversation(asker, books, asking, passages=max(MAX_PASSAGES, shown))
     names = [document.source for document in documents]
     lines = ChatLines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
@@ -95,9 +90,9 @@ def run(
         many = f"{len(documents)} document" + "s" * (len(documents) != 1)
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")
         edit_lines(lines, reporter)
-    else:
-        for _, line in inputs.numbered_lines(sys.stdin):
-            if not lines.take(line):
-                break
-        if lines.failed:
-            raise typer.Exit(PARTIAL)
+        return
+    for _, line in inputs.numbered_lines(sys.stdin):
+        if not lines.take(line):
+            break
+    if lines.failed:
+        raise typer.Exit(PARTIAL)

@@ -38,8 +38,8 @@ def compare(
     esa compare book.txt "Who is Ahab?" --methods preset,infllm,streaming-llm
     """
     from esa_cli.apps.cli import inputs
+    from esa_cli.apps.cli.inputs import split
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
-    from esa_cli.apps.cli.request import split
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
     from esa_cli.storage import check_in_memory

@@ -1,47 +1,49 @@
-"""`esa library`: the documents that were read once and can be asked any time."""
+"""`esa library`: lists, shows, checks, removes and copies the documents that were stored."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from esa_cli.apps.cli.completion import documents
-from esa_cli.apps.cli.library_copy import copy, export, import_, pull, push
 from esa_cli.apps.cli.options import options
-from esa_cli.apps.cli.output.entry_output import entry_label, facts, table_row
-from esa_cli.apps.cli.removal_question import confirm_removal
-from esa_cli.system.machine import size_text
-
-if TYPE_CHECKING:
-    from esa_cli.errors import LibraryError
-    from esa_cli.storage.library import Entry, Library
+from esa_cli.apps.cli.options.command_help import option
+from esa_cli.apps.cli.options.completion import documents
+from esa_cli.apps.cli.output.progress_display import token_progress
+from esa_cli.apps.cli.output.terminal import Reporter, one_line, print_json, print_table, print_text
+from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError, UsageError
+from esa_cli.storage.library import Entry, Library
+from esa_cli.system.machine import parse_size, size_text
+from esa_cli.system.progress import WaitNotice
 
 app = typer.Typer(help="List, check, copy and remove the documents that are kept.")
-_BAD = ("damaged", "another format", "unreadable")
+HERE = "library"
+"""In place of a folder, URL or archive: the library that commands use."""
 _ID = "The beginning of an id from `esa library list`, or a document's name."
+_PLACE = "`library`, a folder, a URL (s3:// or whatever fsspec has), or an archive FILE.tar"
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=documents)]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=documents)]
 AnyIds = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID...]", help=_ID + " Without it all.", autocompletion=documents),
 ]
-Text = Annotated[
-    bool, typer.Option("--text", help="The text alone, in which `start` and `end` count.")
-]
-All = Annotated[bool, typer.Option("--all", help="Former versions of files, too.")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help=f"Where they are: {_PLACE}.")]
+Target = Annotated[str, typer.Argument(metavar="DST", help="The same; one is `library`.")]
 
 
 @app.command("list")
-def list_(every: All = False, as_json: options.Json = False) -> None:
+def list_(
+    every: Annotated[bool, option("--all", "Former versions of files, too.")] = False,
+    as_json: options.Json = False,
+) -> None:
     """List the documents, the last used first."""
-    from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.storage.library import Library
-
     library = Library()
     present, former = library.divided_entries()
-    found = [*present, *former] if every else present
+    entries = [*present, *former] if every else present
     if as_json:
         print_json(
             {
@@ -50,33 +52,34 @@ def list_(every: All = False, as_json: options.Json = False) -> None:
                 "catalogue_bytes": library.catalogue_bytes,
                 "synced_files": library.synced_files,
                 "former": [entry.id for entry in former],
-                "documents": [entry.as_json() for entry in found],
+                "documents": [entry.as_json() for entry in entries],
             }
         )
-    elif found:
-        print_table(
-            ("id", "tokens", "size", "used", "preset", "rows", "document"),
-            list(map(table_row, found)),
-        )
+        return
+    if entries:
+        headers = ("id", "tokens", "size", "used", "preset", "rows", "document")
+        print_table(headers, [_row(entry) for entry in entries])
         catalogue = size_text(library.catalogue_bytes)
         print(f"{size_text(library.nbytes)} in {library.root}, and its catalogue: {catalogue}")
     else:
         print("no documents yet; `esa ingest` reads one")
-    if not as_json and former:
+    if former:
         print(f"{len(former):,} former: their files have another text now, or were removed")
-    if not as_json and (files := library.synced_files):
+    if files := library.synced_files:
         print(f"{files:,} files of `esa ingest --words`, found by their words")
 
 
 @app.command("show")
-def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
+def show(
+    name: Id,
+    text: Annotated[
+        bool, option("--text", "The text alone, in which `start` and `end` count.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
     """Show what is known of a document, or its text."""
-    from esa_cli.apps.cli.entry_choice import one_entry
-    from esa_cli.apps.cli.output.terminal import print_json, print_table, print_text
-    from esa_cli.storage.library import Library
-
     library = Library()
-    entry = one_entry(library, name)
+    [entry] = _entries(library, [name])
     if as_json:
         more = {"text": library.text(entry)} if text else {}
         print_json({**entry.as_json(), **more})
@@ -89,62 +92,38 @@ def show(name: Id, text: Text = False, as_json: options.Json = False) -> None:
 @app.command("verify")
 def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
     """Read every byte of the documents, and say what is damaged."""
-    from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.apps.cli.output.terminal import one_line, print_json
-    from esa_cli.storage.library import Library
-
     library = Library()
-    every = [one for part in library.divided_entries() for one in part]
-    chosen = several_entries(library, names) if names else every
-    results = [(entry, library.verify(entry)) for entry in chosen]
+    stored = [entry for part in library.divided_entries() for entry in part]
+    entries = _entries(library, names) if names else stored
+    results = [(entry, library.verify(entry)) for entry in entries]
     if as_json:
-        rows = [{"id": e.id, "damages": [one.message for one in bad]} for e, bad in results]
+        rows = [{"id": e.id, "damages": [error.message for error in bad]} for e, bad in results]
         print_json({"documents": rows})
     else:
-        for entry, bad in results:
-            print(f"{entry.id}  {_state(bad)}  {entry_label(entry)}")
-            for error in bad:
+        for entry, errors in results:
+            print(f"{entry.id}  {_worst(errors)}  {_label(entry)}")
+            for error in errors:
                 print(f"    {one_line(error.message)}")
-    _complain(results)
+    for state, kind, what, hint in (
+        ("damaged", LibraryError, "are damaged", "`esa library rm {}`, and ingest them again"),
+        (
+            "another format", ForeignVersionError, "are of another format",
+            "use the esa that wrote them, or `esa library rm {}`",
+        ),
+        ("unreadable", UnreadableError, "cannot be read", "check who may read them, and the disk"),
+    ):  # fmt: skip
+        ids = [entry.id for entry, errors in results if _worst(errors) == state]
+        if ids:
+            count = f"{len(ids)} of {len(results)} documents"
+            raise kind(f"{count} {what}", hint.format(" ".join(ids)))
 
 
-def _state(found: Sequence[LibraryError]) -> str:
-    from esa_cli.errors import ForeignVersionError, UnreadableError
-
-    if not found:
-        return "good"
-    states = {
-        "another format"
-        if isinstance(error, ForeignVersionError)
-        else "unreadable"
-        if isinstance(error, UnreadableError)
-        else "damaged"
-        for error in found
-    }
-    return next(state for state in _BAD if state in states)
-
-
-def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
-    """Raises LibraryError where a document is not good."""
-    from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
-
-    of = {state: [e.id for e, bad in results if _state(bad) == state] for state in _BAD}
-    damaged, foreign, hidden = (of[state] for state in _BAD)
-    if damaged:
-        raise LibraryError(
-            f"{len(damaged)} of {len(results)} documents are damaged",
-            f"`esa library rm {' '.join(damaged)}`, and ingest them again",
-        )
-    if foreign:
-        raise ForeignVersionError(
-            f"{len(foreign)} of {len(results)} documents are of another format",
-            f"use the esa that wrote them, or `esa library rm {' '.join(foreign)}`",
-        )
-    if hidden:
-        raise UnreadableError(
-            f"{len(hidden)} of {len(results)} documents cannot be read",
-            "check who may read them, and the disk; then verify again",
-        )
+def _worst(errors: Sequence[LibraryError]) -> str:
+    """The state of a document with these errors."""
+    kinds = {ForeignVersionError: "another format", UnreadableError: "unreadable"}
+    states = {kinds.get(type(error), "damaged") for error in errors}
+    order = ("damaged", "another format", "unreadable")
+    return next((state for state in order if state in states), "good")
 
 
 @app.command("rm")
@@ -153,26 +132,21 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
 
     The files they were read from stay.
     """
-    from esa_cli.apps.cli.entry_choice import several_entries
-    from esa_cli.storage.library import Library
-
     library = Library()
-    chosen = several_entries(library, names)
-    files = {entry.file for entry in chosen if entry.file}
-    chosen += [one for one in library.divided_entries().former if one.file in files]
-    chosen = list({entry.key: entry for entry in chosen}.values())
-    listed = ", ".join(f"{entry.id} ({entry_label(entry)})" for entry in chosen)
-    confirm_removal("document", f"{listed} from the library", yes)
-    for entry in chosen:
+    entries = _entries(library, names)
+    files = {entry.file for entry in entries if entry.file}
+    entries += [one for one in library.divided_entries().former if one.file in files]
+    entries = list({entry.key: entry for entry in entries}.values())
+    listed = ", ".join(f"{entry.id} ({_label(entry)})" for entry in entries)
+    options.confirm_removal("document", f"{listed} from the library", yes)
+    for entry in entries:
         freed = size_text(library.remove(entry))
-        print(f"removed {entry.id} ({entry_label(entry)}), {freed} freed")
-    _say_note(library)
+        print(f"removed {entry.id} ({_label(entry)}), {freed} freed")
+    _warn_of_catalogue(library)
 
 
-def _say_note(library: Library) -> None:
-    """Says, once, that words of what was removed are still in the catalogue."""
-    from esa_cli.apps.cli.output.terminal import Reporter
-
+def _warn_of_catalogue(library: Library) -> None:
+    """Warns, once, that words of what was removed are still in the catalogue."""
     if library.catalogue_note:
         Reporter().warn(f"esa: {library.catalogue_note}")
 
@@ -180,25 +154,16 @@ def _say_note(library: Library) -> None:
 @app.command("prune")
 def prune(
     max_size: Annotated[
-        str | None,
-        typer.Option(
-            "--max-size", metavar="SIZE", help="Remove the least recently used until so much, 10GB."
-        ),
+        str | None, option("--max-size SIZE", "Remove the least recently used until so much, 10GB.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only say what would be removed.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Remove former versions and leftovers; keep to a size."""
-    from esa_cli.apps.cli.output.terminal import print_json
-    from esa_cli.storage.library import Library
-    from esa_cli.system.machine import parse_size
-
     most = None if max_size is None else parse_size(max_size, "--max-size")
     library = Library()
     done = library.prune(most, dry_run=dry_run)
-    _say_note(library)
+    _warn_of_catalogue(library)
     if as_json:
         print_json(
             {
@@ -213,7 +178,7 @@ def prune(
         return
     would = "would remove" if dry_run else "removed"
     for entry in done.removed:
-        print(f"{would} {entry.id} ({entry_label(entry)})")
+        print(f"{would} {entry.id} ({_label(entry)})")
     if done.leftovers:
         print(f"{would} {done.leftovers} files that belong to no document")
     if done.left_alone:
@@ -223,6 +188,123 @@ def prune(
     print(f"{size_text(done.freed)} {freed}, {size_text(done.left)} left")
 
 
-app.command("copy")(copy)
-for _name, _alias in (("push", push), ("pull", pull), ("export", export), ("import", import_)):
-    app.command(_name, hidden=True)(_alias)
+@app.command("copy")
+def copy(
+    source: Source,
+    target: Target,
+    names: AnyIds = None,
+    as_json: options.Json = False,
+    quiet: Annotated[bool, option("--quiet -q", "", hidden=True)] = False,
+) -> None:
+    """Copy documents to or from a folder, URL or archive.
+
+    The place then is a library, too. Every file is checked.
+    """
+    from esa_cli.apps.cli.options import output_paths
+    from esa_cli.storage.library.library_copy import is_archive, pull, push, without_password
+
+    if (source == HERE) == (target == HERE):
+        raise UsageError(
+            f"SRC or DST must be `library`, got {source} and {target}",
+            "`esa library copy library FILE.tar` copies from it, `copy FILE.tar library` to it",
+        )
+    if is_archive(target):
+        output_paths.check("DST", Path(target))
+    library, reporter = Library(), Reporter(quiet or as_json)
+    waiting = WaitNotice(lambda: reporter.note("esa: waiting for another esa"), None, 0)
+    progress = token_progress(reporter, f"documents of {source}", unit="documents")
+    try:
+        if source == HERE:
+            entries = _entries(library, names) if names else library.entries()
+            if not entries:
+                raise UsageError("the library has no documents to copy", "`esa ingest` reads one")
+            result = push(library, target, entries, progress)
+        else:
+            result = pull(library, source, names or (), progress, waiting)
+    finally:
+        reporter.settle()
+    failed = result.failed
+    if as_json:
+        print_json(
+            {
+                "source": without_password(source),
+                "target": without_password(target),
+                "copied": [key[:12] for key in result.copied],
+                "there": result.there,
+                "bytes": result.bytes,
+                "failed": [error.message for error in failed],
+            }
+        )
+    else:
+        size = size_text(result.bytes)
+        print(f"copied {_count(len(result.copied))}, {size}; {result.there:,} were there")
+    sys.stdout.flush()
+    if failed:
+        text = f"{_count(len(failed))} left out: {failed[0].message}"
+        raise LibraryError(text, failed[0].hint)
+
+
+def _count(documents: int) -> str:
+    return f"{documents:,} document" + "s" * (documents != 1)
+
+
+def _entries(library: Library, names: Sequence[str]) -> list[Entry]:
+    """The documents whose ids begin so, or whose names they are, each once."""
+    entries = dict[str, Entry]()
+    for name in names:
+        matches = library.matches(name)
+        if not matches:
+            raise UsageError(f"no document {name} in the library", "see `esa library list`")
+        if len(matches) > 1:
+            ids = ", ".join(entry.id for entry in matches[:5])
+            raise UsageError(f"{name} fits {len(matches)} documents: {ids}", "give an id")
+        entries[matches[0].key] = matches[0]
+    return list(entries.values())
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    return (
+        entry.id,
+        f"{entry.tokens:,}",
+        size_text(entry.nbytes),
+        _minute(entry.used),
+        str(entry.provenance.get("preset", "")),
+        "" if entry.damage else entry.rows,
+        _label(entry),
+    )
+
+
+def facts(entry: Entry) -> dict[str, str]:
+    """Labels and values of a stored document for people; `--json` has the settings too."""
+    if entry.damage:
+        return {"id": entry.key, "document": _label(entry)}
+    layout = entry.layout
+    kind, shape = entry.rows, f"{layout.layers} layers, {layout.dtype}"
+    table = {
+        "id": entry.key,
+        "document": _label(entry),
+        "size": size_text(entry.nbytes),
+        "tokens": f"{entry.tokens:,}",
+        "characters": f"{entry.characters:,}",
+        "rows": f"index, {layout.width} numbers a token" if kind == "index" else f"{kind}, {shape}",
+        "states": size_text(entry.sizes["states"]) if layout.states else "",
+        "read": _minute(entry.created),
+        "used": _minute(entry.used),
+    }
+    for key, value in entry.provenance.items():
+        if key not in ("name", "rows"):
+            table[key] = "; ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return {key: value for key, value in table.items() if value}
+
+
+def _label(entry: Entry) -> str:
+    """Its name, or what is wrong with it."""
+    if entry.damage:
+        damage = one_line(entry.damage)
+        return damage if entry.unreadable else f"{entry.state}: {damage}"
+    return one_line(entry.name) or "without a name"
+
+
+def _minute(seconds: float) -> str:
+    """Day and minute; nothing for 0."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""

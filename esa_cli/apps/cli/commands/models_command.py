@@ -9,7 +9,6 @@ import typer
 
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.removal_question import confirm_removal
 
 app = typer.Typer(help="List, fetch and remove models.")
 _HELP = "A hub id, a folder, a .gguf file or a wheel."
@@ -82,5 +81,5 @@ def rm(ref: Ref, yes: options.Yes = False) -> None:
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 
-    freed = remove(ref, lambda: confirm_removal("model", f"{ref} from this machine", yes))
+    freed = remove(ref, lambda: options.confirm_removal("model", f"{ref} from this machine", yes))
     print(f"removed {ref}, {size_text(freed)} freed")

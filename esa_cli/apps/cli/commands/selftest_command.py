@@ -16,7 +16,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
-from esa_cli.apps.cli.run_facts import run_facts
+from esa_cli.apps.cli.options.output_paths import run_facts
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,21 +15,15 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
+from esa_cli.storage.library import Library
+from esa_cli.system.machine import is_loopback, parse_size
 
 if TYPE_CHECKING:
-    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
-Documents = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
-]
-Allow = Annotated[
-    list[Path] | None, option("--allow DIR", "Requests may name files in it. Repeatable.")
-]
-Stored = Annotated[bool, option("--library", "Requests may name what the library has stored.")]
 Host = Annotated[str, option("--host HOST", "The address to listen on.")]
 Port = Annotated[int, option("--port N", "0 takes a free one.", min=0, max=65535)]
 Token = Annotated[
@@ -40,46 +34,49 @@ Token = Annotated[
         envvar="ESA_TOKEN",
     ),
 ]
-MaxBody = Annotated[str, option("--max-body SIZE", "The largest request.")]
-MaxQuestion = Annotated[
-    int, option("--max-question TOKENS", "The longest question, with its history.", min=1)
-]
-MaxQueue = Annotated[
-    int, option("--max-queue N", "Questions that may wait; more are sent away.", min=0)
-]
-Timeout = Annotated[float, option("--timeout SECONDS", "The longest an answer takes.", min=0.1)]
 
 
 @dataclass(frozen=True)
 class ServeOptions:
     """Options of `esa serve` besides the model's."""
 
-    allow: Allow = None
-    library: Stored = False
+    allow: Annotated[
+        list[Path] | None, option("--allow DIR", "Requests may name files in it. Repeatable.")
+    ] = None
+    library: Annotated[
+        bool, option("--library", "Requests may name what the library has stored.")
+    ] = False
     host: Host = "127.0.0.1"
     port: Port = 8000
     token: Token = None
-    max_body: MaxBody = "1MB"
-    max_question: MaxQuestion = 8192
-    max_queue: MaxQueue = 8
-    timeout: Timeout = 600.0
+    max_body: Annotated[str, option("--max-body SIZE", "The largest request.")] = "1MB"
+    max_question: Annotated[
+        int, option("--max-question TOKENS", "The longest question, with its history.", min=1)
+    ] = 8192
+    max_queue: Annotated[
+        int, option("--max-queue N", "Questions that may wait; more are sent away.", min=0)
+    ] = 8
+    timeout: Annotated[
+        float, option("--timeout SECONDS", "The longest an answer takes.", min=0.1)
+    ] = 600.0
     keep: options.Keep = None
 
     @property
     def body_bytes(self) -> int:
         """Raises UsageError: --max-body is no size."""
-        from esa_cli.system.machine import parse_size
-
         return parse_size(self.max_body, "--max-body")
 
 
 @options.command
 def serve(
-    documents: Documents = None,
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOC...", help="What requests are about that name no documents."),
+    ] = None,
     *,
-    wanted: ServeOptions,
+    wanted: Annotated[ServeOptions, options.Hidden("max_body", "max_queue")],
     model: ModelOptions,
-    answer: AnswerOptions,
+    answer: Annotated[AnswerOptions, options.Hidden("answer")],
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a page for asking, and /v1/chat/completions.
@@ -88,25 +85,20 @@ def serve(
     it is ready; Ctrl-C ends it.
     """
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.qa.opening import answerable
 
     named = documents or []
     check(named, wanted)
     from esa_cli.apps.server import server_run
 
-    chosen = answer.load_preset(model)
-    reader = answer.reader_choice()
-    reporter = Reporter(quiet)
-    server_run.bind(wanted.host, wanted.port).close()  # a taken port is said at once
-    found = inputs.read(named, reporter).documents
-    try:
+    chosen, reader = answer.load_preset(model), answer.reader_choice()
+    server_run.bind(wanted.host, wanted.port).close()  # a taken port is reported at once
+    with Reporter(quiet) as reporter:
+        gathered = inputs.read(named, reporter).documents
         chosen = answerable(chosen, reporter)
         with opened(chosen, model, reporter, keep=bool(wanted.keep), reader=reader) as asker:
             most = None if chosen.answer.needs_rows else chosen.answer.documents
-            run(asker, wanted, found, reporter, most)
-    finally:
-        reporter.settle()
+            run(asker, wanted, gathered, reporter, most)
 
 
 def check(documents: Sequence[str], wanted: ServeOptions) -> None:
@@ -116,7 +108,7 @@ def check(documents: Sequence[str], wanted: ServeOptions) -> None:
         raise UsageError(
             f"`esa serve` needs {' and '.join(missing)}", "pip install 'esa-cli[serve]'"
         )
-    check_token(wanted.token, wanted.host)
+    check_access(wanted.allow or [], wanted.token, wanted.host)
     if wanted.body_bytes < 1:
         raise UsageError(
             f"--max-body must be at least 1 byte, got {wanted.max_body}", "as --max-body 1MB"
@@ -128,31 +120,25 @@ def check(documents: Sequence[str], wanted: ServeOptions) -> None:
         )
     if documents:
         inputs.check(documents, questions_on_stdin=False)
-    check_folders(wanted.allow or [])
 
 
-def check_token(token: str | None, host: str) -> None:
-    """Raises UsageError: it cannot be one, or lacks where other machines can connect."""
-    from esa_cli.system.machine import is_loopback
-
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise UsageError("the token must be printable ASCII", "a header has no other characters")
-    if token is not None and len(token.split()) != 1:
-        raise UsageError("the token must be one word without spaces", "choose another")
+def check_access(folders: Sequence[Path], token: str | None, host: str | None) -> None:
+    """Raises UsageError where one of --allow is no folder, or the token cannot be one, or is
+    missing where other machines can connect; `host` is None where none can."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"--allow must be a folder, got {folder}", "name one that exists")
+    if host is None:
+        return
     if token is None and not is_loopback(host):
         raise UsageError(
             f"--host {host} lets other machines in, so it needs a token",
             "set $ESA_TOKEN, or give --token",
         )
-
-
-def check_folders(folders: Sequence[Path]) -> None:
-    """Raises UsageError where one of --allow is no folder."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(
-                f"--allow must be a folder, got {folder}", "give a folder that is there"
-            )
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise UsageError("the token must be printable ASCII", "a header has no other characters")
+    if token is not None and len(token.split()) != 1:
+        raise UsageError("the token must be one word without spaces", "choose another")
 
 
 def run(
@@ -173,10 +159,9 @@ def run(
     from esa_cli.apps.server import server_run as server
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
     from esa_cli.apps.server.server_app import ServerLimits, make_app
-    from esa_cli.storage.library import Library
 
     with server.bind(wanted.host, wanted.port) as sock:
-        fixed = inputs.ingest(asker, documents)
+        fixed = [asker.ingest(document) for document in documents]
         reporter.settle()
         allowed = AllowedDocuments(
             asker, fixed, wanted.allow or [], Library(), stored=wanted.library, most=most

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.errors import UsageError
 
@@ -18,40 +16,28 @@ if TYPE_CHECKING:
 
 Form = Annotated[
     Literal["auto", "span", "text"] | None,
-    typer.Option(
-        "--answer",
-        metavar="auto|span|text",
-        help="span: a quotation; text: in free words; auto: as the question asks for.",
+    option(
+        "--answer auto|span|text",
+        "span: a quotation; text: in free words; auto: as the question asks for.",
     ),
 ]
 ReaderName = Annotated[
     str | None,
-    typer.Option(
-        "--reader",
-        metavar="URL|REF",
-        help="What words answers from the passages: an OpenAI-compatible server, to which they are "
-        "sent, or a model as for --model.",
+    option(
+        "--reader URL#MODEL|REF",
+        "What words answers from the passages: an OpenAI-compatible server, to which they are "
+        "sent, and its model (its first by default), or a model as for --model.",
     ),
 ]
-ReaderModel = Annotated[
-    str | None,
-    typer.Option(
-        "--reader-model", metavar="NAME", help="The model of the server; its first by default."
-    ),
-]
+ReaderModel = Annotated[str | None, option("--reader-model NAME", "", hidden=True)]
 ReaderTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--reader-timeout",
-        metavar="SECONDS",
-        help="The longest an answer of the server may take, or be silent; else 900, or 300.",
-    ),
+    float | None, option("--reader-timeout SECONDS", "", hidden=True, envvar="ESA_READER_TIMEOUT")
 ]
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The form of answers, what reads the passages, and what words the answer."""
+    """The form of answers, and what words them."""
 
     answer: Form = None
     reader: ReaderName = None
@@ -59,17 +45,19 @@ class AnswerOptions:
     reader_timeout: ReaderTimeout = None
 
     @property
-    def given(self) -> list[str]:
-        """The options of the command line that need passages, as `--answer span`."""
-        named = {f"--answer {self.answer}": self.answer, f"--reader {self.reader}": self.reader}
-        return [option for option, value in named.items() if value]
+    def _server(self) -> tuple[str | None, str | None]:
+        """The reader without a model of the server, and that model."""
+        from esa_cli.qa.presets.preset_files import is_address
+
+        if self.reader is None or not is_address(self.reader):
+            return self.reader, self.reader_model
+        address, _, model = self.reader.partition("#")
+        return address, self.reader_model or model or None
 
     @property
     def dependencies(self) -> dict[str, str | None]:
         """What answers depend on besides the preset; empty without a reader."""
-        if self.reader is None:
-            return {}
-        return {"reader_model": self.reader_model}
+        return {} if self.reader is None else {"reader_model": self._server[1]}
 
     def reader_choice(self) -> ReaderChoice | None:
         """The reader that is named, not opened yet.
@@ -77,58 +65,46 @@ class AnswerOptions:
         Raises:
             UsageError, PresetError, ModelError: there cannot be one of this name.
         """
-        if self.reader is None:
-            needing = {"model": self.reader_model, "timeout": self.reader_timeout}
-            for name, value in needing.items():
-                if value is not None:
-                    raise UsageError(f"--reader-{name} needs --reader", "give the server's address")
+        reader, model = self._server
+        if reader is None:
+            if model is not None:
+                raise UsageError("--reader-model needs --reader", "use --reader URL#MODEL")
             return None
+        from esa_cli.qa.presets.preset_files import is_address
         from esa_cli.qa.reading.reader_choice import ReaderChoice
 
-        return ReaderChoice.of(self.reader, self.reader_model, self.reader_timeout)
-
-    def overrides(self) -> list[str]:
-        """`key=value` texts for `preset.load`."""
-        form = [] if self.answer is None else [f"answer.form={json.dumps(self.answer)}"]
-        reader = [] if self.reader is None else [f"answer.reader={json.dumps(self.reader)}"]
-        passages = [*reader, "answer.from=text"] if reader else []
-        return passages + form
+        timeout = self.reader_timeout if is_address(reader) else None
+        return ReaderChoice.of(reader, model, timeout)
 
     def load_preset(
-        self,
-        model: ModelOptions,
-        parts: Mapping[str, str | None] | None = None,
-        method: str | None = None,
+        self, model: ModelOptions, method: str | None = None, asked_by: str | None = None
     ) -> Preset:
         """`ModelOptions.load_preset` with these settings below those of --set.
 
+        Args:
+            asked_by: a method that will be applied to the preset later.
+
         Raises:
-            UsageError: they are of passages, and the preset answers from rows.
+            UsageError: they are of passages, and answers come from rows.
         """
-        chosen = model.load_preset(parts, method, self.overrides())
+        reader = self._server[0]
+        settings = [] if self.answer is None else [f"answer.form={json.dumps(self.answer)}"]
+        if reader is not None:
+            settings += [f"answer.reader={json.dumps(reader)}", "answer.from=text"]
+        chosen = model.load_preset(method, settings)
         if self.answer is not None and chosen.answer.reader is not None:
             raise UsageError(
                 f"--answer {self.answer} is of the model that finds, and {chosen.answer.reader} "
                 "words answers in its own way",
                 "leave out --answer, or --model and --reader",
             )
-        if self.given and chosen.answer.source == "rows":
+        options = {"--answer": self.answer, "--reader": self.reader}
+        option = next((f"{name} {value}" for name, value in options.items() if value), None)
+        if option and (asked_by or chosen.answer.source == "rows"):
+            rows = f"--method {asked_by}" if asked_by else f"preset {chosen.name}"
             raise UsageError(
-                f"{self.given[0]} needs answers from passages: preset {chosen.name} answers from "
-                "the rows that its method selects",
+                f"{option} needs answers from passages, and {rows} answers from the rows it "
+                "selects",
                 "add --set answer.from=text, and name no method or part of one",
             )
         return chosen
-
-    def check_no_method(self, method: str | None, parts: Mapping[str, str | None]) -> None:
-        """Raises UsageError where they are given beside a method or parts of one."""
-        named = {"method": method, **parts}
-        rows = [f"--{name.partition('.')[0]} {one}" for name, one in named.items() if one]
-        if rows and self.given:
-            raise UsageError(
-                f"{self.given[0]} and {rows[0]}: a method answers from the rows it selects",
-                "give one of them",
-            )
-
-
-AS_ANSWERED = AnswerOptions()

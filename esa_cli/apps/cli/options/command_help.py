@@ -11,9 +11,9 @@ PANELS = {
     "Documents": "library read keep shard join words watch prune allow haystack data from",
     "Answer": "top all min least files answer report method methods max-new-tokens temperature "
     "seed count distinct retry-failed limit questions",
-    "Model": "preset model reader reader-model reader-timeout device dtype",
+    "Model": "preset model reader device",
     "Output": "out format json quiet png markdown plot journal recall-out long",
-    "Expert": "set plugin cache rows engine workers",
+    "Expert": "set plugin rows engine workers",
 }
 """Heading -> names of options; others stand first, as `Options`."""
 
@@ -43,8 +43,9 @@ class PlainCommand(typer.core.TyperCommand):
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels = dict[str, list[Any]]({"Arguments": [], "Options": []})
-        panels |= {heading: [] for heading in PANELS}
+        panels: dict[str, list[tuple[str, str]]] = {
+            heading: [] for heading in ("Arguments", "Options", *PANELS)
+        }
         for parameter in self.get_params(ctx):
             if not getattr(parameter, "hidden", False):
                 panels[_panel(parameter)].append((option_name(parameter), option_help(parameter)))
@@ -58,12 +59,11 @@ class GroupedCommands(typer.core.TyperGroup):
     """The root, whose help has the commands in groups: the `rich_help_panel` of each."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        panels = dict[str, list[Any]]()
+        panels = dict[str, list[tuple[str, str]]]()
         for name, command in self.commands.items():
             if not command.hidden:
-                panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(
-                    (name, command.get_short_help_str(68))
-                )
+                rows = panels.setdefault(str(getattr(command, "rich_help_panel", "")), [])
+                rows.append((name, command.get_short_help_str(68)))
         width = max(len(name) for rows in panels.values() for name, _ in rows)
         for heading, rows in panels.items():
             with formatter.section(heading):
@@ -74,7 +74,7 @@ def _panel(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return "Arguments"
     name = max(parameter.opts, key=len).removeprefix("--")
-    return next((one for one, names in PANELS.items() if name in names.split()), "Options")
+    return next((panel for panel, names in PANELS.items() if name in names.split()), "Options")
 
 
 def option_name(parameter: Any) -> str:

@@ -62,15 +62,13 @@ class EngineOptions:
     @contextmanager
     def open(self, reporter: Reporter, device: str) -> Iterator[Engine]:
         """The engine, where not this process does everything. Raises UsageError."""
+        from esa_cli.apps.engine.engine import LocalEngine, ray_engine
+
         if self.engine == "local":
-            from esa_cli.apps.engine.engine import LocalEngine
-
             yield LocalEngine(reporter, self.workers or 1)
-            return
-        from esa_cli.apps.engine.engine import ray_engine
-
-        with ray_engine(reporter, self.workers, device) as engine:
-            yield engine
+        else:
+            with ray_engine(reporter, self.workers, device) as engine:
+                yield engine
 
 
 @dataclass(frozen=True)

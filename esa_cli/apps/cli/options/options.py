@@ -5,17 +5,20 @@ A command takes a group as one parameter; `command` makes each of its fields an 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from esa_cli.apps.cli import completion
+from esa_cli.apps.cli.options import completion
+from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,86 +26,73 @@ if TYPE_CHECKING:
     from esa_cli.qa.presets.preset import Preset as LoadedPreset
 
 DEFAULT_PRESET = "default"
+RUN_SETTINGS = ("dtype", "cache", "plugin")
+"""Settings that `--set` takes and that are of one run, not of a preset."""
 
 Preset = Annotated[
     str,
-    typer.Option(
-        "--preset",
-        "-p",
-        metavar="NAME",
-        help="A name from `esa presets list`, or a YAML file.",
+    option(
+        "--preset -p NAME",
+        "A name from `esa presets list`, or a YAML file.",
         autocompletion=completion.presets,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="REF",
-        help="What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
+    option(
+        "--model -m REF",
+        "What words the answers or runs the method: a hub id, folder, .gguf file or wheel, or "
         "a name from `esa models list --known`.",
         autocompletion=completion.models,
     ),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a setting of the preset, as window.selected=2048. Repeatable.",
+    option(
+        "--set KEY=VALUE",
+        "Change a setting of the preset, as window.selected=2048, or of the run: dtype, cache or "
+        "plugin. Repeatable.",
     ),
 ]
 Plugin = Annotated[
-    list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="Run a plugin file first. Repeatable."),
+    list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
 ]
-Device = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps or balanced.")
-]
+Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1, mps or balanced.")]
 Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="NAME", help="auto, float32, bfloat16, int8, nf4, ...")
-]
-Cache = Annotated[
-    str,
-    typer.Option("--cache", metavar="PLACE", help="Of keys and values: auto, device, host, disk."),
+    str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...", hidden=True)
 ]
 Method = Annotated[
     str | None,
-    typer.Option(
-        "--method",
-        metavar="NAME",
-        help="Answer from rows by a whole method, by its name in `esa methods`.",
+    option(
+        "--method NAME",
+        "Answer from rows by a whole method, by its name in `esa methods`.",
         autocompletion=completion.methods,
     ),
 ]
 Methods = Annotated[
     str,
-    typer.Option(
-        "--methods",
-        metavar="NAME,...",
-        help="Names from `esa methods`, with commas; `preset`: the preset as it is.",
+    option(
+        "--methods NAME,...",
+        "Names from `esa methods`, with commas; `preset`: the preset as it is.",
         autocompletion=completion.method_list,
     ),
 ]
 MethodsOrDefault = Annotated[
     str | None,
-    typer.Option(
-        "--methods",
-        metavar="NAME,...",
-        help="Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
+    option(
+        "--methods NAME,...",
+        "Names from `esa methods`, with commas; `preset`: the preset's selection of stored "
         "rows; `text`: its answers from text. Default: preset, and text where it answers so.",
         autocompletion=completion.method_list,
     ),
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-new-tokens", metavar="N", min=1, help="The longest answer, in tokens."),
+    int | None, option("--max-new-tokens N", "The longest answer, in tokens.", min=1)
 ]
 
 
 def _temperature(value: float | None) -> float | None:
-    """The option's value. Raises UsageError: nothing can be divided by it."""
+    """The option's value. Raises UsageError: logits cannot be divided by it."""
     from esa_cli.qa.presets.preset import TEMPERATURES, valid_temperature
 
     if value is not None and not valid_temperature(value):
@@ -114,49 +104,54 @@ def _temperature(value: float | None) -> float | None:
 
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        "--temperature",
-        metavar="T",
-        min=0.0,
-        callback=_temperature,
-        help="0: always the likeliest word.",
-    ),
+    option("--temperature T", "0: always the likeliest word.", min=0.0, callback=_temperature),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Makes sampling repeatable."),
-]
+Seed = Annotated[int | None, option("--seed N", "Makes sampling repeatable.", min=0, max=2**63 - 1)]
 TimeLimit = Annotated[
-    float | None,
-    typer.Option("--time-limit", min=0, metavar="MINUTES", help="Begin nothing after so long."),
+    float | None, option("--time-limit MINUTES", "Begin nothing after so long.", min=0)
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="JSON lines; a file that is there is continued."),
-]
+Out = Annotated[Path | None, option("--out FILE", "JSON lines; an existing file is continued.")]
 Keep = Annotated[
     bool | None,
-    typer.Option(
+    option(
         "--keep/--no-keep",
-        help="Put what is read into the library, or not; by default what is read for finding.",
+        "Store what is read in the library, or not; by default what is read for finding.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Yes = Annotated[bool, option("--yes -y", "Do not ask.")]
+Json = Annotated[bool, option("--json", "Print one JSON object.")]
+Quiet = Annotated[bool, option("--quiet -q", "Show no progress.")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The preset, changes of its settings, the device and dtype of its model, and its cache."""
+    """The preset, changes of its settings, and where and how its model runs.
+
+    `--set` has precedence over the options of the same name. Raises UsageError: a setting of the
+    run has no value.
+    """
 
     preset: Preset = DEFAULT_PRESET
     model: Model = None
     settings: Set = None
-    plugins: Plugin = None
+    plugins: Annotated[list[Path] | None, option("--plugin FILE", "", hidden=True)] = None
     device: Device = "auto"
     dtype: Dtype = "auto"
-    cache: Cache = "auto"
+    cache: Annotated[str, option("--cache PLACE", "", hidden=True)] = "auto"
+
+    def __post_init__(self) -> None:
+        settings, plugins, run = list[str](), list(self.plugins or ()), dict[str, Any]()
+        for setting in self.settings or ():
+            key, equals, value = setting.partition("=")
+            if key not in RUN_SETTINGS or not equals:
+                settings.append(setting)
+            elif key == "plugin":
+                plugins.append(Path(value))
+            else:
+                run[key] = value
+        run |= {"settings": settings, "plugins": plugins}
+        for name in run:
+            object.__setattr__(self, name, run[name])
 
     @property
     def place(self) -> ModelPlace:
@@ -165,34 +160,17 @@ class ModelOptions:
 
         return ModelPlace.of(self.device, self.dtype, self.cache)
 
-    def overrides(
-        self, parts: Mapping[str, str | None] | None = None, more: Sequence[str] = ()
-    ) -> list[str]:
-        """`key=value` texts for `preset.load`: options of one setting first, then --set.
+    def overrides(self, more: Sequence[str] = ()) -> list[str]:
+        """`key=value` texts for `preset.load`: --model, `more`, --set."""
+        model = [] if self.model is None else [f"model={json.dumps(self.model)}"]
+        return [*model, *more, *(self.settings or [])]
 
-        Args:
-            parts: setting -> value of options that name a part of the method. more: such texts of
-                other options.
-        """
-        named = {"model": self.model, **(parts or {})}
-        given = [
-            f"{key}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in named.items()
-            if value is not None
-        ]
-        return [*given, *more, *(self.settings or [])]
-
-    def load_preset(
-        self,
-        parts: Mapping[str, str | None] | None = None,
-        method: str | None = None,
-        more: Sequence[str] = (),
-    ) -> LoadedPreset:
+    def load_preset(self, method: str | None = None, more: Sequence[str] = ()) -> LoadedPreset:
         """Runs the plugin files, and loads the preset with the settings of the command line.
 
         Args:
-            parts, more: as for `overrides`.
             method: a whole method over the preset, one that is not made for one length.
+            more: as for `overrides`.
 
         Raises:
             PluginError, PresetError, ModelError: the preset's model is no reference.
@@ -201,14 +179,19 @@ class ModelOptions:
         load_plugins(self.plugins)
         from esa_cli.models import parse_reference
         from esa_cli.qa.presets.preset import load
+        from esa_cli.qa.presets.preset_files import known_models
 
-        chosen = load(self.preset, self.overrides(parts, more))
+        chosen = load(self.preset, self.overrides(more))
         if method is not None:
             from esa_cli.qa.presets.resolved_preset import for_length
 
             chosen = for_length(method, chosen, 0)
         parse_reference(chosen.model)
-        self._say_way(chosen)
+        if self.preset != chosen.name and self.preset in known_models():
+            from esa_cli.apps.cli.output.terminal import Reporter
+
+            way = f"--preset {chosen.name} --model {self.preset}"
+            Reporter().warn(f"esa: {self.preset} is a model now, not a preset: use {way}")
         return chosen
 
     def method_preset(self) -> LoadedPreset:
@@ -217,16 +200,6 @@ class ModelOptions:
         from esa_cli.qa.presets.preset import by_its_model
 
         return by_its_model(self.load_preset())
-
-    def _say_way(self, chosen: LoadedPreset) -> None:
-        """Says what a former name of a preset stands for."""
-        from esa_cli.apps.cli.output.terminal import Reporter
-        from esa_cli.qa.presets.preset_files import known_models
-
-        facts = None if self.preset == chosen.name else known_models().get(self.preset)
-        if facts is not None:
-            way = f"--preset {chosen.name} --model {self.preset}"
-            Reporter().warn(f"esa: {self.preset} is a model now, not a preset: use {way}")
 
 
 @dataclass(frozen=True)
@@ -242,38 +215,62 @@ class GenerationOptions:
         return asdict(self)
 
 
-DEFAULTS = ModelOptions()
-AS_PRESET = GenerationOptions()
+class Hidden:
+    """In `Annotated[Group, Hidden("field")]`: help does not show these options of a group; without
+    names, none of them."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function for Typer: a parameter that is a dataclass becomes one option a field."""
     hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    parameters = []
+    groups = dict[str, Any]()
+    parameters = list[inspect.Parameter]()
     for parameter in inspect.signature(function).parameters.values():
-        kind = groups.get(parameter.name)
-        if kind is None:
-            own = {parameter.name: parameter.default}
+        hint = hints[parameter.name]
+        group, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+        if is_dataclass(group):
+            groups[parameter.name] = group
+            types = get_type_hints(group, include_extras=True)
+            hide = next((one for one in extras if isinstance(one, Hidden)), None)
+            for field in fields(group):
+                kind = types[field.name]
+                if hide is not None and (not hide.names or field.name in hide.names):
+                    kind = _hidden(kind)
+                parameters.append(_keyword(field.name, field.default, kind))
         else:
-            own = {field.name: field.default for field in fields(kind)}
-        types = hints if kind is None else get_type_hints(kind, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name]
-            )
-            for name, default in own.items()
-        ]
+            parameters.append(_keyword(parameter.name, parameter.default, hint))
 
     @functools.wraps(function)
-    def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        function(**given)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            own = {field.name: values.pop(field.name) for field in fields(group)}
+            values[name] = group(**own)
+        function(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _keyword(name: str, default: Any, kind: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _hidden(kind: Any) -> Any:
+    """The annotation of an option, hidden."""
+    base, information = get_args(kind)
+    information = copy.copy(information)
+    information.hidden = True
+    return Annotated[base, information]
+
+
+def exclusive(one: str, other: str, both: object, hint: str = "give one of them") -> None:
+    """Raises UsageError where two options that exclude each other are `both` given."""
+    if both:
+        raise UsageError(f"{one} and {other} exclude each other", hint)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -296,3 +293,17 @@ def load_plugins(files: Sequence[Path] | None) -> None:
         load_installed()
         for file in files:
             load_file(file)
+
+
+def confirm_removal(kind: str, what: str, yes: bool) -> None:
+    """Asks on the terminal whether to remove it, unless --yes is given.
+
+    Raises:
+        UsageError: there is no terminal. typer.Exit: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"removing a {kind} must be confirmed", "add --yes")
+    if not typer.confirm(f"Remove {what}?", err=True):
+        raise typer.Exit(1)

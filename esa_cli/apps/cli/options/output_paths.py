@@ -1,15 +1,21 @@
 """Output paths are checked before a long run: the folder exists and is writable, and the file is
-neither an input nor another output."""
+neither an input nor another output. Also what commands write about themselves."""
 
 from __future__ import annotations
 
 import os
+import platform
+import shlex
+import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
+from itertools import combinations
 from pathlib import Path
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import write_whole, writing_errors
+from esa_cli.version import __version__
 
 OTHER = "name a file in a folder you may write to"
 
@@ -42,29 +48,24 @@ def spare(
     """Refuses a path that is one of the sources, which would be lost. Raises UsageError."""
     if path is None or not path.exists():
         return
-    for source in sources:
-        if os.path.exists(source) and os.path.samefile(path, source):
-            raise UsageError(f"{option} must not be {what}, got {path}", "name another file")
+    if any(os.path.exists(source) and os.path.samefile(path, source) for source in sources):
+        raise UsageError(f"{option} must not be {what}, got {path}", "name another file")
 
 
 def apart(options: Mapping[str, Path | None]) -> None:
-    """Refuses two options that name one file: what is written first would be lost.
-
-    Raises:
-        UsageError.
-    """
-    taken: list[tuple[str, Path]] = []
-    for option, path in options.items():
-        if path is None or (path.exists() and not path.is_file()):
-            continue  # what is no file, as /dev/null, loses nothing
-        for other, before in taken:
-            if path.resolve() == before.resolve() or (
-                path.exists() and before.exists() and path.samefile(before)
-            ):
-                raise UsageError(
-                    f"{other} and {option} must be two files, got {path} twice", "name another file"
-                )
-        taken.append((option, path))
+    """Refuses two options that name one file: what is written first would be lost. What is no
+    file, such as /dev/null, loses nothing. Raises UsageError."""
+    paths = [
+        (option, path)
+        for option, path in options.items()
+        if path is not None and (path.is_file() or not path.exists())
+    ]
+    for (first, one), (second, other) in combinations(paths, 2):
+        both_exist = one.exists() and other.exists()
+        if one.resolve() == other.resolve() or (both_exist and one.samefile(other)):
+            raise UsageError(
+                f"{first} and {second} must be two files, got {other} twice", "name another file"
+            )
 
 
 def write(path: Path, text: str) -> None:
@@ -84,3 +85,18 @@ def write(path: Path, text: str) -> None:
 def writing(path: Path) -> AbstractContextManager[None]:
     """As `writing_errors`, with the hints of a command's output files."""
     return writing_errors(path, "free some space, or name another place", OTHER)
+
+
+def run_facts() -> dict[str, str]:
+    """The version, command, date and machine that made a file of results."""
+    return {
+        "esa": __version__,
+        "command": shlex.join(["esa", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def goes_on(out: Path | None) -> str:
+    """How a command that was stopped is continued, for the end of a note."""
+    return f"; the same command with --out {out} goes on" if out else ""

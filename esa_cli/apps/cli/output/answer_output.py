@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
-from esa_cli.apps.cli.output.wrapping import WordWrap
 from esa_cli.documents.sentences import Sentences
 from esa_cli.qa.answering.reply import Passage, Quotation, Reply
 from esa_cli.system.machine import peak_memory, size_text, time_text
@@ -29,37 +28,18 @@ PIPE_WIDTH = 160
 
 
 class AnswerStream:
-    """Writes pieces of an answer as they come, without the white space before its first word, and
-    on a terminal broken at spaces; `end`, or the end of a `with` block, writes what is left.
+    """Writes pieces of an answer as they come, without the white space before its first word."""
 
-    Args:
-        indent: what the line begins with where the answer does.
-    """
-
-    def __init__(self, out: IO[str], reporter: Reporter, indent: str = "") -> None:
+    def __init__(self, out: IO[str], reporter: Reporter) -> None:
         self.out, self.reporter, self.any = out, reporter, False
-        self._wrap = WordWrap(out, indent)
 
     def __call__(self, piece: str) -> None:
         piece = piece if self.any else piece.lstrip()
         if piece:
             self.any = True
             self.reporter.settle()
-            self._write(self._wrap.add(clean(piece)))
-
-    def __enter__(self) -> AnswerStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Writes the last word; one of an answer that was interrupted, too."""
-        self._write(self._wrap.rest())
-
-    def _write(self, text: str) -> None:
-        self.out.write(text)
-        self.out.flush()
+            self.out.write(clean(piece))
+            self.out.flush()
 
 
 @dataclass
@@ -86,9 +66,9 @@ class Timing:
             self.ingest_tokens_per_s = sum(book.tokens for book in new) / seconds
 
 
-def passage_count(asked: int | None, quiet: bool) -> int:
+def passage_count(top: int | None, quiet: bool) -> int:
     """Passages to show: as many as --top says; without it none where it is to be quiet."""
-    return (0 if quiet else SHOWN) if asked is None else asked
+    return (0 if quiet else SHOWN) if top is None else top
 
 
 def passage_line(
@@ -98,12 +78,11 @@ def passage_line(
     sentence with the quotation. Where no answer was found, the weight says nothing."""
     from rich.cells import cell_len, set_cell_size
 
-    said = passage.text
+    words = passage.text
     at = quotation.start if quotation and quotation.document == passage.document else -1
     if passage.start <= at < passage.end:
-        said = said[Sentences(said).around(at - passage.start)[0] :]
-    text = f"  {weighed_place(passage, found)}: {' '.join(said.split())}"
-    text = clean(text)
+        words = words[Sentences(words).around(at - passage.start)[0] :]
+    text = clean(f"  {weighed_place(passage, found)}: {' '.join(words.split())}")
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 

@@ -1,6 +1,6 @@
 """Progress on standard error: of a prefill, of a count of tokens, of a self-test.
 
-On a terminal a bar, a spinner or a table; elsewhere a plain line at most every `LINE_EVERY_S`.
+On a terminal a bar or a spinner; elsewhere a plain line at most every `LINE_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from esa_cli.apps.cli.output.terminal import Reporter, clean
+from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.system.machine import time_text
 from esa_cli.system.progress import Progress
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Place = tuple[str, str, int]
 """Test, method and length."""
@@ -31,7 +28,7 @@ def token_progress(
     """
     show = show or reporter.waiting
     started = time.monotonic()
-    if not reporter.live:
+    if label and not reporter.live:
         reporter.note(f"esa: {label}")
     now_and_then = reporter.throttled()
 
@@ -40,7 +37,7 @@ def token_progress(
         left = time_text((total - done) / max(rate, 1e-9))
         text = f"{done:,} of {total:,} {unit}, {rate:,.0f} {unit}/s, {left} left"
         if reporter.live:
-            show(f"{label}: {text}")
+            show(f"{label}: {text}" if label else text)
         elif done < total:
             now_and_then(text)
 
@@ -54,128 +51,71 @@ def prefill_bar(reporter: Reporter, total: int, expected_s: float) -> Iterator[P
     if not reporter.live:
         yield token_progress(reporter, f"reading {total:,} tokens, about {time_text(expected_s)}")
         return
-    with _bar(reporter.console) as bar:
-        task = bar.add_task("reading", total=total)
-        yield lambda done, all_: bar.update(task, completed=done, total=all_)
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
+    def speed() -> str:
+        seconds = bar.tasks[0].speed
+        return f", {seconds:,.0f} tokens/s" if seconds else ""
 
-def _bar(console: Any) -> Any:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.table import Column
-    from rich.text import Text
+    columns = (
+        TextColumn("reading"), BarColumn(bar_width=20), TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[count]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Bar(*columns, console=reporter.console, transient=True) as bar:
+        task = bar.add_task("reading", total=total, count="")
 
-    class Tokens(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            speed = f", {task.speed:,.0f} tokens/s" if task.speed else ""
-            return Text(f"{int(task.completed):,} of {int(task.total):,} tokens{speed}")
+        def progress(done: int, every: int) -> None:
+            count = f"{done:,} of {every:,} tokens{speed()}"
+            bar.update(task, completed=done, total=every, count=count)
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        Tokens(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        expand=False,
-    )
+        yield progress
 
 
 class SelftestDisplay:
-    """The `SelftestEvents` of the command: on a terminal a table of scores above a line on
-    what is being done; elsewhere a line for each prefill and each method.
+    """The `SelftestEvents` of the command: on a terminal a spinner with the score so far;
+    elsewhere a line for each prefill and each method.
 
     Args:
-        earlier: rows of an earlier run, which the table counts too.
+        earlier: rows of an earlier run, which the scores count too.
     """
 
     def __init__(self, reporter: Reporter, earlier: Iterable[dict[str, Any]] = ()) -> None:
         self.reporter = reporter
         self._scores: dict[Place, list[float]] = {}
+        self._place: Place | None = None
         for row in earlier:
             self._add(row)
-        self._place: Place | None = None
-        self._now: list[float] = []
-        self._test, self._line = "", ""
-        self._live: Any = None
 
     def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
-        self._flush()
-        self._test = test
+        self.finish()
         label = f"{test} at {length:,} tokens: reading for {', '.join(names)}"
-        self._show(label)
-        return token_progress(self.reporter, label, self._show)
+        return token_progress(self.reporter, label)
 
     def row(self, row: dict[str, Any]) -> None:
         place = self._add(row)
         if place != self._place:
-            self._flush()
+            self.finish()
             self._place = place
-        self._now.append(row["score"])
-        mark = "right" if row["score"] >= 1 else f"{row['score']:.0%}" if row["score"] else "wrong"
         answer = " ".join(row["answer"].split())[:50]
-        self._show(f"{row['method']}, {row['question']}: {mark}: {answer}")
+        self.reporter.waiting(f"{self._line(place)}: {row['question']}: {answer}")
 
     def note(self, text: str) -> None:
         self.reporter.note(f"esa: {text}")
 
     def finish(self) -> None:
-        """Writes the line of the last method, and takes the table away."""
-        self._flush()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        """Writes the line of the last method, and takes the spinner away."""
+        self.reporter.settle()
+        if self._place is not None:
+            self.note(self._line(self._place))
+        self._place = None
 
     def _add(self, row: dict[str, Any]) -> Place:
         place = (row["test"], row["method"], row["length"])
         self._scores.setdefault(place, []).append(row["score"])
         return place
 
-    def _flush(self) -> None:
-        """The line about the last method; on a terminal the table has it."""
-        if self._place is not None and not self.reporter.live:
-            test, method, length = self._place
-            self.note(f"{test} at {length:,}: {method} {sum(self._now):g} of {len(self._now)}")
-        self._place, self._now = None, []
-
-    def _show(self, line: str) -> None:
-        if not self.reporter.live:
-            return
-        self._line = line
-        if self._live is None:
-            from rich.live import Live
-
-            self.reporter.settle()
-            self._live = Live(console=self.reporter.console, transient=True, refresh_per_second=4)
-            self._live.start()
-        self._live.update(self._table())
-
-    def _table(self) -> RenderableType:
-        """Right answers of the current test, methods x lengths, and the line under them."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        here = {
-            place[1:]: scores for place, scores in self._scores.items() if place[0] == self._test
-        }
-        line = Text(clean(self._line), no_wrap=True, overflow="ellipsis")
-        if not here:
-            return line
-        lengths = sorted({length for _, length in here})
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column(Text(self._test))
-        for length in lengths:
-            table.add_column(Text(f"{length:,}"), justify="right")
-        for method in dict.fromkeys(method for method, _ in here):
-            found = [here.get((method, length), []) for length in lengths]
-            cells = [f"{sum(one):g} of {len(one)}" if one else "" for one in found]
-            table.add_row(Text(clean(method)), *cells)
-        return Group(table, line)
+    def _line(self, place: Place) -> str:
+        test, method, length = place
+        scores = self._scores[place]
+        return f"{test} at {length:,}: {method} {sum(scores):g} of {len(scores)}"

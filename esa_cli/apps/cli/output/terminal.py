@@ -11,13 +11,13 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
-from esa_cli.apps.cli.output.wrapping import wrapped
 from esa_cli.system.machine import size_text
 
 LINE_EVERY_S = 10.0
@@ -46,10 +46,26 @@ def one_line(text: str) -> str:
     return clean(text).replace("\n", " ")
 
 
+def wrapped(text: str, stream: TextIO) -> str:
+    """A note or an error as lines of the terminal's width, what follows the first line below its
+    words; unchanged where there is no terminal. A path stays in one piece, so that it can be
+    copied."""
+    if not stream.isatty():
+        return text
+    begin = "esa: " if text.startswith("esa: ") else text[: len(text) - len(text.lstrip(" "))]
+    return textwrap.fill(
+        text,
+        max(20, shutil.get_terminal_size().columns),
+        subsequent_indent=" " * len(begin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def as_json(data: object, indent: int | None = None) -> str:
     """JSON that does not steer a terminal either: it escapes what `json` does not."""
     text = json.dumps(data, indent=indent, ensure_ascii=False, default=str)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def print_json(data: object) -> None:
@@ -73,9 +89,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     cells = [[clean(cell).expandtabs() for cell in row] for row in rows]
     console = make_console(sys.stdout)
     if not console.is_terminal:
-        if any(headers):
-            cells.insert(0, list(headers))
-        print("".join(f"{line}\n" for line in _plain_lines(cells)), end="")
+        lines = _plain_lines([list(headers), *cells] if any(headers) else cells)
+        print("".join(f"{line}\n" for line in lines), end="")
         return
     from rich.table import Table
     from rich.text import Text
@@ -93,12 +108,14 @@ def _plain_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     from rich.cells import cell_len
 
     lines = [
-        line for row in rows for line in zip_longest(*(c.split("\n") for c in row), fillvalue="")
+        line
+        for row in rows
+        for line in zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
     ]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        padded = (c + " " * (width - cell_len(c)) for c, width in zip(line, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+        cells = zip(line, widths, strict=True)
+        yield "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in cells).rstrip()
 
 
 def make_console(stream: TextIO) -> Any:
@@ -112,8 +129,9 @@ def make_console(stream: TextIO) -> Any:
             raise BrokenPipeError(errno.EPIPE, "the reader of the output has ended")
 
         def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
-            for one in super().render(*given, **more):
-                yield one if one.control else Segment(clean(one.text), one.style)
+            for segment in super().render(*given, **more):
+                is_plain = not segment.control
+                yield Segment(clean(segment.text), segment.style) if is_plain else segment
 
     console = Plain(file=stream, highlight=False, emoji=False, force_terminal=stream.isatty())
     if console.width < 1:  # COLUMNS=0 means that it is not known
@@ -122,7 +140,7 @@ def make_console(stream: TextIO) -> Any:
 
 
 class Reporter:
-    """Shows on standard error what is going on.
+    """Shows on standard error what is going on; at the end of a `with` block its spinner goes.
 
     Args:
         quiet: show warnings alone.
@@ -137,6 +155,12 @@ class Reporter:
         self._explained = set[str]()
         self.is_brief = False
         """Whether notes on single documents are left out, as one line is said on all of them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.settle()
 
     @contextmanager
     def brief(self) -> Iterator[None]:
@@ -156,6 +180,10 @@ class Reporter:
         """One line that is worth knowing even where progress is not."""
         self._print(text, None)
 
+    def left_out(self, message: str, hint: str = "") -> None:
+        """Warns of a document that is left out, and why."""
+        self.warn(f"esa: left out: {message}; {hint}".rstrip("; "))
+
     def explain(self, text: str) -> None:
         """A note that makes others clear, the first time alone."""
         if text not in self._explained:
@@ -174,27 +202,24 @@ class Reporter:
             text += f", {size_text(done)}{whole}"
         elif done and total:
             text += f", {done / total:.0%}"
+        now = time.monotonic()
         if self.live:
-            self._spin(text)
-        elif not self.quiet:
-            now = time.monotonic()
-            if stage != self._stage or (done and now - self._shown > LINE_EVERY_S):
-                self._shown = now
-                self.note(f"esa: {text}")
+            self.waiting(text)
+        elif stage != self._stage or (done and now - self._shown > LINE_EVERY_S):
+            self._shown = now
+            self.note(f"esa: {text}")
         self._stage = stage
 
-    def _spin(self, text: str) -> None:
+    def waiting(self, text: str) -> None:
+        """A spinner until `settle`; nothing where there is no terminal."""
+        if not self.live:
+            return
         if self._status is None:
             self._status = self.console.status("")
             self._status.start()
         from rich.text import Text
 
         self._status.update(Text(one_line(text)))
-
-    def waiting(self, text: str) -> None:
-        """A spinner until `settle`; nothing where there is no terminal."""
-        if self.live:
-            self._spin(text)
 
     def settle(self) -> None:
         """Takes the spinner away."""

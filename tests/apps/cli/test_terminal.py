@@ -1,7 +1,8 @@
-"""Tables in a pipe are written without rich, with the same characters."""
+"""Tables, notes and errors: in a pipe, on a narrow terminal, and with hostile text."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 from esa_cli.__main__ import main
 from esa_cli.apps.cli.output import terminal
+from esa_cli.apps.cli.output.answer_output import AnswerStream
+from esa_cli.apps.cli.output.terminal import Reporter
 
 BIDI = "\u202eevil\u202c \u2066x\u2069 \u200f\u061c"
 
@@ -55,19 +58,6 @@ def test_words_of_documents_are_shown_as_they_are(
     assert not set(BIDI) & set(told) - {*"evil x"}
 
 
-def test_an_unknown_width_hides_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "0")
-    terminal.make_console(sys.stdout).print("the documents may not contain the answer")
-    terminal.print_table(("", ""), [("a", "b")])
-    terminal.Reporter().warn("a passage")
-    out, err = capsys.readouterr()
-    assert out.split("\n")[0].strip() == "the documents may not contain the answer"
-    assert "a  b" in out
-    assert "a passage" in err
-
-
 def test_a_preset_does_not_steer_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -82,3 +72,47 @@ def test_a_preset_does_not_steer_the_terminal(
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)
     assert main(["presets", "show", str(path)]) == 0
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", capsys.readouterr().out)
+
+
+PATH = "/srv/documents/a-folder-with-a-long-name/book.txt"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error of 30 columns, without colours."""
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    for name, value in {"COLUMNS": "30", "TERM": "dumb", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return stream
+
+
+def test_notes_break_at_spaces_and_paths_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = narrow(monkeypatch)
+    Reporter().warn(f"esa: it was found by words alone; reading {PATH} now")
+    assert terminal.getvalue().splitlines() == [
+        "esa: it was found by words",
+        "     alone; reading",
+        f"     {PATH}",
+        "     now",
+    ]
+
+
+def test_errors_break_at_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = narrow(monkeypatch)
+    assert main(["ask", "note.md", "What?", "--read", "never", "--keep"]) == 2
+    lines = terminal.getvalue().splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 30
+
+
+def test_an_answer_is_shown_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = narrow(monkeypatch)
+    answer = AnswerStream(terminal, Reporter())
+    for piece, shown in ((" ", ""), (" Ahab\x1b[2J", "Ahab[2J"), (" com", "Ahab[2J com")):
+        answer(piece)
+        assert terminal.getvalue() == shown

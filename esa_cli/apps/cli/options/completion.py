@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed: stored documents, presets and methods.
+"""What a shell offers when Tab is pressed: stored documents, presets, models and methods.
 
 Called for each press of Tab, so nothing heavy is imported, and whatever fails offers nothing.
 Documents have names that strangers chose, and zsh evaluates what it is offered: a name with
@@ -10,33 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-METHODS = (
-    "bm25",
-    "esa",
-    "esa-consensus",
-    "esa-consensus-bm25",
-    "esa-individual",
-    "esa-vote",
-    "full",
-    "infiniretri",
-    "infllm",
-    "interpolation",
-    "lm-infinite",
-    "lm-infinite-topk",
-    "loki",
-    "ntk",
-    "ntk-dynamic",
-    "origin",
-    "quest",
-    "recontext",
-    "streaming-llm",
-    "tokenselect",
-    "yarn",
-)
-"""The methods that come with esa; to ask for all imports torch. A test compares."""
 _PLAIN = re.compile(r"[\w./@%+=,][\w ./@%+=,-]*")
+_RECIPE = re.compile(r'^@recipe\(\s*"([^"]+)"', re.MULTILINE)
 
 
 class BashWord(str):
@@ -44,6 +22,10 @@ class BashWord(str):
 
     def __format__(self, spec: str) -> str:
         return re.sub(r"([^\w./@%+=,:-])", r"\\\1", self)
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def documents(incomplete: str) -> list[str]:
@@ -62,14 +44,14 @@ def documents(incomplete: str) -> list[str]:
     plain = {name for name in times if times[name] == 1 and _PLAIN.fullmatch(name)}
     ids = [key[:12] for key, name in sorted(known.items()) if incomplete or name not in plain]
     word = BashWord if os.environ.get("_ESA_COMPLETE") == "complete_bash" else str
-    return [word(name) for name in (*sorted(plain), *ids) if name.startswith(incomplete)]
+    return [word(name) for name in _beginning((*sorted(plain), *ids), incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
     """Names of known models."""
     from esa_cli.qa.presets.preset_files import known_models
 
-    return [name for name in known_models() if name.startswith(incomplete)]
+    return _beginning(known_models(), incomplete)
 
 
 def presets(incomplete: str) -> list[str]:
@@ -77,30 +59,39 @@ def presets(incomplete: str) -> list[str]:
     from esa_cli.qa.presets.preset_files import available
 
     try:
-        names = sorted(available())
+        return _beginning(filter(_PLAIN.fullmatch, sorted(available())), incomplete)
     except OSError:
         return []
-    return [name for name in names if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
+
+
+def shipped_methods() -> list[str]:
+    """Names of the methods that come with esa, from their source: to import them imports torch."""
+    folder = Path(__file__).parents[3] / "methods"
+    return sorted(
+        name for path in folder.glob("*.py") for name in _RECIPE.findall(path.read_text("utf-8"))
+    )
 
 
 def methods(incomplete: str) -> list[str]:
-    """Names of methods that came with esa."""
-    return [name for name in METHODS if name.startswith(incomplete)]
+    """Names of methods."""
+    return _beginning(shipped_methods(), incomplete)
 
 
 def method_list(incomplete: str) -> list[str]:
     """The same behind the last comma; `preset` and `text`, too."""
     before, comma, last = incomplete.rpartition(",")
-    given = before.split(",")
-    found = (name for name in ("preset", "text", *METHODS) if name not in given)
-    return [before + comma + name for name in found if name.startswith(last)]
+    unused = set(before.split(","))
+    names = (name for name in ("preset", "text", *shipped_methods()) if name not in unused)
+    return [before + comma + name for name in _beginning(names, last)]
 
 
 def called_command(environment: Mapping[str, str]) -> str | None:
     """The command whose words a shell wants completed; None where it may be the command itself."""
     line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
     words = line.split()
-    behind = len(words) > 2 or line[-1:].isspace()
+    is_behind = len(words) > 2 or line[-1:].isspace()
     if "COMP_WORDS" in environment:
-        behind = environment.get("COMP_CWORD", "").isdigit() and int(environment["COMP_CWORD"]) > 1
-    return words[1] if len(words) > 1 and behind else None
+        is_behind = (
+            environment.get("COMP_CWORD", "").isdigit() and int(environment["COMP_CWORD"]) > 1
+        )
+    return words[1] if len(words) > 1 and is_behind else None
