@@ -50,16 +50,14 @@ class Esa:
     Args:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
         library: where documents are looked for; None: nowhere. keep: put those there that are not.
-        rows: how: `int8`, or `native` bit for bit. See docs/library.md for what it loses.
-        events: the observer of ingests. planner: what is read must fit its memory; None: nobody
-            looks. reader: another model that words the answers. session: of the model, where there
-            is one already; with the method that it has then.
+        rows: how: `int8`, or `native` bit for bit; see docs/library.md. events: the observer of
+            ingests. planner: what is read must fit its memory; None: there is no limit.
+        reader: another model that words the answers. session: of the model, if there is one
+            already; its method is used.
 
-    Raises:
-        ModelError: the model cannot be supported, or adapter or finder not be read. PresetError:
-            the method does not hold, or there is no such adapter or finder. UsageError: there is a
-            reader, and the preset answers from rows.
-    """
+    Raises ModelError: the model is not supported, or adapter or finder cannot be read. PresetError:
+    the method does not hold, or there is no such adapter or finder. UsageError: there is a reader,
+    and the preset answers from rows."""
 
     def __init__(
         self,
@@ -103,6 +101,7 @@ class Esa:
         self._cached: list[Book] = []
         """Books whose rows are in the session's cache."""
         self._last: tuple[Sequence[Book], Tensor] | None = None
+        """Books of the last answer, and the weights of their tokens."""
         self._session = session
         if answer.needs_rows:
             self._session = self.session
@@ -116,9 +115,8 @@ class Esa:
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
-        """Loads a preset and its model, fetching the model if need be. Each document is held to the
-        memory there is now before it is read; see `plan`. Where the preset does not say what
-        answers come from, and its method cannot run in the model, they come from passages.
+        """Loads a preset and its model, fetching the model if need be. Where the preset does not
+        say what answers come from, and its method cannot run in the model, they come from passages.
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
@@ -149,26 +147,18 @@ class Esa:
 
     @classmethod
     def of(
-        cls,
-        ready: Preflight,
-        *,
-        library: Library | None = None,
-        keep: bool = True,
-        rows: str = "int8",
-        reader: ReaderChoice | None = None,
-        events: IngestEvents | None = None,
-        notices: Notices | None = None,
-    ) -> Esa:
+        cls, ready: Preflight, *, reader: ReaderChoice | None = None,
+        notices: Notices | None = None, **more: Any,
+    ) -> Esa:  # fmt: skip
         """Loads the model of a preset that was prepared, and the reader, which is else the
-        preset's own. The other arguments are those of the class.
+        preset's own. `more`: arguments of the class.
 
         Raises UsageError: there is a reader, and the preset answers from rows. ModelError,
         ResourceError. PresetError. ReaderError: the reader's server cannot be used."""
-        loaded, other = ready.load(reader, notices)
-        return cls(
-            loaded, ready.resolved, library=library, keep=keep, rows=rows, events=events,
-            planner=ready.planner, reader=other,
-        )  # fmt: skip
+        from esa_cli.qa.opening import SILENT
+
+        loaded, other = ready.load(reader, notices or SILENT)
+        return cls(loaded, ready.resolved, planner=ready.planner, reader=other, **more)
 
     def __enter__(self) -> Esa:
         return self
@@ -274,14 +264,12 @@ class Esa:
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """A book: found in the library, or read now; and put there, where `keep` says so. Where
-        answers come from text and there is no token index, only what is stored is read.
+        """A book: found in the library, or read now; and put there, where `keep` says so.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
-            progress: called while it is read, after the one that all readings have; with 0 every
-                half second while another process reads the same document into the library. What it
-                raises ends reading or waiting and passes through; the library keeps what was read.
+            progress: called while it is read, and with 0 while another process reads the same
+                document. What it raises passes through; the library keeps what was read.
 
         Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
@@ -310,19 +298,16 @@ class Esa:
             on_text: called with each piece of the answer as it comes; an exception raised in it
                 ends the answer and passes through, and the model stays usable.
 
-        Raises:
-            UsageError: no book, one that has not been read where that is needed, an empty question,
-                or a setting out of range. LengthError: the question is too long. HistoryError: it
-                is too long with its history, and may not be with less of it. ReaderError: the
-                other model gives no answer.
-        """
+        Raises UsageError: no book, one that has not been read where that is needed, an empty
+        question, or a setting out of range. LengthError: the question is too long; HistoryError:
+        with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.attachment.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import chosen_generation
         from esa_cli.qa.reading.reader import Sampling
 
-        started, books = time.perf_counter(), _distinct(books, "ask about")
+        started, first, books = time.perf_counter(), list[float](), _distinct(books, "ask about")
         placed = self.placed(books)
         if len(books) > 1:
             config = self.loaded.text_model.config
@@ -334,27 +319,31 @@ class Esa:
                 max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
                 history=history, on_text=on_text,
             )  # fmt: skip
-        else:
-            most, heat, nucleus = chosen_generation(
-                self.preset.generation, max_new_tokens, temperature, top_p
-            )
-            asked, text = self.spans.check(question, most), TimedText(on_text)
-            passages = self._read_passages(question, placed, history)
-            reader: Reader = self.spans
-            sampling = Sampling(most, heat, nucleus, seed)
-            if self.reader is not None and passages:
-                reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
-            with self.suspended():
-                reply = reader.answer(question, passages, history, sampling, text)
-            passages, weights = weighed_passages(passages, placed)
-            reply = replace(
-                reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
-                first_token_s=(text.first or started) - started,
-                total_s=time.perf_counter() - started, answered_from="text",
-                read=all(book.index is not None for book in books),
-            )  # fmt: skip
+            self._last = books, weights
+            return reply
+
+        def text(piece: str) -> None:
+            first.append(time.perf_counter())
+            if on_text is not None:
+                on_text(piece)
+
+        settings = self.preset.generation
+        sampling = Sampling(*chosen_generation(settings, max_new_tokens, temperature, top_p), seed)
+        asked = self.spans.check(question, sampling.max_new_tokens or 0)
+        passages = self._read_passages(question, placed, history)
+        reader: Reader = self.spans
+        if self.reader is not None and passages:
+            reader, sampling = self.reader, replace(sampling, max_new_tokens=max_new_tokens)
+        with self.suspended():
+            reply = reader.answer(question, passages, history, sampling, text)
+        passages, weights = weighed_passages(passages, placed)
         self._last = books, weights
-        return reply
+        return replace(
+            reply, evidence=tuple(passages[:evidence]), question_tokens=asked,
+            first_token_s=(first or [started])[0] - started,
+            total_s=time.perf_counter() - started, answered_from="text",
+            read=all(book.index is not None for book in books),
+        )  # fmt: skip
 
     def _open_rows(self, books: Sequence[Book]) -> None:
         """Puts the rows of books into the session's cache, unless they are there. Raises
@@ -409,15 +398,12 @@ class Esa:
         Args:
             minimum: least score in finding of a passage that is read again; see `chosen_passages`.
             every: all passages are. least: log-odds, with how well it fits, from which a passage
-                tells a place; None: `collecting.LEAST`. It does not count where another model
-                decides.
+                tells a place; None: `collecting.LEAST`. Not for another model that decides.
             progress: called with (passages read, passages chosen); what it raises passes through.
             after: an earlier run, which this one continues.
 
-        Raises:
-            UsageError: there is no book, the question is empty or too long, or the preset answers
-                from rows.
-        """
+        Raises UsageError: there is no book, the question is empty or too long, or the preset
+        answers from rows."""
         from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import Sampling
 
@@ -427,19 +413,19 @@ class Esa:
         placed, reader = self.placed(_distinct(books, "collect from")), self.reader
         with self.suspended():
             chosen = collecting.chosen_passages(self.search, question, placed, minimum, every)
-        decision: collecting.Decision
         if reader is None:
-            several = chosen.total <= collecting.WHOLE
-            decision = collecting.LogOddsDecision(self.spans.passages, question, least, several)
+            several, batch = chosen.total <= collecting.WHOLE, collecting.BATCH
+            decide = collecting.by_log_odds(self.spans.passages, question, least, several)
         else:
-            settings = self.preset.generation
+            settings, batch = self.preset.generation, 1
             sampling = Sampling(None, settings.temperature, settings.top_p)
-            decision = collecting.WrittenDecision(
+            decide = collecting.by_words(
                 lambda passage: reader.answer(question, [passage], (), sampling)
             )
         return collecting.Collection(
-            chosen, placed, decision, alone=self.suspended, progress=progress, after=after
-        )
+            chosen, placed, decide, batch=batch, alone=self.suspended, progress=progress,
+            after=after,
+        )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
         """The last answer as an HTML page: the documents with a heat map of attention."""
@@ -467,19 +453,6 @@ class Esa:
         from esa_cli.qa.books import place_books
 
         return place_books(books)
-
-
-class TimedText:
-    """Passes pieces of an answer on; `first` is the time of the first, None before."""
-
-    def __init__(self, on_text: Callable[[str], None] | None) -> None:
-        self._on_text = on_text
-        self.first: float | None = None
-
-    def __call__(self, piece: str) -> None:
-        self.first = self.first or time.perf_counter()
-        if self._on_text is not None:
-            self._on_text(piece)
 
 
 def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:

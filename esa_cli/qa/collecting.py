@@ -10,15 +10,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
 from esa_cli.qa.answering.reply import Passage, Reply, says_not_told
 from esa_cli.qa.books import Book
 from esa_cli.qa.finding.passage_finder import PassageSearch, standardised
-from esa_cli.qa.finding.windows import FoundPassage, sentence_spans
+from esa_cli.qa.finding.windows import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line
+from esa_cli.qa.reading.spans import Span
 from esa_cli.system.content_words import content_words
 from esa_cli.system.progress import Progress
 
@@ -34,14 +35,28 @@ fifth of a text fits equally well, none of it is two standard deviations above t
 FIT = (6.0, 0.05)
 """How well a passage fits is its late interaction less 0.05, times 6, beside log-odds. Chosen
 on the development questions, about whole books and about pieces of them of 130 windows."""
+LEAST = 2.5
+"""Log-odds, with how well it fits, from which a passage tells an answer; chosen on the development
+questions of benchmarks/collect_questions."""
+BATCH = 16
+"""Passages that the preset's reader reads in one call."""
+MOST_WORDS = 24
+"""Words of another model's answer that are looked for in the passage."""
+_WORD = re.compile(r"\w+")
+_ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
     """Passages to read again, in the order of the documents, of `total` in all. They overlap, so
-    that what one cuts in two is whole in another. fits: how well each fits the question, in
-    log-odds; no other passage has a bearing on it."""
+    that what one cuts in two is whole in another.
 
-    passages: Sequence[FoundPassage]
+    Args:
+        documents: the number of each one's document. fits: how well each fits the question, in
+            log-odds; no other passage has a bearing on it.
+    """
+
+    passages: Sequence[Passage]
+    documents: Sequence[int]
     fits: Sequence[float]
     total: int
 
@@ -68,31 +83,22 @@ def chosen_passages(
     late = torch.full_like(scores, torch.nan) if reduced is None else finder.late(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
-    if minimum is not None:
-        wanted = scores >= minimum
-    else:
-        best = late.nan_to_num(-1.0).max() if len(index) else 0.0
-        wanted = unread | (scores >= SIEVE) | (late >= NEAR * best)
     if every or (minimum is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
-    chosen = [
-        FoundPassage(document, window.start, window.end, score)
-        for window, document, score, read in zip(
-            index.windows, index.documents, scores.tolist(), wanted.tolist(), strict=True
+    elif minimum is not None:
+        wanted = scores >= minimum
+    else:
+        wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
+    numbers = wanted.nonzero().flatten().tolist()
+    documents = [index.documents[at] for at in numbers]
+    passages = [
+        Passage.of(
+            books[index.documents[at]].document, index.windows[at].start, index.windows[at].end,
+            score=float(scores[at]),
         )
-        if read
-    ]
-    return ChosenPassages(chosen, fits[wanted].tolist(), len(index))
-
-
-PRIOR = 1.0
-"""Weight of how well a passage fits (`FIT`) beside the log-odds that it tells an
-answer."""
-LEAST = 2.5
-"""Their sum from which a passage tells an answer. Both were chosen on the development questions of
-benchmarks/collect_questions."""
-MOST_WORDS = 24
-"""Words of another model's answer that are looked for in the passage."""
+        for at in numbers
+    ]  # fmt: skip
+    return ChosenPassages(passages, documents, fits[wanted].tolist(), len(index))
 
 
 class AnswerSpan(NamedTuple):
@@ -106,96 +112,66 @@ class AnswerSpan(NamedTuple):
     answer: str | None = None
 
 
-class Decision(Protocol):
-    """Tells where passages answer the question; `batch` of them are read in one call."""
-
-    batch: int
-
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
-        """The spans of each passage, none where it tells no answer.
-
-        Args:
-            fits: of the passages; see `ChosenPassages`.
-        """
-        ...
+Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
+"""Tells the spans of each passage that answer the question, from the passages and their `fits`."""
 
 
-class LogOddsDecision:
-    """The preset's reader: the most probable span of a passage that seems to tell an answer.
+def by_log_odds(
+    reader: PassageReader, question: str, least: float | None = None, several: bool = False
+) -> Decision:
+    """The preset's reader decides: the most probable span of each passage that tells an answer.
 
     Args:
         least: log-odds, with how well it fits, from which a passage tells an answer; None: `LEAST`.
         several: what is left of a passage without that span's sentences is read, too, as long as it
             tells an answer. Each line of a list is found so; in novels it adds wrong places.
     """
+    threshold = LEAST if least is None else least
 
-    batch = 16
-
-    def __init__(
-        self,
-        reader: PassageReader,
-        question: str,
-        least: float | None = None,
-        several: bool = False,
-    ) -> None:
-        self._reader, self._question, self._several = reader, question, several
-        self._least = LEAST if least is None else least
-
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
-        """See `Decision.spans`."""
+    def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
         texts = {number: passage.text for number, passage in enumerate(passages)}
-        with self._reader.reading():
+        with reader.reading():
             while texts:
-                spans = self._best_spans(texts, fits)
-                for number, span in spans.items():
-                    out[number].append(span)
-                rest = {n: _without(texts[n], passages[n].text, span) for n, span in spans.items()}
-                texts = {n: text for n, text in rest.items() if self._several and text.strip()}
+                reading, rest = reader.read(question, list(texts.values())), dict[int, str]()
+                for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
+                    if odds + fits[number] < threshold or (span := reading.span(at)) is None:
+                        continue
+                    weight = odds + span.log_probability
+                    out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
+                    if several:
+                        rest[number] = _without(texts[number], passages[number].text, span)
+                texts = {number: text for number, text in rest.items() if text.strip()}
         return out
 
-    def _best_spans(self, texts: Mapping[int, str], fits: Sequence[float]) -> dict[int, AnswerSpan]:
-        """The most probable span of each text that tells an answer."""
-        reading = self._reader.read(self._question, list(texts.values()))
-        out = {}
-        for at, (number, odds) in enumerate(zip(texts, reading.log_odds, strict=True)):
-            if odds + PRIOR * fits[number] >= self._least and (span := reading.span(at)):
-                weight = odds + span.log_probability
-                out[number] = AnswerSpan(span.start, span.end, weight, log_odds=odds)
-        return out
+    return decide
 
 
-def _without(text: str, passage: str, span: AnswerSpan) -> str:
+def _without(text: str, passage: str, span: Span) -> str:
     """The text of a passage, with spaces in place of the sentences of the span."""
-    places = [at for at in sentence_spans(passage) if at[0] < span.end and span.start < at[1]]
-    for start, end in (*places, (span.start, span.end)):
+    for start, end in (*_sentences(passage, span.start, span.end), (span.start, span.end)):
         text = text[:start] + " " * (end - start) + text[end:]
     return text
 
 
-class WrittenDecision:
-    """Another model that is asked about each passage alone.
+def _sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+    """The sentences of a passage that have a character of [start, end)."""
+    return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
 
-    Args:
-        write: its answer to the question from one passage.
-    """
 
-    batch = 1
+def by_words(write: Callable[[Passage], Reply]) -> Decision:
+    """Another model decides, by its answer (`write`) to the question from each passage alone. Where
+    its words are not the passage's, the span is all of the passage. Raises ReaderError,
+    LengthError: the model gives no answer."""
 
-    def __init__(self, write: Callable[[Passage], Reply]) -> None:
-        self._write = write
-
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
-        """See `Decision.spans`. Where the model's words are not the passage's, the span is all of
-        the passage. Raises ReaderError, LengthError: the model gives no answer."""
-        return [[span] if (span := self._span(one)) else [] for one in passages]
-
-    def _span(self, passage: Passage) -> AnswerSpan | None:
-        answer = one_line(self._write(passage).text)
+    def span(passage: Passage) -> list[AnswerSpan]:
+        answer = one_line(write(passage).text)
         if not answer or says_not_told(answer):
-            return None
+            return []
         start, end = quoted_place(answer, passage.text)
-        return AnswerSpan(start, end, float(start - end), answer=answer)
+        return [AnswerSpan(start, end, float(start - end), answer=answer)]
+
+    return lambda passages, fits: [span(one) for one in passages]
 
 
 def quoted_place(answer: str, text: str) -> tuple[int, int]:
@@ -211,10 +187,6 @@ def quoted_place(answer: str, text: str) -> tuple[int, int]:
             if found and content_words(" ".join(run)):
                 return found.span()
     return 0, len(text)
-
-
-_WORD = re.compile(r"\w+")
-_ARTICLES = frozenset(("a", "an", "the"))
 
 
 @dataclass(frozen=True)
@@ -275,7 +247,15 @@ def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
     return list(found.values())
 
 
-class WeighedPlace(NamedTuple):
+class EarlierRun(NamedTuple):
+    """How far an earlier run over the same passages came: chosen passages that were read, and the
+    places that were found in them."""
+
+    read: int
+    places: Sequence[CollectedPlace]
+
+
+class _Candidate(NamedTuple):
     """A place of passage number `passage`, its document's number, the characters [first, last) of
     its sentences, and the weight that chooses between places of one sentence."""
 
@@ -287,74 +267,35 @@ class WeighedPlace(NamedTuple):
     weight: float
 
 
-class MergedPlaces:
-    """Takes places in the order of their passages, and gives them back in order, those that share a
-    sentence once: the one with the highest weight.
-
-    Args:
-        given: places that were given back before, of an earlier run.
-    """
-
-    def __init__(self, given: Iterable[CollectedPlace] = ()) -> None:
-        self.waiting: list[WeighedPlace] = []
-        self._given = {(one.source, one.document): one.end for one in given}
-        """End of the last place of each document."""
-
-    def add(self, one: WeighedPlace) -> None:
-        """Takes a place, unless a better one shares a sentence with it."""
-        if one.first < self._given.get((one.place.source, one.place.document), 0):
-            return
-        same = [
-            other
-            for other in self.waiting
-            if other.document == one.document and other.first < one.last and one.first < other.last
-        ]
-        if all(one.weight > other.weight for other in same):
-            self.waiting = [other for other in self.waiting if other not in same] + [one]
-
-    def settled(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """Gives the places back that no passage from character `start` of a document on can share.
-        One that is being looked at is still among `waiting`."""
-        end = document, start
-        for one in sorted(self.waiting, key=lambda one: (one.document, one.place.start)):
-            if (one.document, one.last) <= end:
-                self._given[one.place.source, one.place.document] = one.last
-                yield one.place
-                self.waiting.remove(one)
-
-
-class EarlierRun(NamedTuple):
-    """How far an earlier run over the same passages came: chosen passages that were read, and the
-    places that were found in them."""
-
-    read: int
-    places: Sequence[CollectedPlace]
-
-
 class Collection:
-    """An iterator of places in the order of the documents, each once. Passages are read as it goes;
-    whatever ends it, what it gave before stays true.
+    """An iterator of places in the order of the documents. Of places that share a sentence it gives
+    the one with the highest weight. Passages are read as it goes; whatever ends it, what it gave
+    before stays true.
 
     Args:
-        chosen: the passages. decision: whether and where each tells an answer.
-        alone: makes the context in which a decision is made. progress: called with (passages read,
-            passages chosen). after: an earlier run, which this one continues.
+        chosen: the passages. decide: whether and where each tells an answer; `batch` passages a
+            call. alone: makes the context of a call. progress: called with (passages read, passages
+            chosen). after: an earlier run, which this one continues.
     """
 
     def __init__(
         self,
         chosen: ChosenPassages,
         books: Sequence[Book],
-        decision: Decision,
+        decide: Decision,
         *,
+        batch: int = BATCH,
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> None:
-        self._chosen, self._books, self._decision = chosen, books, decision
-        self._alone, self._progress = alone, progress
-        self._read = min(after.read, len(chosen.passages)) if after else 0
-        self._merged = MergedPlaces(after.places if after else ())
+        after = after or EarlierRun(0, ())
+        self._chosen, self._books, self._decide, self._batch = chosen, books, decide, batch
+        self._alone, self._progress = alone, progress or (lambda done, total: None)
+        self._read = min(after.read, len(chosen.passages))
+        self._waiting: list[_Candidate] = []
+        self._given = {(one.source, one.document): one.end for one in after.places}
+        """End of the last place of each document."""
         self._places = self._run()
 
     def __iter__(self) -> Self:
@@ -371,51 +312,53 @@ class Collection:
     @property
     def settled(self) -> int:
         """Chosen passages whose places have all been given: where a later run continues."""
-        return min((one.passage for one in self._merged.waiting), default=self._read)
+        return min((one.passage for one in self._waiting), default=self._read)
 
     def _run(self) -> Iterator[CollectedPlace]:
-        passages, size = self._chosen.passages, self._decision.batch
-        if self._progress is not None:
-            self._progress(self._read, len(passages))
-        while self._read < len(passages):
-            batch = slice(self._read, self._read + size)
-            for number, spans in enumerate(self._spans(batch), self._read):
-                for span in spans:
-                    self._merged.add(self._placed(passages[number], span, number))
-            self._read = min(batch.stop, len(passages))
-            if self._progress is not None:
-                self._progress(self._read, len(passages))
-            if self._read < len(passages):
-                following = passages[self._read]
-                yield from self._merged.settled(following.document, following.start)
-        yield from self._merged.settled(len(self._books), 0)
+        chosen, total = self._chosen, len(self._chosen.passages)
+        self._progress(self._read, total)
+        while self._read < total:
+            batch = slice(self._read, min(self._read + self._batch, total))
+            with torch.inference_mode(), self._alone():
+                spans = self._decide(chosen.passages[batch], chosen.fits[batch])
+            for number, some in enumerate(spans, self._read):
+                for span in some:
+                    self._add(number, span)
+            self._read = batch.stop
+            self._progress(self._read, total)
+            if self._read < total:
+                next_start = chosen.passages[self._read].start
+                yield from self._before(chosen.documents[self._read], next_start)
+        yield from self._before(len(self._books), 0)
 
-    @torch.inference_mode()
-    def _spans(self, batch: slice) -> list[list[AnswerSpan]]:
-        books = self._books
-        shown = [
-            Passage.of(books[one.document].document, one.start, one.end)
-            for one in self._chosen.passages[batch]
+    def _add(self, number: int, span: AnswerSpan) -> None:
+        """Adds a place of a passage, unless a better one shares a sentence with it."""
+        passage, document = self._chosen.passages[number], self._chosen.documents[number]
+        known = self._books[document].document
+        start, end = passage.start + span.start, passage.start + span.end
+        sentences = _sentences(passage.text, span.start, span.end) or [(span.start, span.end)]
+        first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
+        if first < self._given.get((known.source, known.name), 0):
+            return
+        same = [
+            other
+            for other in self._waiting
+            if other.document == document and other.first < last and first < other.last
         ]
-        with self._alone():
-            return self._decision.spans(shown, self._chosen.fits[batch])
-
-    def _placed(self, found: FoundPassage, span: AnswerSpan, number: int) -> WeighedPlace:
-        known = self._books[found.document].document
-        start, end = found.start + span.start, found.start + span.end
-        first, last = _sentences(known.text, found, start, end)
+        if any(other.weight >= span.weight for other in same):
+            return
         place = CollectedPlace.of(
-            known, start, end, score=found.score, sentence=known.text[first:last],
-            passage=(found.start, found.end), log_odds=span.log_odds, answer=span.answer,
+            known, start, end, score=passage.score, sentence=known.text[first:last],
+            passage=(passage.start, passage.end), log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
-        return WeighedPlace(place, found.document, number, first, last, span.weight)
+        better = _Candidate(place, document, number, first, last, span.weight)
+        self._waiting = [*(other for other in self._waiting if other not in same), better]
 
-
-def _sentences(text: str, found: FoundPassage, start: int, end: int) -> tuple[int, int]:
-    """Characters of the passage's sentences that have a character of [start, end)."""
-    shared = [
-        (found.start + first, found.start + last)
-        for first, last in sentence_spans(text[found.start : found.end])
-        if found.start + first < end and start < found.start + last
-    ]
-    return (shared[0][0], shared[-1][1]) if shared else (start, end)
+    def _before(self, document: int, start: int) -> Iterator[CollectedPlace]:
+        """The places that no passage from character `start` of a document on can share. One that is
+        being looked at is still among those that wait."""
+        for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
+            if (one.document, one.last) <= (document, start):
+                self._given[one.place.source, one.place.document] = one.last
+                yield one.place
+                self._waiting.remove(one)

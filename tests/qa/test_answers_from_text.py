@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from esa_cli import models
 from esa_cli.documents.document import Document
@@ -19,7 +18,7 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book
 from esa_cli.qa.presets import preset
-from esa_cli.qa.reading import span
+from esa_cli.qa.reading import chat, span
 from esa_cli.qa.reading.span import one_line
 from esa_cli.storage.library import Library
 
@@ -63,16 +62,6 @@ def test_the_answer_is_quoted_from_the_passage_that_is_found(asker: Esa) -> None
     assert reply.answer_tokens == len(f" {reply.text}")
     assert reply.question_tokens > len(QUESTION)
     assert asker.ask(QUESTION, [book(asker, STORY)]).text == reply.text
-
-
-def test_passages_are_weighed(asker: Esa) -> None:
-    placed = [book(asker, STORY), book(asker, FILLER, "other.txt")]
-    reply = asker.ask(QUESTION, placed, evidence=100)
-    assert 2 < len(reply.evidence) <= 16
-    assert sum(one.weight for one in reply.evidence) == pytest.approx(1)
-    assert float(asker._last[1].sum()) == pytest.approx(1)  # type: ignore[index]
-    assert len(asker.ask(QUESTION, placed, evidence=0).evidence) == 0
-    assert len(asker.ask(QUESTION, placed).evidence) == 3
 
 
 def test_read_or_not_a_document_answers_the_same(asker: Esa, tmp_path: Path) -> None:
@@ -192,74 +181,23 @@ def test_long_passages_of_free_text_are_cut_to_the_window(
         lengths.append(len(ids) + options["max_new_tokens"])
         return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
 
-    monkeypatch.setattr(span, "generate", short)
+    monkeypatch.setattr(chat, "generate", short)
     asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
     assert 400 < lengths[0] <= 512
 
 
-def test_samples_follow_their_seed(asker: Esa) -> None:
-    books, question = [book(asker, GATE)], "Summarise it."
-
-    def sample(seed: int) -> str:
-        return asker.ask(question, books, max_new_tokens=12, temperature=2.0, seed=seed).text
-
-    before = torch.random.get_rng_state()
-    assert sample(1) == sample(1)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert len({sample(seed) for seed in range(4)}) > 1
-
-
 @pytest.mark.parametrize("question", [QUESTION, "Summarise it."])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_on_text_raises_passes_and_the_asker_goes_on(
-    asker: Esa, question: str, error: type[BaseException]
-) -> None:
+def test_what_on_text_raises_passes_and_the_asker_goes_on(asker: Esa, question: str) -> None:
     books = [book(asker, STORY)]
     want = asker.ask(question, books, max_new_tokens=5)
 
     def fail(text: str) -> None:
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         asker.ask(question, books, max_new_tokens=5, on_text=fail)
     again = asker.ask(question, books, max_new_tokens=5)
     assert (again.text, again.evidence) == (want.text, want.evidence)
-
-
-def test_an_interruption_while_passages_are_read(
-    asker: Esa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "story.txt"
-    path.write_text(STORY, "utf-8")
-    books = [asker.ingest(str(path))]
-    want = asker.ask(QUESTION, books).text
-
-    def stop(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(span.PassageReader, "read", stop)
-        with pytest.raises(KeyboardInterrupt):
-            asker.ask(QUESTION, books)
-    assert asker.ask(QUESTION, books).text == want
-    assert asker.session.attachment.attached
-
-
-def test_a_question_is_counted_and_ended_while_passages_are_read(asker: Esa) -> None:
-    books = [book(asker, STORY)]
-    turns = [Turn("What is sold?", "Fish.")]
-    alone, later = asker.question_tokens(QUESTION), asker.question_tokens(QUESTION, turns)
-    assert alone == asker.ask(QUESTION, books).question_tokens < later
-    with pytest.raises(LengthError):
-        asker.question_tokens("word " * 500)
-
-    def stop() -> None:
-        raise InterruptedError
-
-    wanted = asker.ask(QUESTION, books).text
-    with pytest.raises(InterruptedError), asker.interruptible(stop):
-        asker.ask(QUESTION, books)
-    assert asker.ask(QUESTION, books).text == wanted
 
 
 def test_what_cannot_be_asked(asker: Esa) -> None:
@@ -303,28 +241,6 @@ def test_the_adapter_reads_and_does_not_write_free_text(loaded: Any, tmp_path: P
     assert free == same
 
 
-def test_examples_are_read_by_the_bare_model_alone(loaded: Any, tmp_path: Path) -> None:
-    folder = save(loaded.model, tmp_path / "adapter")
-    examples = "answer.examples=[{passage: A cat sat., question: 'Who?', answer: cat}]"
-    lengths = []
-    for more in (
-        [],
-        [examples],
-        [f"answer.adapter={folder}"],
-        [f"answer.adapter={folder}", examples],
-    ):
-        with esa(loaded, *more) as asker:
-            reader = asker.spans.passages
-            lengths.append(len(reader.prompt.ids(QUESTION, GATE)))
-            assert asker.ask(QUESTION, [book(asker, STORY)]).quotation
-    assert lengths[0] == lengths[2] == lengths[3] < lengths[1]
-    with (
-        esa(loaded, examples.replace("sat.", "sat. " * 100)) as asker,
-        pytest.raises(LengthError, match="the model's window has 512"),
-    ):
-        asker.ask(QUESTION, [book(asker, STORY)])
-
-
 def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,14 +256,6 @@ def test_an_adapter_that_is_missing_is_said_before_documents_are_read(
     monkeypatch.setattr(models, "load", lambda *given, **options: pytest.fail("loaded"))
     with pytest.raises(PresetError, match="got 'none'"):
         Esa.load("tiny-random", [*FROM_TEXT, "answer.adapter=none"], device="cpu")
-
-
-def test_an_adapter_of_another_model(loaded: Any, make_model: Any, tmp_path: Path) -> None:
-    folder = save(make_model("llama"), tmp_path / "adapter")
-    with pytest.raises(ModelError, match="the adapter is of another model"):
-        esa(loaded, f"answer.adapter={folder}")
-    with esa(loaded):
-        pass
 
 
 def test_a_document_is_read_only_where_rows_are_needed_or_stored(

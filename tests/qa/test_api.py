@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from esa_cli.errors import EsaError, HistoryError, ResourceError, UsageError
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.api import Esa
+from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
@@ -82,22 +84,6 @@ def test_a_stored_book_answers_as_one_in_memory(
     assert all(torch.equal(mine, yours) for mine, yours in zip(rows, again, strict=True))
 
 
-def test_what_was_read_otherwise_is_not_found(
-    loaded: Any, library: Library, tmp_path: Path
-) -> None:
-    path = files(tmp_path)[0]
-    plain = "window.dense=200"  # unset it would follow from `window.selected`
-    with esa(loaded, library, LOCAL, plain) as one:
-        document = one.ingest(path).document
-        assert one.find(document) is not None
-    for changed in ("window.local=32", "position.name=contiguous", "prompt.before=Read."):
-        with esa(loaded, library, LOCAL, plain, changed) as other:
-            assert other.find(document) is None, changed
-    for same in ("window.selected=16", "generation.max_new_tokens=5", "prompt.after=<{question}>"):
-        with esa(loaded, library, LOCAL, plain, same) as other:
-            assert other.find(document) is not None, same
-
-
 def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: Path) -> None:
     path = files(tmp_path)[0]
 
@@ -116,59 +102,17 @@ def test_an_interrupted_ingest_goes_on(loaded: Any, library: Library, tmp_path: 
         assert memory.ask(QUESTION, [memory.ingest(path)]).text == answer
 
 
-class Enough(Exception):
-    pass
-
-
-def test_what_progress_raises_ends_a_reading_that_can_be_resumed(
-    loaded: Any, library: Library, tmp_path: Path
-) -> None:
-    gate, boat = files(tmp_path)
-    always: list[int] = []
-    first: list[int] = []
-    later: list[int] = []
-    ended: list[bool] = []
-
-    def stop(done: int, total: int) -> None:
-        first.append(done)
-        assert always[-1] == done, "it is called after the one that all readings have"
-        if done >= 300:
-            raise Enough
-
-    told: dict[str, Any] = {
-        "progress": lambda done, total: always.append(done),
-        "finished": lambda: ended.append(True),
-    }
-    with esa(loaded, library, **told) as one:
-        other = one.ingest(boat)
-        before = one.ask(QUESTION, [other]).text
-        assert len(ended) == 1
-        with pytest.raises(Enough):
-            one.ingest(gate, stop)
-        assert len(ended) == 2
-        assert first == [64, 128, 192, 256, 320]
-        assert one.session.document_tokens == 0
-        assert one.ask(QUESTION, [other]).text == before, "it can be asked on"
-        book = one.ingest(gate, lambda done, total: later.append(done))
-        assert later[0] == 320, "two segments of 128 tokens were there"
-        answer = one.ask(QUESTION, [book]).text
-        assert one.ingest(gate, stop).read_s == 0, "what is found is not read"
-        assert len(ended) == 3
-    with esa(loaded, None) as memory:
-        assert memory.ask(QUESTION, [memory.ingest(gate)]).text == answer
-
-
 def test_a_reading_in_memory_that_is_broken_off_leaves_nothing(loaded: Any, tmp_path: Path) -> None:
     gate, boat = files(tmp_path)
     seen: list[int] = []
 
     def stop(done: int, total: int) -> None:
-        raise Enough
+        raise InterruptedError
 
     with esa(loaded, None) as one:
         other = one.ingest(boat)
         want = one.ask(QUESTION, [other]).text
-        with pytest.raises(Enough):
+        with pytest.raises(InterruptedError):
             one.ingest(gate, stop)
         assert one.session.document_tokens == 0
         assert one.documents.in_memory == other.tokens
@@ -197,28 +141,13 @@ def test_the_memory_that_a_reading_takes_is_asked_for_before(
     assert asked[3:] == [200], "rows go to the disk, and a book that is found is not read"
 
 
-def test_a_whole_method_is_loaded_by_its_name() -> None:
-    """As the commands take it; one that is made for a length needs one."""
-    from esa_cli.qa.presets import resolved_preset
-
-    given = ("tiny-random", ["window.selected=40"])
-    with Esa.load(*given, method="streaming-llm", device="cpu", dtype="float32") as one:
-        assert one.preset == resolved_preset.apply("streaming-llm", preset.load(*given))
-    with pytest.raises(UsageError, match="made for the length"):
-        Esa.load(*given, method="ntk")
-    with Esa.load(*given, method="ntk", length=4000, device="cpu", dtype="float32") as one:
-        assert one.preset.position["name"] == "ntk"
-    with pytest.raises(UsageError, match="no-such"):
-        Esa.load(*given, method="no-such")
-
-
 def test_load_refuses_what_does_not_fit_before_it_is_read(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = Document("long", "word " * 40_000, "long", "utf-8", 200_000)
 
     def read(*_: Any) -> None:
-        raise Enough
+        raise InterruptedError
 
     monkeypatch.setenv("ESA_MEMORY_LIMIT", "430MiB")
     with Esa.load("tiny-random", device="cpu", dtype="float32") as one:
@@ -231,7 +160,7 @@ def test_load_refuses_what_does_not_fit_before_it_is_read(
     library = Library(tmp_path / "library")
     with Esa.load("tiny-random", device="cpu", dtype="float32", library=library) as two:
         monkeypatch.setattr(two.session, "resume", read)
-        with pytest.raises(Enough):
+        with pytest.raises(InterruptedError):
             two.ingest(long)
 
 
@@ -334,19 +263,16 @@ def test_who_waits_for_another_process_can_give_up(
 ) -> None:
     path, told, waited = files(tmp_path)[0], [], []
 
-    class Enough(Exception):
-        pass
-
     def progress(done: int, total: int) -> None:
         waited.append((done, total))
         if len(waited) == 2:
-            raise Enough
+            raise InterruptedError
 
     with esa(loaded, library, waiting=lambda: told.append(1)) as one:
         entry = one.ingest(path).entry
         assert entry is not None
         library.remove(entry)
-        with LibraryPaths(library.root).locked(entry.key), pytest.raises(Enough):
+        with LibraryPaths(library.root).locked(entry.key), pytest.raises(InterruptedError):
             one.ingest(path, progress)
         assert told == [1]
         assert waited == [(0, entry.tokens)] * 2
@@ -364,58 +290,6 @@ def test_a_library_book_needs_no_file(loaded: Any, library: Library, tmp_path: P
         assert two.ask(QUESTION, [book]).text == answer
     with esa(loaded, library, "window.local=32") as other, pytest.raises(UsageError, match="other"):
         other.stored(library.entries()[0])
-
-
-def test_rows_of_either_kind_are_found(loaded: Any, library: Library, tmp_path: Path) -> None:
-    path = files(tmp_path)[0]
-    with esa(loaded, library, rows="native") as one:
-        kept = one.ingest(path)
-    with esa(loaded, library, rows="int8") as two:
-        found = two.ingest(path)
-    assert found.entry is not None
-    assert kept.entry is not None
-    assert found.entry.key == kept.entry.key
-    assert found.read_s == 0
-
-
-def test_rows_of_eight_bits_are_near(loaded: Any, library: Library, tmp_path: Path) -> None:
-    path = files(tmp_path)[0]
-    with esa(loaded, None) as memory:
-        want = memory.ingest(path)
-    with esa(loaded, library, rows="int8") as one:
-        book = one.ingest(path)
-        assert one.ask(QUESTION, [book]).text
-    assert book.entry is not None
-    assert book.entry.layout.kind == "int8"
-    for mine, yours in zip(book.prefilled.stores, want.prefilled.stores, strict=True):
-        k, v = mine.span(0, 200)
-        k0, v0 = yours.span(0, 200)
-        assert float((k - k0).norm() / k0.norm()) < 0.01
-        assert float((v - v0).norm() / v0.norm()) < 0.01
-
-
-def test_a_text_is_asked_once(loaded: Any, tmp_path: Path) -> None:
-    path = files(tmp_path)[0]
-    copy = tmp_path / "copy.txt"
-    copy.write_text(TEXT, "utf-8")
-    with esa(loaded, None) as one:
-        book, again = one.ingest(path), one.ingest(str(copy))
-        alone = one.ask(QUESTION, [book])
-        assert one.ask(QUESTION, [book, again, book]).text == alone.text
-        assert one.session.document_tokens == book.tokens
-
-
-def test_documents_of_one_name_are_told_apart(loaded: Any, tmp_path: Path) -> None:
-    paths = []
-    for folder, text in (("a", TEXT), ("b", OTHER)):
-        (tmp_path / folder).mkdir()
-        paths.append(tmp_path / folder / "notes.txt")
-        paths[-1].write_text(text, "utf-8")
-    with esa(loaded, None) as one:
-        books = [one.ingest(str(path)) for path in paths]
-        names = {passage.document for passage in one.ask(QUESTION, books, evidence=5).evidence}
-    assert names
-    assert names <= {str(path) for path in paths}
 
 
 def test_no_passages_and_a_report(loaded: Any, tmp_path: Path) -> None:
@@ -462,3 +336,14 @@ def test_what_cannot_be_made_leaves_the_model_as_it_was(
         esa(loaded, None, "answer.from=text", missing)
     with esa(loaded, None) as made:  # nothing is attached already
         assert made.ask(QUESTION, [made.ingest(files(tmp_path)[0])]).text
+
+
+def test_a_document_is_copied_only_for_another_name() -> None:
+    document = Document("a.txt", "One.\nTwo.", "here/a.txt", "utf-8", 9)
+    other = replace(document, source="there/a.txt", text="Three.")
+    books = [Book(one, None, torch.zeros(2, 2)) for one in (document, other)]
+    [alone] = place_books(books[:1])
+    assert alone.document is document, "the places of its lines are found once"
+    both = place_books(books)
+    assert [one.document.name for one in both] == ["here/a.txt", "there/a.txt"]
+    assert [one.rows for one in both] == [range(2), range(2, 4)]

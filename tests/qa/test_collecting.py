@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
@@ -19,15 +21,12 @@ from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.collecting import (
     AnswerSpan,
-    ChosenPassages,
     CollectedPlace,
     Collection,
     Coverage,
     EarlierRun,
-    LogOddsDecision,
-    MergedPlaces,
-    WeighedPlace,
-    WrittenDecision,
+    by_log_odds,
+    by_words,
     chosen_passages,
     distinct_places,
     quoted_place,
@@ -43,18 +42,20 @@ QUESTION = "Which key does a keeper have?"
 
 
 class KeyDecision:
-    """Every `key N` of a passage is told."""
+    """Every `key N` of a passage is told, with these weights for one passage after the other."""
 
-    def __init__(self, batch: int = 2) -> None:
-        self.batch = batch
+    def __init__(self, batch: int = 2, weights: Iterable[float] = itertools.repeat(0.0)) -> None:
+        self.batch, self.weights = batch, iter(weights)
         self.passages: list[Passage] = []
 
-    def spans(self, passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
+    def __call__(
+        self, passages: Sequence[Passage], fits: Sequence[float]
+    ) -> list[list[AnswerSpan]]:
         assert len(passages) == len(fits)
         self.passages += passages
         return [
-            [AnswerSpan(*found.span(), 0.0, 1.5) for found in re.finditer(r"key \d+", one.text)]
-            for one in passages
+            [AnswerSpan(*found.span(), weight, 1.5) for found in re.finditer(r"key \d+", one.text)]
+            for one, weight in zip(passages, self.weights, strict=False)
         ]
 
 
@@ -66,7 +67,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
     placed = place_books(books or [book(STORY)])
     chosen = chosen_passages(PassageSearch(), QUESTION, placed, every=True)
-    return Collection(chosen, placed, decision, **more)
+    return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
 
 def test_places_come_once_in_order_with_their_places() -> None:
@@ -127,13 +128,13 @@ def test_a_stopped_run_goes_on_where_it_was(stop: int) -> None:
     assert len(second.passages) == first.coverage.chosen - first.settled
 
 
-@pytest.mark.parametrize("batch", [1, 100])
-@pytest.mark.parametrize("given", range(3))
-def test_a_run_that_is_left_between_two_places_goes_on(given: int, batch: int) -> None:
-    whole, first = list(run(KeyDecision(1))), run(KeyDecision(batch))
-    found = [next(first) for _ in range(given)]
-    after = EarlierRun(first.settled, tuple(found))
-    assert found + list(run(KeyDecision(1), after=after)) == whole
+def test_a_run_that_is_left_between_two_places_goes_on() -> None:
+    whole = list(run(KeyDecision(1)))
+    for given in range(3):
+        first = run(KeyDecision(100))
+        places = [next(first) for _ in range(given)]
+        after = EarlierRun(first.settled, tuple(places))
+        assert places + list(run(KeyDecision(1), after=after)) == whole
 
 
 def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
@@ -142,13 +143,6 @@ def test_places_that_an_earlier_run_wrote_are_not_found_again() -> None:
     for count in range(len(whole) + 1):
         after = EarlierRun(0, tuple(whole[:count]))
         assert list(run(KeyDecision(), after=after)) == whole[count:]
-
-
-def test_nothing_chosen() -> None:
-    placed = place_books([book(STORY)])
-    places = Collection(ChosenPassages([], [], 9), placed, KeyDecision())
-    assert list(places) == []
-    assert places.coverage == Coverage(9, 0, 0)
 
 
 def test_the_sieve() -> None:
@@ -237,88 +231,22 @@ def test_esa_refuses(asker: Esa, loaded: Any) -> None:
         rows.collect(QUESTION, [one])
 
 
-SENTENCE = 10
-
-
-def place(start: int, end: int, document: str = "a.txt") -> CollectedPlace:
-    return CollectedPlace(
-        document,
-        document,
-        None,
-        1,
-        None,
-        start,
-        end,
-        "w" * (end - start),
-        1.0,
-        sentence="s",
-        passage=(0, 100),
-    )
-
-
-def weighed(start: int, end: int, weight: float, passage: int = 0, number: int = 0) -> WeighedPlace:
-    """A place in sentences of ten characters."""
-    first = start // SENTENCE * SENTENCE
-    last = -(-end // SENTENCE) * SENTENCE
-    found = place(start, end, f"{number}.txt")
-    return WeighedPlace(found, number, passage, first, last, weight)
-
-
-def starts(places: Iterable[CollectedPlace]) -> list[int]:
-    return [one.start for one in places]
-
-
-def passages(merged: MergedPlaces) -> list[int]:
-    return sorted(one.passage for one in merged.waiting)
-
-
-def test_of_places_in_one_sentence_the_likeliest_stays() -> None:
-    merged = MergedPlaces()
-    for start, weight in ((2, -1.0), (5, -0.5), (7, -3.0), (12, -9.0)):
-        merged.add(weighed(start, start + 2, weight))
-    assert starts(merged.settled(1, 0)) == [5, 12]
-
-
-def test_a_place_replaces_several_that_it_shares_sentences_with() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(2, 4, -2.0))
-    merged.add(weighed(12, 14, -3.0))
-    merged.add(weighed(8, 15, -1.0))
-    assert starts(merged.settled(1, 0)) == [8]
-    merged.add(weighed(102, 104, -2.0))
-    merged.add(weighed(112, 114, -0.5))
-    merged.add(weighed(108, 115, -1.0))
-    assert starts(merged.settled(1, 0)) == [102, 112]
-
-
-def test_a_place_waits_until_no_passage_can_share_it() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(2, 4, -2.0, passage=3))
-    merged.add(weighed(25, 27, -2.0, passage=4))
-    assert passages(merged) == [3, 4]
-    assert starts(merged.settled(0, 9)) == []
-    assert starts(merged.settled(0, 10)) == [2]
-    assert passages(merged) == [4]
-    merged.add(weighed(26, 28, -1.0, passage=5))
-    merged.add(weighed(1, 3, 0.0, passage=5))
-    assert starts(merged.settled(0, 30)) == [26], "what was given stays"
-    assert passages(merged) == []
-
-
-def test_documents_are_apart_and_in_order() -> None:
-    merged = MergedPlaces()
-    merged.add(weighed(5, 7, -2.0, number=0))
-    merged.add(weighed(2, 4, -1.0, number=1))
-    assert starts(merged.settled(1, 0)) == [5]
-    assert starts(merged.settled(2, 0)) == [2]
-
-
-def test_places_of_an_earlier_run_are_not_given_again() -> None:
-    merged = MergedPlaces([place(2, 4, "0.txt"), place(15, 17, "0.txt")])
-    for start in (3, 12, 16, 25):
-        merged.add(weighed(start, start + 2, 0.0))
-    merged.add(weighed(3, 5, 0.0, number=1))
-    assert starts(merged.settled(2, 0)) == [25, 3]
+@pytest.mark.parametrize("seed", range(4))
+def test_of_places_in_one_sentence_the_likeliest_stays(seed: int) -> None:
+    """The windows of a text overlap, so that every sentence is in several."""
+    weights = [random.Random(seed * 1000 + at).random() for at in range(1000)]
+    decision = KeyDecision(weights=weights)
+    text = " ".join(f"Keeper {at} of the gate has key {at}." for at in range(60))
+    places = list(run(decision, book(text)))
+    assert [one.text for one in places] == [f"key {at}" for at in range(60)]
+    for one in places[12:-12]:
+        having = [
+            (weight, (passage.start, passage.end))
+            for passage, weight in zip(decision.passages, weights, strict=False)
+            if passage.start <= one.start and one.end <= passage.end
+        ]
+        assert len(having) > 1
+        assert one.passage == max(having)[1]
 
 
 # Where another model's words stand in a passage, and what counts as no answer
@@ -345,16 +273,15 @@ def test_the_place_of_words(answer: str, words: str) -> None:
     assert TEXT[start:end] == words
 
 
-def test_another_model_decides_by_its_words() -> None:
-    said = iter([f"{NOT_TOLD}", "At  nine.", " ", "Twelve, I think."])
-    decision = WrittenDecision(lambda passage: Reply(next(said)))
+def test_the_shorter_place_of_words_is_the_surer() -> None:
+    said = iter([NOT_TOLD, "At  nine.", " ", "Twelve, I think."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(TEXT), TEXT)
-    spans = decision.spans([passage] * 4, [0.0] * 4)
-    assert [len(one) for one in spans] == [0, 1, 0, 1]
+    spans = by_words(lambda passage: Reply(next(said)))([passage] * 4, [0.0] * 4)
     [first], [second] = spans[1], spans[3]
+    assert (spans[0], spans[2]) == ([], [])
     assert (TEXT[first.start : first.end], first.answer) == ("at nine", "At nine.")
     assert (second.start, second.end, second.answer) == (0, len(TEXT), "Twelve, I think.")
-    assert first.weight > second.weight, "the shorter place is the surer"
+    assert first.weight > second.weight
 
 
 class AgeReader:
@@ -379,11 +306,12 @@ def test_every_sentence_of_a_passage_that_tells_is_told(count: int) -> None:
     text = "\n\n".join(["A grey boat.", *said, "Nobody knows it."])
     passage = Passage("a.txt", "a.txt", None, 1, None, 0, len(text), text)
     reader: Any = AgeReader()
-    spans, _ = LogOddsDecision(reader, "How old?", 2.5, several=True).spans(
-        [passage] * 2, [0.0, -9.0]
-    )
+    decide = by_log_odds(reader, "How old?", 2.5, several=True)
+    spans, unfit = decide([passage] * 2, [0.0, -9.0])
+    assert unfit == []
+    assert all((one.weight, one.log_odds) == (2.0, 3.0) for one in spans)
     assert [text[one.start : one.end] for one in spans] == [f"{30 + at}" for at in range(count)]
-    (first,) = LogOddsDecision(reader, "How old?", 2.5).spans([passage], [0.0])
+    (first,) = by_log_odds(reader, "How old?", 2.5)([passage], [0.0])
     assert first == spans[:1]
-    refused = LogOddsDecision(reader, "How old?", 3.5).spans([passage], [0.0])
+    refused = by_log_odds(reader, "How old?", 3.5)([passage], [0.0])
     assert refused == [[]]

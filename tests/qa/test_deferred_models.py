@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from finder_encoder import new_finder, save_finder
 
 from esa_cli import models
@@ -98,25 +97,6 @@ def test_the_same_answers_and_indexes_without_the_model(
     assert found[0][4] == found[1][4] == 0
 
 
-def test_what_one_stores_the_other_finds(
-    both: tuple[Any, Path], deferred: models.DeferredModel, tmp_path: Path
-) -> None:
-    whole, folder = both
-    library = Library(tmp_path / "library")
-    for writer, reader in ((whole, deferred), (deferred, whole)):
-        text = f"{TEXT} {writer is whole}"
-        with esa(writer, folder, library=library) as asker:
-            made = asker.ingest(note(text))
-        with esa(reader, folder, library=library) as asker:
-            book = asker.find(note(text))
-            assert book is not None
-            assert book.index is not None
-            assert made.index is not None
-            assert torch.equal(book.index.records, made.index.records)
-            grown = asker.ingest(note(text + MORE))
-            assert grown.entry is not None
-
-
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_free_text_loads_the_model(
     both: tuple[Any, Path], deferred: models.DeferredModel, heat: float
@@ -133,47 +113,6 @@ def test_free_text_loads_the_model(
         replies.append((without_times(reply), "".join(pieces)))
     assert replies[0] == replies[1]
     assert "model" in vars(deferred)
-
-
-@pytest.mark.parametrize("more", [[], [FREE]])
-def test_a_question_can_be_ended(
-    both: tuple[Any, Path], deferred: models.DeferredModel, more: list[str]
-) -> None:
-    calls = list[int]()
-
-    def stop() -> None:
-        calls.append(1)
-        if len(calls) == last:
-            raise InterruptedError
-
-    last = 0
-    with esa(deferred, both[1], *more) as asker:
-        book = asker.open(note())
-        with asker.interruptible(stop):
-            want = asker.ask(QUESTION, [book], max_new_tokens=6)
-        last = len(calls)
-        calls.clear()
-        with pytest.raises(InterruptedError), asker.interruptible(stop):
-            asker.ask(QUESTION, [book], max_new_tokens=6)
-        assert without_times(asker.ask(QUESTION, [book], max_new_tokens=6)) == without_times(want)
-
-
-def test_the_session_is_made_when_it_is_needed(
-    both: tuple[Any, Path], deferred: models.DeferredModel
-) -> None:
-    with esa(deferred, both[1]) as asker:
-        book = asker.open(note())
-        want = without_times(asker.ask(QUESTION, [book]))
-        assert "model" not in vars(deferred)
-        session = asker.session
-        assert asker.session is session
-        assert session.attachment.attached
-        session.read("The gate opens at nine.")
-        assert asker.cached_tokens == session.document_tokens > 0
-        assert without_times(asker.ask(QUESTION, [book])) == want
-        again = asker.ask(QUESTION, [book], max_new_tokens=2)
-        assert again.answered_from == "text"
-    assert not session.attachment.attached
 
 
 def test_in_python_it_is_loaded_so(both: tuple[Any, Path], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from finder_asker import asker as asker
 
 from esa_cli.documents.document import Document, Mark
-from esa_cli.errors import LengthError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
@@ -86,18 +86,6 @@ def test_what_has_been_read_is_found_as_answers_find_it(asker: Esa) -> None:
         "zeppelin", [read], count=asker.preset.answer.passages, minimum=-9.0
     )
     assert {(e.start, e.end) for e in reply.evidence} <= {(one.start, one.end) for one in alone}
-
-
-def test_questions_that_cannot_be_asked(asker: Esa) -> None:
-    books = [asker.open(book(GATE).document)]
-    with pytest.raises(UsageError):
-        asker.find_passages(" ", books)
-    with pytest.raises(LengthError):
-        asker.find_passages("gate " * 2000, books)
-    with pytest.raises(UsageError, match="no document"):
-        asker.find_passages("gate", [])
-    with pytest.raises(UsageError, match="count must be at least 1, got -1"):
-        asker.find_passages("gate", books, -1)
 
 
 def test_by_words_where_answers_come_from_rows(loaded: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -58,35 +57,6 @@ def test_the_same_passages_with_the_same_scores(own: str, book: str, tmp_path: P
     assert len(found[0]) > 3
     assert found[0] == found[1] == found[2]
     assert evidence[0] == evidence[1] == evidence[2]
-
-
-def test_model_and_reader_are_one_option(esa: Esa, own: str, book: str, tmp_path: Path) -> None:
-    folder = foreign_model(tmp_path / "gpt")
-    asked = ["ask", book, QUESTION, "--preset", own, *HERE, "--json", "--max-new-tokens", "4"]
-    plain, *worded = (
-        esa(*asked, *more).data for more in ([], ["--model", folder], ["--reader", folder])
-    )
-    assert [one["reader"] for one in (plain, *worded)] == [None, "gpt", "gpt"]
-    assert worded[0]["answer"] == worded[1]["answer"]
-    for one in worded:
-        assert [e["text"] for e in one["evidence"]] == [e["text"] for e in plain["evidence"]]
-    plain, worded_hits = (
-        esa("find", book, QUESTION, "--preset", own, *HERE, "--json", *more).data
-        for more in ([], ["--model", folder])
-    )
-    assert plain["passages"] == worded_hits["passages"]
-
-
-def test_a_file_of_questions_and_places(esa: Esa, own: str, book: str, tmp_path: Path) -> None:
-    model = ["--preset", own, "--model", foreign_model(tmp_path / "gpt"), *HERE, "--quiet"]
-    Path("q.jsonl").write_text(json.dumps({"question": QUESTION}))
-    batch = esa("batch", "q.jsonl", book, "--out", "out.jsonl", *model, "--max-new-tokens", "4")
-    assert batch.code == 0
-    assert json.loads(Path("out.jsonl").read_text())["quotation"] is None
-    places = esa("collect", book, QUESTION, *model, "--json").data
-    assert places["reader"].endswith("gpt")
-    assert esa("collect", book, QUESTION, *model, "--least", "1").code == 2
-    assert esa("ask", book, QUESTION, *model, "--answer", "span").code == 2
 
 
 def test_a_method_runs_in_the_model(own: str, tmp_path: Path) -> None:

@@ -1,18 +1,10 @@
-"""A tiny server of chat completions, in a thread or in a process of its own.
-
-    python completion_server.py LOG [MODE...]
-
-It prints its port; what it is sent goes into the log. Each question takes the next mode; the last
-one stays.
-"""
+"""A tiny server of chat completions. Each question takes the next mode; the last one stays."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 WORDS = ["At ", "nine", ", says [1]."]
@@ -25,13 +17,13 @@ def chunk(**choice: Any) -> bytes:
 
 
 class CompletionServer(ThreadingHTTPServer):
-    """Listens on a free port; requests are in `seen` and, where there is one, in the log."""
+    """Listens on a free port; requests are in `seen`."""
 
     daemon_threads = True
 
-    def __init__(self, modes: list[str], log: Path | None = None) -> None:
+    def __init__(self, modes: list[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.modes, self.log = modes or ["stream"], log
+        self.modes = modes
         self.seen: list[dict[str, Any]] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -47,14 +39,11 @@ class Handler(BaseHTTPRequestHandler):
     server: CompletionServer
 
     def log_message(self, *given: Any) -> None:
-        """Nothing: the log has requests alone."""
+        """Nothing."""
 
     def note(self, body: Any) -> None:
-        row = {"path": self.path, "key": self.headers.get("authorization"), "body": body}
-        self.server.seen.append(row)
-        if self.server.log is not None:
-            with self.server.log.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        key = self.headers.get("authorization")
+        self.server.seen.append({"path": self.path, "key": key, "body": body})
 
     def reply(self, status: int, body: Any, kind: str = "application/json", **more: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -176,9 +165,3 @@ class Handler(BaseHTTPRequestHandler):
                 error = {"message": f"Unsupported parameter: {name}", "param": name}
                 return self.reply(400, {"error": error})
         return self.stream(body)
-
-
-if __name__ == "__main__":
-    server = CompletionServer(sys.argv[2:], Path(sys.argv[1]))
-    print(server.server_address[1], flush=True)
-    server.serve_forever()

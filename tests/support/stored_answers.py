@@ -20,6 +20,6 @@ def check_stored_answers(
         with Esa(loaded, chosen, library=library, rows="native") as reader:
             reply = reader.ask(question, [reader.ingest(str(path))], max_new_tokens=4)
         assert reply.evidence
-        weights = [round(one.weight, 5) for one in reply.evidence]
+        weights = [round(one.weight, 4) for one in reply.evidence]
         answers.append((reply.text, [one.start for one in reply.evidence], weights))
     assert answers[0] == answers[1] == answers[2]

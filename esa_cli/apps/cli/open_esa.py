@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.options.options import ModelOptions
@@ -45,49 +45,36 @@ class PrefillDisplay(IngestEvents):
     ) -> None:
         self.planner, self.reporter, self.reads_later = planner, reporter, reads_later
         self.must_store = must_store
-        self._bar: Any = None
+        self._bar = ExitStack()
         self._show: Any = None
         self._plan: Any = None
-        self._unstored = ""
-        self._since = 0.0
-        self._first = 0
-        self._lacking: set[str] = set()
+        self._since, self._first = 0.0, 0
+        self._said = set[str]()
 
     def found(self, book: Book) -> None:
-        entry = book.entry
-        was = f"{book.document.name} was read before ({entry.id if entry else ''})"
-        if not self.reporter.is_brief:
-            self.reporter.note(f"esa: {was}")
-        self._missing(book.document)
+        if not self.reporter.is_brief and book.entry is not None:
+            self.reporter.note(f"esa: {book.document.name} was read before ({book.entry.id})")
+        self._say_missing(book.document)
 
     def unread(self, document: Document, tokens: int) -> None:
         if not self.reads_later and not self.reporter.is_brief:
             self.reporter.note(f"esa: {document.name}: {tokens:,} tokens, asked without being read")
-        self._missing(document)
+        self._say_missing(document)
 
     def unstored(self, document: Document, error: DiskError) -> bool:
         self.reporter.settle()
-        if not self.must_store and error.message != self._unstored:
-            self._unstored = error.message  # of many documents it is mostly the same
-            self.reporter.warn(f"esa: what is read is not kept: {error.message}")
+        if not self.must_store:
+            self._warn_once(f"esa: what is read is not kept: {error.message}")
         return not self.must_store
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
         self._plan = self.planner.plan(tokens)
         where = "" if stored_bytes is None else f", {size_text(stored_bytes)} in the library"
         self.reporter.note(f"esa: {document.name}: {tokens:,} tokens{where}")
-        self._missing(document)
-        self._bar = prefill_bar(self.reporter, tokens, self._plan.seconds)
-        self._show = self._bar.__enter__()
+        self._say_missing(document)
+        bar = prefill_bar(self.reporter, tokens, self._plan.seconds)
+        self._show = self._bar.enter_context(bar)
         self._since, self._first = time.perf_counter(), 0
-
-    def _missing(self, document: Document) -> None:
-        """Says what the document lacks, once: it may be asked first and read then."""
-        if self.reporter.is_brief:
-            return
-        for text in document.missing if document.source not in self._lacking else ():
-            self.reporter.warn(f"esa: {document.name}: {text}")
-        self._lacking.add(document.source)
 
     def progress(self, done: int, total: int) -> None:
         self._first = self._first or done
@@ -102,9 +89,18 @@ class PrefillDisplay(IngestEvents):
         self.reporter.note("esa: waiting for another esa that reads the same document", dim=False)
 
     def finished(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar = None
+        self._bar.close()
+
+    def _say_missing(self, document: Document) -> None:
+        """Says what the document lacks; it may be asked first and read then."""
+        if not self.reporter.is_brief:
+            for text in document.missing:
+                self._warn_once(f"esa: {document.name}: {text}")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.reporter.warn(text)
 
 
 @contextmanager
@@ -125,13 +121,10 @@ def opened(
         keep: whether what is not there is stored there; None: what is read for an index is, which
             is small and takes long to read. rows: how; see `api.Esa`.
         library: another than the user's. reader: another model that words the answers; None: the
-            preset's, if it has one.
-        reads_later: see `PrefillDisplay`.
+            preset's, if it has one. reads_later: see `PrefillDisplay`.
 
-    Raises:
-        UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
-        ReaderError: the reader's server cannot be used.
-    """
+    Raises UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
+    ReaderError: the reader's server cannot be used."""
     if options.cache == "disk":
         if keep is False:
             wrong = "--cache disk stores what is read in the library"
@@ -144,8 +137,7 @@ def opened(
     from esa_cli.qa.api import Esa
     from esa_cli.storage.library import Library
 
-    library = library or Library()
-    stores = ready.index is not None if keep is None else keep
+    library, stores = library or Library(), ready.index is not None if keep is None else keep
     if stores and keep is None and not library.writable:
         reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")
         stores = False

@@ -70,18 +70,13 @@ class PromptTokens:
             messages.append(self._message("user", user))
             messages.append(self._message("assistant", ANSWER))
         messages.append(self._message("user", asked[-1]))
+        # Qwen3 would answer with its thoughts first, and run out of tokens in them; Llama 3 would
+        # write today's date before the document, and its keys would change daily.
+        switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
         with reading("the model's chat template", _OTHER_PROMPT), limited_rendering():
             return str(
-                # Templates that know no thinking mode ignore the switch; Qwen3 would answer with
-                # its thoughts first, and run out of tokens in them.
                 self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=True,
-                    enable_thinking=False,
-                    # Llama 3 would write today's date before the document: its keys would change
-                    # daily.
-                    date_string="26 Jul 2024",
+                    messages, tokenize=False, add_generation_prompt=True, **switches
                 )
             )
 
@@ -134,11 +129,7 @@ class PromptTokens:
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """First of the question's own words among the ids of `question`, and after the last.
-
-        Args:
-            later: it comes after `history`.
-        """
+        """First of the question's own words among the ids of `question`, and after the last."""
         before, asked = (len(self._ids(*piece)) for piece in self._asked(text, "", later)[:2])
         return before, before + asked
 
@@ -149,10 +140,7 @@ class PromptTokens:
 
     def history(self, turns: Sequence[Turn]) -> list[int]:
         """Ids of earlier turns, as they follow the document; the next question follows them.
-
-        Raises:
-            ModelError: the chat template loses or repeats an answer.
-        """
+        Raises ModelError: the chat template loses or repeats an answer."""
         if not turns:
             return []
         text = self._render(1)
@@ -176,9 +164,7 @@ class PromptTokens:
             answer_prefix: the first words of the answer, put into the model's mouth.
             later: it comes after `history`, whose ids are not in what returns.
 
-        Raises:
-            UsageError: the question is empty, or no text.
-        """
+        Raises UsageError: the question is empty, or no text."""
         if not text.strip():
             raise UsageError(
                 "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
@@ -233,15 +219,10 @@ class EncodedQuestion:
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
     def check(self, window: Window, context: int, answer: int) -> None:
-        """Checks that the tokens attended to fit the model's window, the answer included.
-
-        With full attention these are the document, else I and the selected tokens, and only where
-        `window.ending` keeps the whole turn local: otherwise its first tokens are cached tokens
-        like any other.
-
-        Raises:
-            HistoryError: they do not fit, with earlier turns. LengthError: without any.
-        """
+        """Checks that the tokens attended to fit the model's window, the answer included: with full
+        attention the document, else I and the selected tokens, where `window.ending` keeps the
+        whole turn local. Raises HistoryError: they do not fit, with earlier turns. LengthError:
+        without any."""
         asked = len(self.before) + len(self.ids) + answer
         if self.last(window.chunk) <= window.dense_below:
             room, what = context - self.start, "the document, all of it in view"

@@ -44,11 +44,9 @@ INCOMPLETE = "\ufffd"
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; joined, they are the text of `ids`.
-
-    Where tokens share a character, the first has the text of all of them, and the others none.
-    Decoded after another token, since some tokenizers take the space off a text's first word.
-    """
+    """The text of each token; joined, they are the text of `ids`. Where tokens share a character,
+    the first has the text of all of them, and the others none."""
+    # Decoded after another token: some tokenizers take the space off a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
     def decode(some: Sequence[int]) -> str:
@@ -69,26 +67,20 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 class CachedText:
-    """The text of the documents that a session has cached, and what scores made of it.
-
-    Args:
-        tokenizer: of transformers.
-    """
+    """The text of the documents that a session has cached, and what scores made of it."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._tokens = 0
-        self._pieces: list[str] | None = None
+        self._tokenizer, self._tokens = tokenizer, 0
+        self._pieces: list[str] = []
         self._kept: dict[Hashable, Any] = {}
 
     def turn(self, ids: Sequence[int], question: str) -> TurnText:
         """The text of a question about the documents with these `ids`, which only grow."""
         if len(ids) != self._tokens:
-            self._tokens, self._pieces, self._kept = len(ids), None, {}
+            self._tokens, self._pieces, self._kept = len(ids), [], {}
 
         def pieces() -> list[str]:
-            if self._pieces is None:
-                self._pieces = token_pieces(self._tokenizer, ids)
+            self._pieces = self._pieces or token_pieces(self._tokenizer, ids)
             return self._pieces
 
         return TurnText(question, pieces, self._kept)
@@ -114,14 +106,12 @@ def feed(
 
 
 class Session:
-    """Reads documents and asks questions about them, with one attached model.
-
-    A prefilled document can be kept, opened again, alone or with others, and continued. Use as a
-    context manager, which restores the model on leaving.
+    """Reads documents and asks questions about them, with one attached model; as a context manager
+    it restores the model on leaving. A prefilled document can be kept, opened again, alone or with
+    others, and continued.
 
     Args:
-        model, tokenizer: of transformers. preset: method, prompt and generation settings; with the
-            method that is built from it, if it was built before.
+        model, tokenizer: of transformers. preset: with its method, if that was built before.
         cache: where keys and values are kept; one of `storage.CACHES`.
 
     Raises:
@@ -170,11 +160,9 @@ class Session:
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
         """Asks from now on about these documents, concatenated, in place of those before.
 
-        Raises:
-            UsageError: there is none, or there are several, and layers of the model keep a state.
-            PresetError: one was prefilled for another compressor, or
-                without the reduced keys that the method scores by.
-        """
+        Raises UsageError: there is none, or there are several, and layers of the model keep a
+        state. PresetError: one was prefilled for another compressor, or without the reduced keys
+        that the method scores by."""
         if not documents:
             raise UsageError("no document to ask about", "read one first")
         if len(documents) > 1:
@@ -209,13 +197,12 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Prefills a document, in place of those before.
-
-        After an interruption (Ctrl-C) the tokens so far are cached, and `resume` continues.
+        """Prefills the text of a document, in place of those before. After an interruption the
+        tokens so far are cached, and `resume` continues.
 
         Args:
-            text: the whole document. progress: called with (tokens read, tokens in all).
-            method: prefills in place of the one that answers.
+            progress: called with (tokens read, tokens in all). method: prefills in place of the one
+                that answers.
         """
         self.begin(self.prompt.document(text), method=method)
         self.resume(progress)
@@ -227,17 +214,14 @@ class Session:
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the ids to prefill; `resume` runs them.
+        """Sets the ids (of `prompt.document`) to prefill; `resume` runs them.
 
         Args:
-            ids: of `prompt.document`. done: what was read of them before, by the same method; its
-                stores are read on into. method: prefills in place of the one that answers.
+            done: what was read of them before, by the same method; its stores are read on into.
             reserve: tokens that there is room for after them; 0 where they will be opened, which
                 makes room of its own.
 
-        Raises:
-            UsageError: rows are to be on disk, and `done` has no stores there.
-        """
+        Raises UsageError: rows are to be on disk, and `done` has no stores there."""
         self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
@@ -257,11 +241,8 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the rest, also after an interruption.
-
-        Args:
-            settle: called with the tokens read, all of them in the cache, after every FEED.
-        """
+        """Prefills the rest, also after an interruption. `settle` is called with the tokens read,
+        all of them in the cache, after every FEED."""
         ids, done = self._todo, len(self._ids)
 
         def took(tokens: int, total: int) -> None:
@@ -291,13 +272,9 @@ class Session:
         self.attachment.detach()
 
     def use(self, preset: Preset | ResolvedPreset) -> None:
-        """Asks from now on with another preset of the same model; the prefill is kept.
-
-        Settings of the prefill have no effect on keys that are cached.
-
-        Raises:
-            PresetError: the method does not hold, or needs another fitted compressor.
-        """
+        """Asks from now on with another preset of the same model; the prefill is kept, on which
+        settings of reading have no effect. Raises PresetError: the method does not hold, or needs
+        another fitted compressor."""
         resolved = resolve(preset)
         new = resolved.method
         check_fits_model(new, self.model)
@@ -330,15 +307,22 @@ class Session:
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
             max_new_tokens, temperature, top_p: None takes the preset's. Temperature 0 is greedy.
-            seed: for sampling. history: earlier turns. on_text: called with each piece of the
-                answer. trace: called with the `ChunkTrace` of each chunk of each layer.
+            on_text: called with each piece of the answer. trace: called with the `ChunkTrace` of
+                each chunk of each layer.
 
         Raises:
             UsageError: no document has been prefilled, or not to its end; the question is empty, or
                 with its history longer than the model's window allows; a setting is out of range.
             PresetError: the method scores by another compressor than that of the prefill.
         """
-        self._check_prefilled()
+        if not self._ids:
+            raise UsageError("no document has been read", "call read(text) first")
+        if len(self._ids) < len(self._todo):
+            raise UsageError(
+                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
+                "call resume() to read on, or read(text) with the part you want",
+            )
+        check_same_fit(self._read_by, self.method)
         tokens, heat, nucleus = chosen_generation(
             self.preset.generation, max_new_tokens, temperature, top_p
         )
@@ -374,41 +358,19 @@ class Session:
         )
 
     def check(
-        self,
-        question: str,
-        *,
-        prime: str = "",
-        max_new_tokens: int | None = None,
+        self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Checks that a question fits the model's window as `ask` does, also before a prefill.
-
-        Raises:
-            UsageError: the question is empty. LengthError: it does not fit.
-        """
+        Raises UsageError: the question is empty. LengthError: it does not fit."""
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
-        asked.check(
-            self.method.window,
-            self.preset.context,
-            longest_answer(self.preset.generation, max_new_tokens),
-        )
+        most = longest_answer(self.preset.generation, max_new_tokens)
+        asked.check(self.method.window, self.preset.context, most)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
         """Tokens of a question with its earlier turns. Raises UsageError: it is empty."""
         asked = EncodedQuestion.of(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
-
-    def _check_prefilled(self) -> None:
-        """Raises UsageError when there is no document, or only a part of one; PresetError when it
-        was prefilled with another method, without the compressor that this one scores by."""
-        if not self._ids:
-            raise UsageError("no document has been read", "call read(text) first")
-        if len(self._ids) < len(self._todo):
-            raise UsageError(
-                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
-                "call resume() to read on, or read(text) with the part you want",
-            )
-        check_same_fit(self._read_by, self.method)
 
     def _process(self, ids: list[int]) -> None:
         """Runs tokens through the model. Earlier turns have a forward call of their own, so that

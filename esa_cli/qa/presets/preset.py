@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from esa_cli.attention.window import Window
@@ -68,21 +60,6 @@ class _Strict(BaseModel):
     )
 
 
-class WorkedExample(_Strict):
-    """A passage with a question and its answer, words of the passage; None: it does not tell it."""
-
-    passage: str
-    question: str
-    answer: str | None
-
-    @field_validator("answer")
-    @classmethod
-    def _is_in_the_passage(cls, answer: str | None, info: ValidationInfo) -> str | None:
-        if (answer is not None and answer not in info.data.get("passage", answer)) or answer == "":
-            raise PydanticCustomError("quotation", "must be words of its passage, or null")
-        return answer
-
-
 class AnswerSettings(_Strict):
     """How a question is answered.
 
@@ -95,9 +72,7 @@ class AnswerSettings(_Strict):
         documents: of folders, patterns and the library that are opened for a question, where these
             have more: the best by their words. passages: that are read again.
         prompt: around one passage; {question} may stand twice.
-        examples: worked ones, in the form of `prompt` before each passage; not shown to an adapter,
-            which was trained without them.
-        unanswered: the answer of the adapter, or of the examples, for a passage without one.
+        unanswered: the answer of the adapter for a passage without one.
         adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
         reader: another model that words the answers from the passages: a hub id, a folder, a file,
             a name of `esa models list --known`, or the address of a server; None: the preset's own.
@@ -114,7 +89,6 @@ class AnswerSettings(_Strict):
     documents: int = Field(default=8, ge=1)
     passages: int = Field(default=16, ge=1, le=256)
     prompt: str = PROMPT
-    examples: list[WorkedExample] = []
     unanswered: str = UNANSWERED
     adapter: str | None = None
     reader: str | None = None
@@ -129,11 +103,6 @@ class AnswerSettings(_Strict):
         if not all(field in prompt for field in FIELDS):
             raise PydanticCustomError("fields", f"must have {' and '.join(FIELDS)}")
         return prompt
-
-    @property
-    def shown_examples(self) -> Sequence[WorkedExample]:
-        """Those that come before a passage."""
-        return [] if self.adapter else self.examples
 
     @property
     def needs_rows(self) -> bool:
@@ -257,7 +226,7 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
     Where `base` finds passages by a finder, another model in `over` words the answers: it becomes
     `answer.reader`, and finding stays as it is. Elsewhere it takes the place of the former model,
-    whose `score.heads` and `answer`, but its examples, are not taken over.
+    whose `score.heads` and `answer` are not taken over.
     """
     out = merge(base, over)
     if "model" not in over or "model" not in base or over["model"] == base["model"]:
@@ -269,8 +238,7 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
         answer = {**out["answer"], "reader": over["model"]}
         return {**out, "model": base["model"], "answer": answer}
     if "answer" in base:
-        kept = {"examples": below["examples"]} if "examples" in below else {}
-        out["answer"] = {**kept, **above}
+        out["answer"] = above
     if isinstance(out.get("score"), dict) and "heads" not in (over.get("score") or {}):
         out["score"] = {key: value for key, value in out["score"].items() if key != "heads"}
         facts = facts_of(str(over["model"]))
@@ -354,11 +322,10 @@ def _rule(error: ValidationError) -> str:
 
 
 def _known_keys(where: Sequence[str | int]) -> list[str]:
-    """The settings of a section, or of a worked example in it."""
+    """The settings of a section."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
     section: Any = sections.get(str(where[0]), Generation) if where else Preset
-    fields = WorkedExample.model_fields if len(where) > 1 else section.model_fields
-    return [key for key in fields if key != "name"]
+    return [key for key in section.model_fields if key != "name"]
 
 
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:

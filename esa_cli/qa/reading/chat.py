@@ -19,6 +19,21 @@ LONGEST = 1024
 """Tokens of an answer for which none are asked; at most a quarter of the model's window."""
 
 
+def written(
+    model: Any, tokenizer: Any, ids: list[int], sampling: Sampling, most: int,
+    on_text: Callable[[str], None],
+) -> Reply:  # fmt: skip
+    """What a causal model says after a prompt, in at most `most` tokens."""
+    streamer = Streamer(tokenizer, on_text)
+    generate(
+        model, ids, None, max_new_tokens=most, temperature=sampling.temperature,
+        top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
+    )  # fmt: skip
+    text = streamer.text.strip()
+    cut = streamer.count >= most and streamer.last not in end_ids(model)
+    return Reply(text, found=not says_not_told(text), answer_tokens=streamer.count, cut=cut)
+
+
 class ChatReader:
     """A `Reader` of `models.load`; ESA need not support the model."""
 
@@ -45,14 +60,7 @@ class ChatReader:
         """See `Reader.answer`. The model is shown as many passages as its window takes."""
         most = sampling.max_new_tokens or min(LONGEST, self._window // 4)
         ids = self.prompt_ids(question, passages[:MOST_PASSAGES], history, most)
-        streamer = Streamer(self.prompt.tokenizer, on_text)
-        generate(
-            self.model, ids, None, max_new_tokens=most, temperature=sampling.temperature,
-            top_p=sampling.top_p, seed=sampling.seed, streamer=streamer,
-        )  # fmt: skip
-        text = streamer.text.strip()
-        cut = streamer.count >= most and streamer.last not in end_ids(self.model)
-        return Reply(text, found=not says_not_told(text), answer_tokens=streamer.count, cut=cut)
+        return written(self.model, self.prompt.tokenizer, ids, sampling, most, on_text)
 
     def close(self) -> None:
         """See `Reader.close`."""

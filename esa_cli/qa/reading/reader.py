@@ -37,12 +37,10 @@ class Reader(Protocol):
     @property
     def name(self) -> str:
         """The model's name, as a person knows it."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of this machine's memory that its weights take beside the model that finds."""
-        ...
 
     def answer(
         self,
@@ -52,21 +50,17 @@ class Reader(Protocol):
         sampling: Sampling,
         on_text: Callable[[str], None] = unheard,
     ) -> Reply:
-        """The answer from passages, best first: its text, its tokens, whether one was `found`, and
-        `cut` or its `quotation`; without evidence and times.
+        """The answer from passages, best first, without evidence and times.
 
         Args:
             history: earlier turns, oldest first. on_text: called with each piece of the answer; an
                 exception raised in it ends the answer and passes through.
 
-        Raises:
-            ReaderError: no answer came. HistoryError, LengthError: it does not fit its window.
+        Raises ReaderError: no answer came. HistoryError, LengthError: it does not fit its window.
         """
-        ...
 
     def close(self) -> None:
         """Ends its connections, if there are any; it may be used again."""
-        ...
 
 
 SYSTEM = (

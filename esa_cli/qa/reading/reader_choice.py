@@ -81,15 +81,9 @@ class ReaderChoice:
 
 
 def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Bytes of memory that a reader's weights will take; None: they are not known before its model
-    is fetched.
-
-    Args:
-        size: of a number. packing: of `QUANTIZATIONS`; "": none.
-
-    Raises:
-        ModelError: its files cannot be read.
-    """
+    """Bytes of memory that a reader's weights will take, with numbers of `size` bytes or a packing
+    of `QUANTIZATIONS`; None: not known before its model is fetched. Raises ModelError: its files
+    cannot be read."""
     if choice.ref is None:
         return 0
     folder = models.path_of(choice.ref)

@@ -13,12 +13,12 @@ KEY = "ESA_READER_KEY"
 """Environment variable of the key."""
 OPENAI_KEY, OPENAI_HOST = "OPENAI_API_KEY", "api.openai.com"
 """A key that is set for other programs is sent to the one server that it is of."""
-EXAMPLE = "for example --reader http://127.0.0.1:11434/v1"
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The base URL of a server, without a slash at its end, and the key that is sent to it."""
+    """The base URL of a server of OpenAI's chat completions, without a slash at its end, and the
+    key that is sent to it."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -31,16 +31,17 @@ class ServerAddress:
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
-        except ValueError as error:
-            raise UsageError(f"--reader must be a web address, got {text!r}", EXAMPLE) from error
-        if parts.username is not None or parts.password is not None:
+        except ValueError:
+            host = None
+        if "@" in url:
             hint = f"set the environment variable {KEY} to the key"
             raise UsageError("the address of --reader must have no user and password", hint)
-        if not host or any(letter.isspace() for letter in url):
-            raise UsageError(f"--reader must be a web address, got {text!r}", EXAMPLE)
-        if parts.query or parts.fragment or url.endswith("/chat/completions"):
-            wrong = f"--reader must be the address that /chat/completions follows, got {text!r}"
-            raise UsageError(wrong, EXAMPLE)
+        other = not host or any(letter.isspace() for letter in url)
+        if other or parts.query or parts.fragment or url.endswith("/chat/completions"):
+            raise UsageError(
+                f"--reader must be a web address that /chat/completions follows, got {text!r}",
+                "for example --reader http://127.0.0.1:11434/v1",
+            )
         is_openai = parts.scheme == "https" and host == OPENAI_HOST
         address = cls(url, _key(KEY) or (_key(OPENAI_KEY) if is_openai else None))
         if address.key is not None and parts.scheme == "http" and not address.here:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import DeferredModel, LoadedModel, parse_reference
-from esa_cli.models.generation import Streamer, end_ids, generate
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
@@ -30,7 +29,8 @@ from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import completed, wants_free_text
 from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Quotation, Reply, Turn
 from esa_cli.qa.presets.adapter_files import adapter_folder
-from esa_cli.qa.presets.preset import Preset, WorkedExample
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.reading.chat import written
 from esa_cli.qa.reading.reader import Sampling, unheard
 from esa_cli.qa.reading.spans import LONGEST, PATIENCE, Span, most_probable_span, token_bytes
 
@@ -42,9 +42,8 @@ def one_line(text: str) -> str:
 
 def clipped(text: str, most: int, tokens: Callable[[str], int]) -> str:
     """The beginning of `text` that has at most `most` of `tokens`; empty if there is none."""
-    least = None
+    least = tokens("")
     while text and (over := tokens(text) - most) > 0:
-        least = tokens("") if least is None else least
         own = over + most - least
         keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
         space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
@@ -58,34 +57,18 @@ class PassagePrompt:
     Args:
         tokenizer: of transformers. template: text with {passage} and {question}, up to where the
             answer begins. unanswered: what the model answers when the passage does not say.
-        examples: worked ones, which come first in the same form.
     """
 
-    def __init__(
-        self, tokenizer: Any, template: str, unanswered: str, examples: Sequence[WorkedExample] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
         self.tokenizer, self.template, self.unanswered = tokenizer, template, unanswered
         self.unanswered_ids = self.answer_ids(unanswered)
         self.line_end = self._encode("\n")[-1]
-        self._examples = "".join(
-            f"{self._filled(one.question, one.passage)} {one_line(one.answer or unanswered)}\n"
-            for one in examples
-        )
-        self._example_ids = self._encode(self._examples)
 
     def ids(self, question: str, passage: str) -> list[int]:
         """The prompt up to where the answer begins."""
-        return self._encode(self._examples + self._filled(question, passage))
-
-    def shared(self, prompts: Sequence[Sequence[int]]) -> int:
-        """The first tokens of these prompts that are those of the examples."""
-        tokens = zip(self._example_ids, *prompts, strict=False)
-        return sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, tokens))
-
-    def _filled(self, question: str, passage: str) -> str:
         pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
-        return "".join(pieces.get(part, part) for part in parts)
+        return self._encode("".join(pieces.get(part, part) for part in parts))
 
     def answer_ids(self, answer: str) -> list[int]:
         """An answer as the model gives it: after a space, ended by a line end."""
@@ -99,10 +82,8 @@ class PassagePrompt:
 
 
 class PassageReading:
-    """Passages that have been read with one question.
-
-    `log_odds` has one number a passage: how much likelier it tells the answer than not.
-    """
+    """Passages that have been read with one question; `log_odds`, one number a passage: how much
+    likelier it tells the answer than not."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, longest = reader.prompt, reader.longest
@@ -113,7 +94,7 @@ class PassageReading:
             ]
         self._reader, self._lines = reader, [_Line(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
-        self._batch = PromptBatch(reader.forward, ids, prompt.shared(ids))
+        self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
         if passages:
             none = torch.stack([self._unanswered(number) for number in range(len(passages))])
@@ -154,19 +135,13 @@ class PassageReader:
     Args:
         model: a causal language model of transformers; nothing is attached while it reads.
         context: the model's window in tokens; the ends of passages that exceed it are not read.
-        fixed: neither model nor adapter is trained any more, so their fused weights are kept, where
-            there are any for this model.
+        fixed: neither model nor adapter is trained any more, so fused weights are kept.
     """
 
     def __init__(
-        self,
-        model: Any,
-        prompt: PassagePrompt,
-        adapter: LoraAdapter | None,
-        context: int | None = None,
-        *,
-        fixed: bool = False,
-    ) -> None:
+        self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None,
+        context: int | None = None, *, fixed: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.prompt = model, prompt
         self.longest = None if context is None else context - LONGEST * PATIENCE
         self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
@@ -227,8 +202,7 @@ class SpanReader:
             to them while it does. chat: the preset's prompt, of free text. window: tokens that the
             model is given at once.
 
-    Raises:
-        PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
+    Raises PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
     """
 
     nbytes = 0
@@ -241,22 +215,15 @@ class SpanReader:
         if settings.adapter is not None:
             adapter = LoraAdapter.load(adapter_folder(settings.adapter), model)
             adapter.to(next(model.parameters()))
-        prompt = PassagePrompt(
-            loaded.tokenizer, settings.prompt, settings.unanswered, settings.shown_examples
-        )
+        prompt = PassagePrompt(loaded.tokenizer, settings.prompt, settings.unanswered)
         self.name = parse_reference(preset.model).name
         self.passages = PassageReader(model, prompt, adapter, window, fixed=True)
         self._loaded, self._settings, self._chat, self._window = loaded, settings, chat, window
 
     def check(self, question: str, max_new_tokens: int) -> int:
-        """Tokens of the question in the preset's prompt, checked to leave room for passages.
-
-        Args:
-            max_new_tokens: of free text; spans are short.
-
-        Raises:
-            UsageError: it is empty, or no text. LengthError: it is too long.
-        """
+        """Tokens of the question in the preset's prompt, checked to leave room for passages and for
+        free text of `max_new_tokens`. Raises UsageError: it is empty, or no text. LengthError: it
+        is too long."""
         tokens = len(self._chat.question(question))
         passage = len(self.passages.prompt.ids(question, ""))
         need = max(tokens, passage) + min(ROOM, self._window // 2)
@@ -277,14 +244,13 @@ class SpanReader:
         spans: int = SPANS,
         unmentioned: float = 0.0,
     ) -> list[Passage]:
-        """The passages as read, by score, but that of the best span first. A span's rank is its
-        log-probability plus its passage's score; the search for one that cannot be the best ends
-        early.
+        """The passages as read, by score, but that of the best span first: the one with the highest
+        log-probability plus its passage's score.
 
         Args:
-            passages: as found. spans: passages with the highest scores whose most probable span is
-                looked for. unmentioned: share of the question's names that no document mentions,
-                which lowers all log-odds and no score.
+            spans: passages with the highest scores whose most probable span is looked for.
+            unmentioned: share of the question's names that no document mentions, which lowers all
+                log-odds and no score.
         """
         doubt = UNMENTIONED * unmentioned
         with self.passages.reading():
@@ -311,15 +277,12 @@ class SpanReader:
         sampling: Sampling,
         on_text: Callable[[str], None] = unheard,
     ) -> Reply:
-        """See `Reader.answer`.
-
-        Args:
-            passages: of `rank`.
-        """
+        """See `Reader.answer`; `passages`: of `rank`."""
         question = completed(question, history)
         told = bool(passages) and self._is_told(passages[0])
         if passages and self._is_free(question):
-            return self._free_text(question, passages, told, sampling, on_text)
+            text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
+            return replace(self._free_text(question, text, sampling, on_text), found=told)
         if not told:
             on_text(NOT_TOLD)
             return Reply(NOT_TOLD, found=False)
@@ -346,21 +309,12 @@ class SpanReader:
         return threshold is None or best.log_odds >= threshold
 
     def _free_text(
-        self, question: str, passages: Sequence[Passage], told: bool, sampling: Sampling,
-        on_text: Callable[[str], None],
-    ) -> Reply:  # fmt: skip
+        self, question: str, text: str, sampling: Sampling, on_text: Callable[[str], None]
+    ) -> Reply:
         """An answer in the bare model's own words."""
-        model, prompt, most = self._loaded.model, self._chat, sampling.max_new_tokens or 0
-        asked, streamer = prompt.question(question), Streamer(prompt.tokenizer, on_text)
-        text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
+        prompt, most = self._chat, sampling.max_new_tokens or 0
+        asked = prompt.question(question)
         room = self._window - len(asked) - most
         text = clipped(text, room, lambda text: len(prompt.document(text)))
-        generate(
-            model, prompt.document(text) + asked, None, max_new_tokens=most,
-            temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed,
-            streamer=streamer,
-        )  # fmt: skip
-        cut = streamer.count >= most and streamer.last not in end_ids(model)
-        return Reply(
-            streamer.text.strip(), found=told, answer_tokens=streamer.count, cut=cut
-        )  # fmt: skip
+        ids = prompt.document(text) + asked
+        return written(self._loaded.model, prompt.tokenizer, ids, sampling, most, on_text)

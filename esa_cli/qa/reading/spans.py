@@ -13,8 +13,8 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -194,49 +194,9 @@ tokens each."""
 
 
 class NextTokens(Protocol):
-    """Logits after continuations of one prompt; see `models.prompt_batch.Continuation`."""
+    """Logits after continuations of one prompt; see `text_forward.Continuation`."""
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class _Hypothesis:
-    """Bytes of the passage from each of `starts` on, as generated so far.
-
-    `spaced`: after the space between `Answer:` and the answer, which may be a token of its own.
-    """
-
-    log_probability: float
-    text: bytes
-    starts: tuple[int, ...]
-    spaced: bool = False
-
-
-class _EncodedPassage:
-    """A passage as UTF-8, with the places where a span may start and end."""
-
-    def __init__(self, text: str) -> None:
-        self.raw, self._words = text.encode(), WholeWords(text)
-        self._at = {0: 0}
-        """Place in `raw` -> place in `text`, of whole characters."""
-        place = 0
-        for number, character in enumerate(text, 1):
-            place += len(character.encode())
-            self._at[place] = number
-        self.starts = tuple(raw for raw, own in self._at.items() if self._words.starts(own))
-        self.longest = LONGEST * (PATIENCE if self._words.spaceless else 1)
-
-    def span(self, start: int, end: int, wanted: bool) -> tuple[int, int] | None:
-        """Characters of the bytes [start, end) with what belongs to their words; None where they
-        end within a word.
-
-        Args:
-            wanted: whether the model wants to end here more than to go on.
-        """
-        last = self._at.get(end)
-        if last is None or not self._words.ends(last, wanted):
-            return None
-        return self._words.whole(self._at[start], last)
 
 
 class Span(NamedTuple):
@@ -245,6 +205,20 @@ class Span(NamedTuple):
     start: int
     end: int
     log_probability: float
+
+
+class _Hypothesis(NamedTuple):
+    """Bytes of the passage from each of `starts` on: `token` after hypothesis number `parent`.
+
+    `spaced`: after the space between `Answer:` and the answer, which may be a token of its own.
+    """
+
+    log_probability: float
+    text: bytes
+    starts: tuple[int, ...]
+    spaced: bool = False
+    parent: int = 0
+    token: int = 0
 
 
 def most_probable_span(
@@ -263,32 +237,40 @@ def most_probable_span(
         above: the least log-probability that is looked for. A hypothesis only gets less likely as
             it grows, so the search ends where all are below.
     """
-    text = _EncodedPassage(passage)
-    live = [_Hypothesis(0.0, b"", text.starts)]
-    logits, best = first[None], None
-    for _ in range(text.longest):
-        grown: list[tuple[float, int, int, _Hypothesis]] = []
+    words, raw = WholeWords(passage), passage.encode()
+    sizes = [len(character.encode()) for character in passage]
+    places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
+    """Byte -> character, at the beginnings of characters and at the end."""
+    starts = tuple(at for at, number in places.items() if words.starts(number))
+    live, logits, best = [_Hypothesis(0.0, b"", starts)], first[None], None
+    for _ in range(LONGEST * (PATIENCE if words.spaceless else 1)):
+        grown: list[_Hypothesis] = []
         for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            longer = _extensions(text.raw, hypothesis, line, piece, row)
-            goes_on = longer[0][0] - hypothesis.log_probability if longer else -math.inf
-            ended = _ended(text, hypothesis, float(line[line_end]), goes_on)
-            if ended and ended.log_probability > above:
-                best, above = ended, ended.log_probability
+            longer = _extensions(raw, hypothesis, line, piece, row)
+            goes_on = -math.inf
+            if longer:
+                goes_on = longer[0].log_probability - hypothesis.log_probability
+            ends, text = float(line[line_end]), hypothesis.text.rstrip()
+            total = hypothesis.log_probability + ends
+            for start in hypothesis.starts if text and total > above else ():
+                last = places.get(start + len(text))
+                if last is not None and words.ends(last, wanted=ends >= goes_on):
+                    best, above = Span(*words.whole(places[start], last), total), total
+                    break
             grown += longer
-        grown.sort(key=lambda entry: -entry[0])
-        grown = [entry for entry in grown[:BEAMS] if entry[0] > above]
-        if not grown:
+        grown.sort(key=lambda one: -one.log_probability)
+        live = [one for one in grown[:BEAMS] if one.log_probability > above]
+        if not live:
             break
-        live = [entry[3] for entry in grown]
-        logits = continuation.append([entry[1] for entry in grown], [entry[2] for entry in grown])
+        logits = continuation.append([one.parent for one in live], [one.token for one in live])
     return best
 
 
 def _extensions(
     passage: bytes, hypothesis: _Hypothesis, line: Tensor, piece: Callable[[int], bytes], row: int
-) -> list[tuple[float, int, int, _Hypothesis]]:
-    """(log-probability, row, token, hypothesis) of the likely tokens that go on in the passage."""
-    out = []
+) -> list[_Hypothesis]:
+    """The hypothesis with each of the likely tokens that go on in the passage, likeliest first."""
+    out: list[_Hypothesis] = []
     values, tokens = line.topk(min(CANDIDATES, line.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
         more, spaced = piece(token), hypothesis.spaced
@@ -302,23 +284,7 @@ def _extensions(
         starts = tuple([at for at in hypothesis.starts if passage.startswith(text, at)])
         if starts:
             total = hypothesis.log_probability + value
-            out.append((total, row, token, _Hypothesis(total, text, starts, spaced)))
-            if len(out) == BEAMS:
-                break
+            out.append(_Hypothesis(total, text, starts, spaced, row, token))
+        if len(out) == BEAMS:
+            break
     return out
-
-
-def _ended(
-    passage: _EncodedPassage, hypothesis: _Hypothesis, line_end: float, goes_on: float
-) -> Span | None:
-    """The span that ends with a hypothesis, if a word does.
-
-    Args:
-        line_end, goes_on: log-probabilities of the line end, and of the likeliest token that goes
-            on in the passage.
-    """
-    text = hypothesis.text.rstrip()
-    for start in hypothesis.starts if text else ():
-        if found := passage.span(start, start + len(text), line_end >= goes_on):
-            return Span(*found, hypothesis.log_probability + line_end)
-    return None

@@ -20,7 +20,6 @@ from esa_cli.models.generation import Streamer
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
@@ -42,15 +41,6 @@ def test_questions_leave_no_trace(session: Session) -> None:
     assert session.ask(QUESTION).text == first.text
 
 
-def test_pieces_add_up_to_the_answer(session: Session) -> None:
-    session.read(TEXT)
-    pieces: list[str] = []
-    answer = session.ask(QUESTION, on_text=pieces.append)
-    assert "".join(pieces).strip() == answer.text
-    assert answer.answer_tokens <= 16
-    assert 0 < answer.first_token_s <= answer.total_s
-
-
 def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esa_cli.qa.answering.session.FEED", 100)
     session.read(TEXT)
@@ -67,26 +57,6 @@ def test_interrupted_reading_is_resumed(session: Session, monkeypatch: pytest.Mo
         session.ask(QUESTION)
     session.resume()
     assert session.ask(QUESTION).text == want
-
-
-def test_a_new_cache_runs_the_method_in_use(session: Session) -> None:
-    """Also the one that holds a document opened later."""
-    session.read(TEXT)
-    held = session.prefilled_document()
-    session.use(preset.load("tiny-random", ["selector.name=quest"]))
-    session.open([held])
-    assert session.cache.method is session.method
-    assert session.attachment.new_cache().method is session.method
-
-
-def test_a_prefill_by_a_method_without_reduced_keys_is_refused(session: Session) -> None:
-    """The compressor would be fitted to the question, and kept for all later ones."""
-    other = resolve("tiny-random", ["selector.name=quest", "score={name: vote}"])
-    session.read(TEXT, method=other.method)
-    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-        session.ask(QUESTION)
-    session.use(other)
-    assert session.ask(QUESTION).text
 
 
 def test_a_forgotten_document_frees_its_memory(session: Session) -> None:
@@ -137,13 +107,6 @@ def test_sampling_is_repeatable(session: Session) -> None:
     assert asked[0] == asked[1] != asked[2]
 
 
-def test_a_seed_leaves_the_global_generator_as_it_was(session: Session) -> None:
-    session.read(TEXT)
-    before = torch.random.get_rng_state()
-    session.ask(QUESTION, temperature=1.0, seed=1)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_another_preset_asks_the_same_reading(session: Session) -> None:
     session.read(TEXT)
     before = session.ask(QUESTION).text
@@ -153,19 +116,6 @@ def test_another_preset_asks_the_same_reading(session: Session) -> None:
     assert session.ask(QUESTION).text == before
     with pytest.raises(PresetError, match="must be prefilled for this compressor"):
         session.use(preset.load("tiny-random", ["compressor.name=none"]))
-
-
-def test_what_is_held_is_opened_only_by_a_method_it_serves(session: Session) -> None:
-    """Also where nothing was read when the other method came, and `use` had nothing to hold."""
-    session.read(TEXT)
-    before, held = session.ask(QUESTION).text, session.prefilled_document()
-    session.clear()
-    session.use(preset.load("tiny-random", ["compressor.name=none"]))
-    with pytest.raises(PresetError, match="must be prefilled for this compressor"):
-        session.open([held])
-    session.use(preset.load("tiny-random"))
-    session.open([held])
-    assert session.ask(QUESTION).text == before
 
 
 def test_nothing_read_and_nothing_asked(session: Session) -> None:
@@ -214,24 +164,6 @@ def test_characters_are_shown_whole(loaded: Any) -> None:
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert shown == ["n", "é", "!"]
-
-
-def test_a_prime_stands_where_the_answer_begins(session: Session) -> None:
-    session.read(TEXT)
-    plain, primed = (session.prompt.question(QUESTION, prime) for prime in ("", "At nine"))
-    assert primed[: len(plain)] == plain
-    assert session.tokenizer.decode(primed[len(plain) :]) == "At nine"
-    answer = session.ask(QUESTION, prime="At nine")
-    assert answer.question_tokens == len(primed)
-    assert session.cache.get_seq_length() == session.document_tokens
-
-
-def test_a_prompt_without_chat_is_taken_to_the_letter(loaded: Any) -> None:
-    """A benchmark's own prompt: nothing of a template, no line break added or taken away."""
-    prompt = preset.Prompt(before="Read this.\n", after="{question}", chat=False)
-    tokens = PromptTokens(loaded.tokenizer, prompt)
-    ids = [*tokens.document("The text."), *tokens.question("\nQ: who? \nA:")]
-    assert loaded.tokenizer.decode(ids) == "Read this.\nThe text.\nQ: who? \nA:"
 
 
 def test_models_that_can_think_first_are_told_not_to(loaded: Any) -> None:
@@ -369,31 +301,6 @@ def test_the_first_reading_ends_with_the_last_layer_that_votes(
     assert short == once
 
 
-def test_words_put_into_the_mouth_have_no_vote(loaded: Any) -> None:
-    """Neither for what is selected nor, as the prompt's words around the question, against it."""
-    chosen, picked = preset.load("tiny-random", [*TWICE, "score.contrast=true"]), []
-    with Session(loaded.model, loaded.tokenizer, chosen) as session:
-        session.read(TEXT)
-        for prime in ("", "The gate opens when the market closes. " * 2):
-            seen: list[Any] = []
-            session.ask = partial(Session.ask, session, trace=seen.append)
-            session.ask("When?", prime=prime, max_new_tokens=2)
-            del session.ask
-            picked.append(seen[-1].far.tolist())
-    assert picked[0] == picked[1]
-
-
-def test_a_short_text_is_asked_once(loaded: Any) -> None:
-    """All of it is in view, so there is nothing to agree on first."""
-    chosen = preset.load("tiny-random", [*TWICE, "window.dense=400", "window.chunk=128"])
-    with Session(loaded.model, loaded.tokenizer, chosen) as session:
-        session.read("The gate opens at nine.")
-        starts: list[int] = []
-        session.ask = partial(Session.ask, session, trace=lambda seen: starts.append(seen.start))
-        session.ask("When?", max_new_tokens=1)
-        assert starts.count(session.document_tokens) == len(loaded.model.model.layers)
-
-
 def test_an_answer_that_ends_by_itself_is_not_cut(loaded: Any) -> None:
     with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
         session.read(TEXT)
@@ -519,50 +426,6 @@ def test_the_last_token_of_a_document_is_no_answer(loaded: Any, monkeypatch: Any
     torch.testing.assert_close(*rows)
 
 
-def test_heads_of_layers_the_model_lacks_are_refused(loaded: Any) -> None:
-    settings = [*AGREED, "score.heads=[[0, 0], [7, 1]]"]
-    with pytest.raises(PresetError, match="must name layers below the model's 2, got 7"):
-        Session(loaded.model, loaded.tokenizer, preset.load("tiny-random", settings))
-    with Session(loaded.model, loaded.tokenizer, preset.load("tiny-random")) as session:
-        with pytest.raises(PresetError, match="got 7"):
-            session.use(preset.load("tiny-random", settings))
-        session.use(preset.load("tiny-random", [*AGREED, "score.heads=[[0, 0], [1, 1]]"]))
-
-
-def test_what_is_held_has_the_head_it_was_read_with(session: Session) -> None:
-    session.read(TEXT)
-    head = session.prefilled_document().head
-    assert head == len(session.prompt.head())
-    session.use(preset.load("tiny-random", ["prompt.system=You are terse, and kind."]))
-    held = session.prefilled_document()
-    assert held.head == head != len(session.prompt.head())
-    session.open([held])
-    assert session.prefilled_document().head == head
-
-
-def test_a_document_is_read_on_as_it_was_begun(loaded: Any) -> None:
-    """Settings of the asking may change in the middle of it; the reading is one."""
-    begun, other = (
-        preset.load("tiny-random", [f"reading={reading}", "window.dense=0"])
-        for reading in ("local", "select")
-    )
-    rows = []
-    for between in (begun, other):
-        with Session(loaded.model, loaded.tokenizer, begun) as session:
-
-            def stop(done: int, total: int) -> None:
-                raise KeyboardInterrupt
-
-            session.begin(session.prompt.document(TEXT))
-            with pytest.raises(KeyboardInterrupt):
-                session.resume(stop)
-            session.use(between)
-            session.resume()
-            assert session.method.reading == between.reading
-            rows.append(session.cache.memory(1).store.span(1100, 1200)[0])
-    assert torch.equal(*rows)
-
-
 def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: Path) -> None:
     """A reading that goes on makes its reduced keys when they are asked for; one that is held has
     no room for them, and was scored by whole keys, which is another method."""
@@ -589,26 +452,3 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
         session.open([held])
         with pytest.raises(PresetError, match="without reduced keys"):
             session.use(reduced)
-
-
-def surveying(loaded: Any) -> Session:
-    overrides = ["selector={name: consensus, rounds: 2, passage: 16}", "score.name=vote"]
-    made = preset.load("tiny-random", ["reading=local", *overrides])
-    return Session(loaded.model, loaded.tokenizer, made)
-
-
-def test_an_interrupted_survey_leaves_the_cache_as_before(
-    loaded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*given: Any) -> None:
-        raise KeyboardInterrupt
-
-    with surveying(loaded) as session:
-        session.read(TEXT)
-        want = session.ask(QUESTION).text
-        with monkeypatch.context() as patch:
-            patch.setattr(type(session.method.selector), "after_survey", stop)
-            with pytest.raises(KeyboardInterrupt):
-                session.ask(QUESTION)
-        assert session.cache.get_seq_length() == session.document_tokens
-        assert session.ask(QUESTION).text == want

@@ -53,14 +53,6 @@ def test_a_supported_model_with_its_template(tmp_path: Path) -> None:
     assert text.endswith("Question: When?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_sampled_answer_is_repeatable(tmp_path: Path) -> None:
-    one = opened(wide_model(tmp_path / "wide"))
-    first, again, other = (
-        one.answer("When?", PASSAGES, (), Sampling(6, 1.5, 1.0, seed)).text for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
 @pytest.mark.parametrize("template", [None, NO_SYSTEM + TEMPLATE])
 def test_any_causal_model_with_as_many_passages_as_fit(
     tmp_path: Path, template: str | None
@@ -106,12 +98,3 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
     with pytest.raises(kind, match=words):
         ReaderChoice.of(named, model)
-
-
-def test_a_server_needs_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="needs requests") as caught:
-        ReaderChoice.of("http://localhost:1/v1")
-    assert "esa-cli[reader]" in caught.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,6 @@ from esa_cli.errors import ReaderError, UsageError
 from esa_cli.qa.answering.reply import Passage, Turn
 from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
-from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.qa.reading.server import ServerReader
 from esa_cli.qa.reading.server_address import ServerAddress
 
@@ -60,16 +58,6 @@ def reader(
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
     sampling = more.pop("sampling", SAMPLING)
     return one.answer("When does it open? ", PASSAGES, history, sampling, **more)
-
-
-def test_no_limit_is_sent_where_none_is_asked_for(start: Start) -> None:
-    server = start("stream")
-    one = reader(server)
-    ask(one, sampling=Sampling())
-    one.close()
-    ask(one)  # it may be used again
-    _, *asked = server.seen
-    assert [one["body"].get("max_tokens") for one in asked] == [None, 40]
 
 
 @pytest.mark.parametrize("url", ["http://a.example/v1", "http://192.168.1.5:8000/v1"])
@@ -193,17 +181,6 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     assert tries == (4 if mode in ("busy", "down", "drop") else 1)
 
 
-def test_a_time_limit_is_for_silence_and_for_the_whole(start: Start) -> None:
-    server = start("stream")
-    one = ReaderChoice.of(server.url, timeout_s=0.3).open()
-    assert isinstance(one, ServerReader)
-    for mode, words in (("silent", "was silent for 0.3 s"), ("trickle", "took longer than 0.3 s")):
-        server.modes[:] = [mode]
-        with pytest.raises(ReaderError, match=words) as caught:
-            ask(one)
-        assert "longer --reader-timeout" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("mode", "words", "hint"),
     [
@@ -238,14 +215,6 @@ def test_parameters_that_a_model_refuses_are_left_out(start: Start) -> None:
     before = len(server.seen)
     ask(one)
     assert len(server.seen) == before + 1, "it is known from then on"
-
-
-def test_a_refused_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ReaderError, match="cannot be reached: Connection refused") as caught:
-        ServerReader(ServerAddress.parse(f"http://127.0.0.1:{port}/v1"))
-    assert "running" in caught.value.hint
 
 
 def test_an_exception_of_the_listener_ends_the_answer(start: Start) -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from byte_level_model import byte_level, byte_model
 
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.qa.answering.reply import Passage
-from esa_cli.qa.presets.preset import PROMPT, UNANSWERED, WorkedExample
+from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
 from esa_cli.qa.reading import spans as span_search
 from esa_cli.qa.reading.span import PassagePrompt, PassageReader, SpanReader, clipped, one_line
 from esa_cli.qa.reading.spans import Span
@@ -24,10 +23,6 @@ QUESTION = "Who is\nthe captain?"
 PASSAGES = [
     "Ahab was one.", " “Ahab,”\n\n  he  said.\n", "…", "鯨 is\tit.", "x", "x (y)", "(no) one",
 ]  # fmt: skip
-EXAMPLES = (
-    WorkedExample(passage="The {question}\ncat sat.", question="Who sat?", answer="cat"),
-    WorkedExample(passage="A dog.", question="Why?", answer=None),
-)
 
 
 def reader(model: Any, tokenizer: Any, adapter: Any = None, **options: Any) -> PassageReader:
@@ -49,20 +44,6 @@ def test_both_fields_are_in_one_line_and_text(byte_level: Any) -> None:
     assert byte_level.convert_tokens_to_ids("<|im_end|>") not in ids
     assert byte_level.decode(made.answer_ids("Ahab,\nhe")) == " Ahab, he\n"
     assert made.answer_ids("x")[-1] == made.line_end
-
-
-def test_examples_come_first_in_the_form_of_the_prompt(byte_level: Any) -> None:
-    made = PassagePrompt(byte_level, "{passage}|{question} A:", UNANSWERED, EXAMPLES)
-    ids = made.ids("When?", "At nine.")
-    examples = f"The {{question}} cat sat.|Who sat? A: cat\nA dog.|Why? A: {UNANSWERED}\n"
-    assert byte_level.decode(ids) == f"{examples}At nine.|When? A:"
-    assert made.shared([ids, made.ids("Who?", "The")]) == len(byte_level(examples)["input_ids"])
-    assert made.shared([ids, ids[:5]]) == 5
-    assert PassagePrompt(byte_level, PROMPT, UNANSWERED).shared([ids, ids]) == 0
-
-
-def test_one_line() -> None:
-    assert one_line(" a\r\n b\u2003c\x1cd ") == "a b c d"
 
 
 @pytest.mark.parametrize("text", ["one two three four five six", "x" * 40, "鯨" * 30, "", "a\nb c"])
@@ -135,26 +116,6 @@ def test_the_span_is_the_most_probable_one_at_its_place_in_the_passage(
         assert found.log_probability == pytest.approx(known[best], abs=1e-3)
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_examples_are_read_once_and_before_each_passage(
-    byte_model: Any, byte_level: Any, count: int
-) -> None:
-    shown = PassagePrompt(byte_level, PROMPT, UNANSWERED, EXAMPLES)
-    plain = PassagePrompt(byte_level, PROMPT, UNANSWERED)
-    plain.ids = shown.ids  # type: ignore[method-assign]
-    found = [
-        PassageReader(byte_model, one, None).read(QUESTION, PASSAGES[:count])
-        for one in (shown, plain)
-    ]
-    assert found[0].log_odds == pytest.approx(found[1].log_odds, abs=1e-3)
-    first, second = (one.span(0) for one in found)
-    assert first is not None
-    assert second is not None
-    assert (first.start, first.end) == (second.start, second.end)
-    bare = reader(byte_model, byte_level).read(QUESTION, PASSAGES[:count])
-    assert bare.log_odds != pytest.approx(found[0].log_odds, abs=1e-3)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_offsets_are_those_of_the_original(byte_level: Any, make_model: Any, seed: int) -> None:
     made = reader(make_model("llama", seed=seed, vocab_size=300), byte_level)
@@ -191,20 +152,6 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
     assert long[found.start : found.end].strip()
     short = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
     assert reading.log_odds[1] == pytest.approx(short.log_odds[0], abs=1e-4)
-
-
-def test_the_adapter_works_while_reading_alone(byte_model: Any, byte_level: Any) -> None:
-    adapter = LoraAdapter.new(byte_model, rank=2, alpha=8, seed=3)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(std=0.3)
-    bare, adapted = reader(byte_model, byte_level), reader(byte_model, byte_level, adapter)
-    want = bare.read(QUESTION, PASSAGES).log_odds
-    with adapted.reading():
-        assert adapted.read(QUESTION, PASSAGES).log_odds != pytest.approx(want, abs=1e-3)
-    assert adapted.read(QUESTION, PASSAGES).log_odds == want
-    with pytest.raises(KeyboardInterrupt), adapted.reading():
-        raise KeyboardInterrupt
-    assert bare.read(QUESTION, PASSAGES).log_odds == want
 
 
 # The order of passages that have been read
