@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_writing import ARCHITECTURES, MERGED, TOKENS, write_model
+from gguf_writing import ARCHITECTURES, TOKENS, write_model
 from model_files import TEXTS, home
 from test_families import family_model
 
@@ -247,21 +247,3 @@ def test_what_cannot_be_kept_is_refused(
 WORDS = [
     "1984", "'s", "don't", "Ġhe", "Ġhello", "ĠĠĠ", "ĊĊ", "...", ".Ċ", "#if", "(a", "/b", "ĠÃ©t",
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("pre", ["smollm", "refact", "glm4", "qwen2", "olmo"])
-def test_text_is_cut_as_llama_cpp_does(pre: str, tmp_path: Path) -> None:
-    xllamacpp: Any = pytest.importorskip("xllamacpp")
-    parts = {word[:end]: None for word in WORDS for end in range(2, len(word) + 1)}
-    vocabulary = [*TOKENS[: -len(MERGED)], *parts]
-    model = family_model("llama", vocab_size=len(vocabulary), hidden_size=96)
-    path = write_model(tmp_path / "a.gguf", model, pre=pre, vocabulary=vocabulary)
-    tokenizer, params = converted(path).tokenizer, xllamacpp.CommonParams()
-    params.model.path, params.n_ctx = str(path), 256
-    server = xllamacpp.Server(params)
-    for text in (
-        "In 1984 he don't say hello...\n\n  HELLO he's WE'S   hello",
-        "x1984 (a).\r\n été日本 #if _a/b 12345 ²³ !! \t\t a's - !\nx",
-    ):
-        found = server.handle_completions({"prompt": text, "n_predict": 1})["usage"]
-        assert len(tokenizer(text, add_special_tokens=False).input_ids) == found["prompt_tokens"]

