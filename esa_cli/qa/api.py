@@ -312,7 +312,7 @@ class Esa:
                 is too long with its history, and may not be with less of it. ReaderError: the
                 other model gives no answer.
         """
-        from esa_cli.models.attachment.families import keeps_state
+        from esa_cli.models.files.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import chosen_generation

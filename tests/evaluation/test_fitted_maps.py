@@ -34,7 +34,7 @@ from esa_cli.evaluation.calibration.train_maps import (
     square_loss,
     train,
 )
-from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.attachment.fingerprint import fingerprint
 
 WIDTH = 12
 

@@ -18,7 +18,13 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.fingerprint import KEY, check_maps, fingerprint, fingerprint_in, query_rotation
+from esa_cli.models.attachment.fingerprint import (
+    KEY,
+    check_maps,
+    fingerprint,
+    fingerprint_in,
+    query_rotation,
+)
 
 
 def test_the_fingerprint_knows_the_model() -> None:

@@ -16,7 +16,7 @@ from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.generation import generate
+from esa_cli.models.text_passes.generation import generate
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
 WINDOW = Window(initial=4, selected=10, local=8, chunk=7)

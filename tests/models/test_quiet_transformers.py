@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 @pytest.fixture

@@ -198,7 +198,7 @@ def test_files_in_fp8(save: Callable[[str], tuple[Path, Any]]) -> None:
 def test_other_language_models_are_refused(
     change: dict[str, Any], message: str, save: Callable[[str], tuple[Path, Any]]
 ) -> None:
-    from esa_cli.models.attachment.families import check_type
+    from esa_cli.models.files.families import check_type
 
     folder, _ = save("llava")
     change_config(folder, lambda config: config.update(change))

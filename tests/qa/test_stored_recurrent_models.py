@@ -14,7 +14,7 @@ from test_recurrent_models import QUESTION, TEXT, write_model
 from esa_cli import models
 from esa_cli.__main__ import main
 from esa_cli.errors import LibraryError
-from esa_cli.models.inspection import state_devices
+from esa_cli.models.attachment.inspection import state_devices
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.api import Esa
 from esa_cli.qa.books import Book

@@ -24,8 +24,8 @@ from esa_cli.evaluation.calibration.activations import (
 )
 from esa_cli.evaluation.calibration.train_maps import FitSettings, fit_once, maps_file, spaced_rows
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.families import keeps_state, layer_windows
-from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
+from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
+from esa_cli.models.files.families import keeps_state, layer_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import resolved_preset

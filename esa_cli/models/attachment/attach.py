@@ -31,7 +31,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.rope import RawRotary, Rope
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.families import family_of, source_layers
+from esa_cli.models.attachment.inspection import attention_modules, row_layers
 from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
 from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.attachment.layer_traits import (
@@ -40,8 +40,7 @@ from esa_cli.models.attachment.layer_traits import (
     layer_traits,
     what_layers_keep,
 )
-from esa_cli.models.attachment.layer_traits import check_supported as check_supported
-from esa_cli.models.inspection import attention_modules, check_readers, row_layers
+from esa_cli.models.files.families import check_supported, family_of, source_layers
 from esa_cli.storage.memory_store import MakeStore
 
 NAME = "esa"
@@ -175,7 +174,6 @@ class Attachment:
         self.body = cast(Any, model.base_model)
         modules, family = attention_modules(model), family_of(model.config)
         self._attending = [module for module in modules if module is not None]
-        check_readers(model)
         rotary = getattr(self.body, "rotary_emb", None)
         _check_free(self._attending, rotary)
         self.traits = layer_traits(model.config, rotary, modules)

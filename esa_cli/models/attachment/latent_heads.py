@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
-from esa_cli.models.inspection import plain_weight
+from esa_cli.models.attachment.inspection import plain_weight
 
 
 class LatentHeads:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import FAMILIES
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, reading, stored_weights
+from esa_cli.models.files.families import FAMILIES
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.files.settings_cache import cache_config, cached_config
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
 BODIES = (
     "model.language_model.",

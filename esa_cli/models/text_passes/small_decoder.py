@@ -23,7 +23,6 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
-from esa_cli.models.inspection import is_plain
 from esa_cli.models.text_passes.layer_calls import call_before_layer
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast
@@ -166,6 +165,13 @@ class FusedForward:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
         output = _attended(query, key, value).reshape(batch, count, -1)
         return linear(output, layer.output, layer.output_bias), (key, value)
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
+    such as torchao's quantised ones."""
+    plain = type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def can_be_fused(model: Any) -> bool:

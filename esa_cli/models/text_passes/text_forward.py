@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import FAMILIES, family_of
+from esa_cli.models.files.families import FAMILIES, family_of
 from esa_cli.models.text_passes.layer_calls import GROUP, padded
 
 KeysValues = tuple[Tensor, Tensor]

@@ -13,8 +13,8 @@ from torch import Tensor
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import LayerState
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.families import key_shapes, latent_block
-from esa_cli.models.inspection import kv_dtype, layer_devices, state_devices
+from esa_cli.models.attachment.inspection import kv_dtype, layer_devices, state_devices
+from esa_cli.models.files.families import key_shapes, latent_block
 from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE

@@ -24,8 +24,8 @@ from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_installed
 from esa_cli.methods.registry import LAID, Base
 from esa_cli.methods.voting import VoteScore
-from esa_cli.models.attachment.families import FAMILIES, family_of, key_shape, method_layers
-from esa_cli.models.fingerprint import check_maps
+from esa_cli.models.attachment.fingerprint import check_maps
+from esa_cli.models.files.families import FAMILIES, family_of, key_shape, method_layers
 from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
 from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.system.registry import nearest

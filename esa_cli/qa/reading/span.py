@@ -22,7 +22,7 @@ from torch import Tensor
 
 from esa_cli.errors import LengthError
 from esa_cli.models import DeferredModel, LoadedModel, parse_reference
-from esa_cli.models.generation import Streamer, end_ids, generate
+from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward

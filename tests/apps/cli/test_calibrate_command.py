@@ -15,7 +15,7 @@ from esa_cli.attention.compression import Learned
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.evaluation.calibration.activations import Shards
 from esa_cli.evaluation.calibration.train_maps import METHODS
-from esa_cli.models.fingerprint import fingerprint_in, query_rotation
+from esa_cli.models.attachment.fingerprint import fingerprint_in, query_rotation
 from esa_cli.qa.presets import preset, resolved_preset
 from esa_cli.qa.presets.resolved_preset import resolve
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from esa_cli import Document, Esa
-from esa_cli.errors import LibraryError, ModelError
-from esa_cli.models.inspection import kv_dtype, layer_devices
+from esa_cli.errors import LibraryError
 from esa_cli.qa.ingestion import row_ingest as book
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Entry, Library
@@ -192,20 +191,3 @@ def test_each_layers_rows_are_where_the_layer_is(
         for found in (made, one.find(note())):
             assert found is not None
             assert [store.span(0, 2)[0].device for store in found.prefilled.stores] == [CPU, META]
-
-
-def test_the_type_and_device_of_rows(loaded: Any) -> None:
-    model = copy.deepcopy(loaded.model)
-    first, second = (layer.self_attn for layer in model.model.layers)
-    second.v_proj.to("meta")
-    assert (layer_devices(model), kv_dtype(model)) == ([CPU, META], torch.float32)
-    second.v_proj = torch.nn.Module()  # a quantised projection, as GPTQ keeps it
-    second.v_proj.register_buffer("scale", torch.ones(1, device="meta"))
-    second.v_proj.register_buffer("codes", torch.ones(2, 2, dtype=torch.int32, device="meta"))
-    first.v_proj.weight = torch.nn.Parameter(
-        first.v_proj.weight.to(torch.float8_e4m3fn), requires_grad=False
-    )
-    assert (layer_devices(model), kv_dtype(model)) == ([CPU, META], torch.float32)
-    second.v_proj = torch.nn.Linear(2, 2).half()
-    with pytest.raises(ModelError, match=r"float16, float32"):
-        kv_dtype(model)

@@ -154,7 +154,7 @@ class BenchRun:
         from esa_cli.apps.cli.output.progress_display import token_progress
         from esa_cli.evaluation.bench.bench_run import RecordAsker
         from esa_cli.evaluation.row_run import write_rows
-        from esa_cli.models.loading.quiet_transformers import quiet_transformers
+        from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         def reading(method: str, record: BenchRecord) -> Progress:

@@ -242,7 +242,7 @@ def _calibrate(
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.calibration_pipeline import open_job, target_preset
     from esa_cli.evaluation.calibration.train_maps import FitSettings
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
 
     given = model.method_preset()

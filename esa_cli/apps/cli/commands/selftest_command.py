@@ -139,7 +139,7 @@ class Selftest:
         display = SelftestDisplay(reporter, journal.rows)
 
         def ask() -> bool:
-            from esa_cli.models.loading.quiet_transformers import quiet_transformers
+            from esa_cli.models.files.quiet_transformers import quiet_transformers
 
             with quiet_transformers():
                 loaded = model.load(reporter)

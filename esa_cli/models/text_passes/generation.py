@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 class Streamer:

@@ -24,15 +24,14 @@ from torch import Tensor
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, blame_plugins
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.families import key_shape
-from esa_cli.models.inspection import (
+from esa_cli.models.attachment.inspection import (
     LOADED_PLAIN,
-    offloaded,
     plain_weight,
     projections,
     state_tensors,
     weight_errors,
 )
+from esa_cli.models.files.families import key_shape
 
 KEY = "fingerprint"
 """Metadata entry of a file of maps: the fingerprint of its model."""
@@ -65,10 +64,10 @@ class Fingerprint:
 def fingerprint(model: Any) -> Fingerprint:
     """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
     are not in memory, or are quantised in a way that shows none."""
-    if offloaded(model):
+    if any(weight.is_meta for weight in model.parameters()):
         raise ModelError(
-            "some of this model's weights are offloaded, and esa cannot tell which model it is",
-            "load it whole on a GPU or the CPU, use a smaller one, or ask without a library",
+            "some of this model's weights are not in memory, and esa cannot tell which model it is",
+            "load it whole, or use a smaller one",
         )
     config = model.config
     layers = projections(model)
