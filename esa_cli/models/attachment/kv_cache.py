@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import ref
@@ -43,15 +43,6 @@ class ForwardPass:
         """Ends it."""
         self.running, self.cache = False, None
 
-    def check_span(self, length: int, count: int) -> None:
-        """Raises UsageError when these tokens do not follow the `length` cached ones."""
-        if self.span is not None and self.span != (length, length + count - 1):
-            raise UsageError(
-                f"positions of {count} tokens must follow the {length} cached ones, got "
-                f"{self.span[0]} to {self.span[1]}",
-                "leave position_ids out, and use_cache on",
-            )
-
 
 def in_memory(
     layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
@@ -68,11 +59,6 @@ def check_alone(count: int) -> None:
             f"ESA attends to one sequence at a time, not a batch of {count}",
             "ask the questions one after another; the document is read only once",
         )
-
-
-def _check_crop(tokens_to_remove: int) -> None:
-    if tokens_to_remove > 0:
-        raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -137,7 +123,6 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
-        _check_crop(tokens_to_remove)
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
 
@@ -146,15 +131,13 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
-    """A layer that keeps rows and a state."""
+    """A layer that keeps rows, which can be cropped, and a state."""
+
+    crop = EsaLayer.crop
 
     def __init__(self, layer: int, make: MakeStore) -> None:
         EsaLayer.__init__(self, layer, make)
         StateLayer.__init__(self)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Crops the rows."""
-        EsaLayer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
         EsaLayer.reset(self)
@@ -163,14 +146,6 @@ class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
 
 Keeps = Literal["rows", "state", "both", "nothing"]
 """What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
-
-
-def _cache_layer(keeps: Keeps, layer: int, make: MakeStore, latent: bool) -> Any:
-    if keeps == "rows":
-        return EsaLayer(layer, make, latent)
-    if keeps == "both":
-        return MixedLayer(layer, make)
-    return StateLayer() if keeps == "state" else DummyLayer()  # type: ignore[no-untyped-call]
 
 
 class EsaCache(Cache):
@@ -196,7 +171,13 @@ class EsaCache(Cache):
         latent: bool,
         sources: Mapping[int, int],
     ) -> None:
-        kinds = [_cache_layer(keeps, i, make, latent) for i, keeps in enumerate(layers)]
+        new: dict[Keeps, Callable[[int], Any]] = {
+            "rows": lambda layer: EsaLayer(layer, make, latent),
+            "both": lambda layer: MixedLayer(layer, make),
+            "state": lambda layer: StateLayer(),
+            "nothing": lambda layer: DummyLayer(),  # type: ignore[no-untyped-call]
+        }
+        kinds = [new[keeps](i) for i, keeps in enumerate(layers)]
         super().__init__(layers=kinds)
         self.own = [layer for layer in kinds if isinstance(layer, EsaLayer)]
         self.states = StateHistory([layer for layer in kinds if isinstance(layer, StateLayer)])
@@ -238,8 +219,15 @@ class EsaCache(Cache):
         if layer_idx == self.own[0].layer:
             if len({layer.get_seq_length() for layer in self.own}) > 1:
                 raise UsageError(*INTERRUPTED)
-            self.forward_pass.check_span(self.get_seq_length(), key_states.shape[2])
-            if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
+            length, count = self.get_seq_length(), key_states.shape[2]
+            span = self.forward_pass.span or (length, length + count - 1)
+            if span != (length, length + count - 1):
+                raise UsageError(
+                    f"positions of {count} tokens must follow the {length} cached ones, got "
+                    f"{span[0]} to {span[1]}",
+                    "leave position_ids out, and use_cache on",
+                )
+            if self.query.phase is Phase.AUTO and self.query.stop != length:
                 # Tokens were cropped: this is another turn.
                 self.query = QueryState(trace=self.query.trace)
         self.forward_pass.cache = ref(self)
@@ -280,15 +268,10 @@ class EsaCache(Cache):
         assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
-            layer.hold(
-                LayerMemory(
-                    layer.layer,
-                    stores[i],
-                    states[i] if states else {},
-                    projection=projections[i] if projections else None,
-                    fitted=projections is not None,
-                )
-            )
+            memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
+            memory.projection = projections[i] if projections else None
+            memory.fitted = projections is not None
+            layer.hold(memory)
 
     @property
     def nbytes(self) -> int:
@@ -321,7 +304,8 @@ class EsaCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens. Raises: as `truncate`."""
-        _check_crop(tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
 
     def reset(self) -> None:

@@ -72,12 +72,8 @@ class StateLayer(LinearAttentionLayer):
 
     def _tensors(self) -> State:
         kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
-        return {
-            f"{kind}.{index}": tensor
-            for kind, states in kinds.items()
-            for index, tensor in states.items()
-            if tensor is not None
-        }
+        each = ((f"{kind}.{i}", one) for kind in kinds for i, one in kinds[kind].items())
+        return {name: tensor for name, tensor in each if tensor is not None}
 
     @property
     def nbytes(self) -> int:

@@ -94,12 +94,8 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
 
 def _bytes(use_regex: bool) -> dict[str, Any]:
     """Bytes as letters; with `use_regex` cut as GPT-2 does."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
+    rule = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {**rule, "use_regex": use_regex}
 
 
 _EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)]
