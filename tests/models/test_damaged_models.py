@@ -82,18 +82,14 @@ def test_settings_with_which_nothing_is_computed(folder: Path, name: str, value:
         language_settings(folder)
 
 
-LONG = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = (
     "{{ ''.__class__.__mro__ }}", "{{ messages", "{{ raise_exception('no') }}", "{{ 1 / 0 }}",
-    "{{ messages[9].content }}", LONG, "{% set l = range(99999)|list %}"
-    "{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}", "{{ 9 ** 9 ** 9 }}",
-    "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-    "{% if messages[0].content|length > 20 %}" + LONG + "{% endif %}",
+    "{{ messages[9].content }}",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_chat_templates_that_fail_or_do_not_end(folder: Path, template: str) -> None:
+def test_chat_templates_that_fail(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template, "utf-8")
     with refused_or_quick(), pytest.raises(ModelError):
         PromptTokens(load_tokenizer(folder), Prompt())

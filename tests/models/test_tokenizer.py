@@ -27,7 +27,7 @@ TEMPLATES = {
     "blocks": "{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}\n"
     "  {% endif %}\n{% endfor %}\n{{ bos_token }}{{ eos_token }}\n",
     "json": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ '<é>' | tojson }}",
-    "namespace": "{% set ns = namespace(n=0, self=1) %}{% for m in messages %}"
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}"
     "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ dict(a=1).a }}",
     "loops": "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}x{% endfor %}",
     "unknown": "{{ tools is none }}{{ documents is none }}{{ other is defined }}{{ date_string }}",
@@ -37,8 +37,6 @@ TEMPLATES = {
 }
 REFUSED = {
     "refusing": "{{ raise_exception('no system') }}",
-    "namespace": "{% set ns = namespace(__class__=1) %}",
-    "attribute": "{% set ns = namespace() %}{% set ns._a = 1 %}",
     "class": "{{ messages.__class__ }}{{ ''.__class__.mro() }}",
     "function": "{{ dict.__globals__['json'] }}{{ raise_exception.__globals__['x'] }}",
     "change": "{{ messages.append(1) }}",

@@ -1,68 +1,19 @@
 """Renders a model's chat template as transformers documents it, without importing transformers.
 
 Templates are a model's own code: they run in jinja2's sandbox, where nothing they are given can be
-changed, and for as many steps as a conversation needs.
+changed.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from types import FrameType
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-
-from esa_cli.errors import ModelError
-
-MOST_STEPS = 2_000_000
-"""Lines of a template that are run, and calls. Compiling one of 7 kB takes 84,000."""
-_HINT = "use another model, or one whose files have no chat template"
-
-
-@contextmanager
-def limited_rendering() -> Iterator[None]:
-    """A block in which a chat template is rendered, by whatever renderer. Raises ModelError: the
-    template takes too many steps."""
-    steps = 0
-
-    def step(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps > MOST_STEPS:
-            raise ModelError(
-                f"the model's chat template must end within {MOST_STEPS:,} steps", _HINT
-            )
-        return step if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(step)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def check_template(template: object) -> None:
-    """Raises ModelError where a template has powers: one such as 9**9**9 is computed, before any
-    step is run, without end. One that is damaged passes; whoever renders it says so."""
-    for one in template.values() if isinstance(template, dict) else [template]:
-        try:
-            tree = Environment(extensions=_EXTENSIONS).parse(one) if isinstance(one, str) else None
-        except TemplateError:
-            continue
-        if tree is not None and tree.find(nodes.Pow) is not None:
-            raise ModelError("the model's chat template must not have powers (**)", _HINT)
-
-
-_EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 
 def render_chat(template: str, values: Mapping[str, Any]) -> str:
@@ -70,26 +21,6 @@ def render_chat(template: str, values: Mapping[str, Any]) -> str:
     Raises TemplateError: the template is damaged, needs what only transformers has, or refuses
     it."""
     return _compiled(template).render(values)
-
-
-class _Namespace(Namespace):
-    """A template's own variables, none of which may be named as Python's inner ones are."""
-
-    def __init__(*args: Any, **named: Any) -> None:
-        # All by place: a template may name a variable `self`.
-        namespace, values = args[0], dict(*args[1:], **named)
-        for name in values:
-            _check_name(name)
-        Namespace.__init__(namespace, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(f"a template's variable must not begin with '_', got {name}")
 
 
 @lru_cache(8)
@@ -110,11 +41,12 @@ def _compiled(template: str) -> Template:
         return dict(*args, **named)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = as_json
     environment.globals |= {
-        "raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form),
-        "namespace": _Namespace, "dict": as_dict,
-    }  # fmt: skip
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": as_dict,
+    }
     return environment.from_string(template)

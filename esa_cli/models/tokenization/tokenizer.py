@@ -25,7 +25,6 @@ from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.files.prepared_models import path_of
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.files.settings_cache import cache_settings, cached_settings, installed
-from esa_cli.models.tokenization.chat_rendering import check_template
 from esa_cli.system.text import text_digest
 
 CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
@@ -237,7 +236,6 @@ def load_tokenizer(folder: Path) -> Any:
         file = folder / "chat_template.json"  # of models that also see images
         if file.is_file() and tokenizer.chat_template is None:
             tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
-        check_template(tokenizer.chat_template)
         cache_facts(folder, tokenizer)
         return tokenizer
 

@@ -15,7 +15,6 @@ from typing import Any
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.tokenization.chat_rendering import limited_rendering
 from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt
@@ -70,7 +69,7 @@ class PromptTokens:
             messages.append(self._message("user", user))
             messages.append(self._message("assistant", ANSWER))
         messages.append(self._message("user", asked[-1]))
-        with reading("the model's chat template", _OTHER_PROMPT), limited_rendering():
+        with reading("the model's chat template", _OTHER_PROMPT):
             return str(
                 # Templates that know no thinking mode ignore the switch; Qwen3 would answer with
                 # its thoughts first, and run out of tokens in them.
