@@ -169,21 +169,6 @@ def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) ->
     assert models.path_of(ref) is None
 
 
-def test_each_part_of_a_split_file_makes_the_model(tmp_path: Path) -> None:
-    parts = [tmp_path / f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    for path in parts:
-        path.write_bytes(b"x")
-    ref = models.parse_reference(str(parts[0]))
-    found = {prepared_models.slug(ref)}
-    for path in parts:
-        path.write_bytes(b"xx")
-        found.add(prepared_models.slug(ref))
-    assert len(found) == 4
-    parts[1].unlink()
-    with pytest.raises(ModelError, match="lacks 1 of its 3 parts"):
-        prepared_models.slug(ref)
-
-
 def pull_when_all_are_there(ref: str, start: Any, pulled: Any) -> None:
     start.wait(60)
     pulled.put(models.pull(ref))

@@ -22,7 +22,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference, other_parts
+from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -66,23 +66,21 @@ def models_folder() -> Path:
 
 def slug(ref: ModelRef) -> str:
     """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made
-    of. A GGUF file is identified by path, size and time of change, a split one by those of all
-    its parts. Raises ModelError: the GGUF file or a part is missing, or such a model is never
-    prepared."""
+    of. A GGUF file is identified by path, size and time of change. Raises ModelError: the file is
+    missing, or such a model is never prepared."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
         stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
-            stats = [part.stat() for part in (ref.path, *other_parts(ref.path))]
+            stat = ref.path.stat()
         except OSError as error:
             raise ModelError(
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
-        stem = ref.path.stem
-        sizes = "|".join(f"{one.st_size}|{one.st_mtime_ns}" for one in stats)
-        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{sizes}")
+        stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
+        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
     else:
         raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
