@@ -63,8 +63,8 @@ SILENT = Silent()
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """The model's `device`, torch's name or "balanced", `dtype`, of torch, place of `cache`, and
-    what its weights are packed by."""
+    """The model's `device` and `dtype`, of torch, place of `cache`, and what its weights are packed
+    by."""
 
     device: str
     dtype: Any

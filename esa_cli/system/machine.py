@@ -50,13 +50,7 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Free bytes of a torch device ("balanced": of all GPUs and the CPU) within the
-    container's limit."""
-    if device == "balanced":
-        import torch
-
-        gpus = range(torch.cuda.device_count())
-        return sum(torch.cuda.mem_get_info(place)[0] for place in gpus) + free_memory()
+    """Free bytes of a torch device within the container's limit."""
     if device.startswith("cuda"):
         import torch
 

@@ -133,22 +133,6 @@ def test_reading_then_asking(make_model: ModelFactory) -> None:
     assert not torch.allclose(logits["question"], logits["auto"], atol=1e-3)
 
 
-def test_project_now_is_project_later(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    logits = []
-    for now in (False, True):
-        with attach(model, selective(reading="local")) as attached:
-            cache = attached.new_cache()
-            cache.begin(QueryState(Phase.PREFILL))
-            model(ids[:, :50], past_key_values=cache)
-            if now:
-                cache.project()
-                assert [cache.memory(i).store.reduced for i in range(2)] == [50, 50]
-            cache.begin(QueryState(Phase.QUESTION))
-            logits.append(model(ids[:, 50:], past_key_values=cache).logits)
-    torch.testing.assert_close(*logits)
-
-
 @pytest.fixture
 def attached(make_model: ModelFactory) -> Iterator[Attachment]:
     with attach(make_model("llama"), selective()) as found:

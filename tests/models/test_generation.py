@@ -12,7 +12,6 @@ from conftest import VOCABULARY, ModelFactory
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.window import Window
-from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -89,16 +88,6 @@ def test_an_answer_that_begins_dense_stays_dense(
     with attach(model, Method(window, position=FixedDistance(100))) as attached:
         got = model.generate(ids, past_key_values=attached.new_cache(), **options)
     assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize(
-    "options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}], ids=str
-)
-def test_several_sequences_are_refused(
-    attached: Attachment, ids: torch.Tensor, options: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match="one sequence at a time"):
-        stock(attached, ids, read(attached, ids), **options)
 
 
 # -- An answer by `generate`

@@ -149,16 +149,6 @@ def llama3_factors(dims: int) -> list[float]:
 
 ODD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: family, settings of the model, entries of the file
-    "windows as a number": (
-        "cohere2", {"layer_types": MIXED}, {"attention__sliding_window_pattern": 2}
-    ),
-    "the largest Gemma 2": (
-        "gemma2", {"num_hidden_layers": 46, "head_dim": 8, "query_pre_attn_scalar": 96 // 6}, {}
-    ),
-    "biases": (
-        "llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}, {}
-    ),
-    "tied": ("llama", {"tie_word_embeddings": True}, {}),
     "linear": (
         "qwen2", {"rope_parameters": linear(4.0)}, {"rope__scaling__type": "linear"} | SCALED
     ),

@@ -71,16 +71,6 @@ def test_the_hosts_generation_settings_are_not_the_answers(
 # -- Configurations
 
 
-def test_a_layer_with_a_configuration_of_its_own_is_refused(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, layer = model(ids).logits, model.model.layers[1].self_attn
-    layer.config = own = copy.deepcopy(layer.config)
-    with pytest.raises(ModelError, match="configuration of its own"):
-        attach(model, WHOLE)
-    assert layer.config is own
-    assert torch.equal(model(ids).logits, want)
-
-
 # -- Attachments
 
 

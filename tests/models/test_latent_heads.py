@@ -15,7 +15,7 @@ from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.latent_heads import LatentHeads
+from esa_cli.models.attachment.layer_traits import LatentHeads
 
 COUNT = 30
 CPU = torch.device("cpu")

@@ -11,7 +11,6 @@ import torch
 from conftest import ModelFactory
 from safetensors.torch import load_file
 
-from esa_cli.errors import ModelError
 from esa_cli.models.text_passes.lora_adapter import CONFIG, WEIGHTS, LoraAdapter
 
 
@@ -57,20 +56,3 @@ def test_folder_round_trip(model: Any, tmp_path: Path) -> None:
         json.loads((tmp_path / CONFIG).read_text("utf-8"))["base_model_name_or_path"] == "a/model"
     )
     assert all(key.startswith("base_model.model.model.") for key in load_file(tmp_path / WEIGHTS))
-
-
-def test_another_models_adapter_is_refused(make_model: ModelFactory, tmp_path: Path) -> None:
-    random_adapter(make_model("llama")).save(tmp_path, "")
-    with pytest.raises(ModelError, match="another model"):
-        LoraAdapter.load(tmp_path, torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize(
-    "change", [{"peft_type": "IA3"}, {"bias": "all"}, {"use_dora": True}, {"r": None}]
-)
-def test_other_kinds_are_refused(model: Any, tmp_path: Path, change: dict[str, Any]) -> None:
-    random_adapter(model).save(tmp_path, "")
-    config = json.loads((tmp_path / CONFIG).read_text("utf-8")) | change
-    (tmp_path / CONFIG).write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ModelError, match=r"adapter .* cannot be read"):
-        LoraAdapter.load(tmp_path, model)

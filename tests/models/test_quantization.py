@@ -100,28 +100,6 @@ def test_quantised_models_have_keys_of_their_own(way: str, folder: Path) -> None
         assert torch.equal(logits(packed.model), wanted), "looking at weights leaves them alone"
 
 
-@pytest.mark.parametrize("name", ["int8", "nf4", "llm-int8"])
-def test_files_that_were_quantised_before(name: str, folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip(QUANTIZATIONS[name].package)
-    from transformers import AutoModelForCausalLM
-
-    from esa_cli.models.files.random_model import write_tokenizer
-
-    automatic: Any = AutoModelForCausalLM
-    config = QUANTIZATIONS[name].config(torch.float32)
-    options = {"dtype": torch.float32, "device_map": "cpu", "quantization_config": config}
-    automatic.from_pretrained(folder, **options).save_pretrained(tmp_path / "packed")
-    write_tokenizer(tmp_path / "packed")
-    found, wanted = load(tmp_path / "packed"), load(folder, name)
-    assert plain_weight(found.model.model.layers[0].self_attn.q_proj) is None
-    near = logits(wanted.model)  # computed in another type
-    assert (logits(found.model) - near).norm() / near.norm() < 0.1
-    assert fingerprint(found.model) != fingerprint(load(folder).model)
-    assert bytes_needed(tmp_path / "packed", 4, kept=True) < 0.75 * bytes_needed(folder, 4)
-    with pytest.raises(UsageError, match="already"):
-        load(tmp_path / "packed", "int8")
-
-
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = importlib.util.find_spec

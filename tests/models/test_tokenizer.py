@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,12 +12,7 @@ from jinja2 import TemplateError
 from model_files import TEXTS, change, folder
 
 from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.tokenizer import (
-    PlainTokenizer,
-    cached_facts,
-    load_plain_tokenizer,
-    load_tokenizer,
-)
+from esa_cli.models.tokenization.tokenizer import cached_facts, load_plain_tokenizer, load_tokenizer
 
 __all__ = ["folder"]
 
@@ -88,30 +82,6 @@ def test_templates_that_transformers_refuses(folder: Path, name: str) -> None:
     assert str(found.value) == str(want.value)
     with pytest.raises(TemplateError):
         render_chat(REFUSED[name], {"messages": CHAT})
-
-
-def test_what_it_does_not_know_is_transformers(folder: Path) -> None:
-    assert is_plain(folder)
-    whole = load_tokenizer(folder)
-
-    def fresh() -> PlainTokenizer:
-        found = load_plain_tokenizer(folder)
-        assert found is not None
-        return found
-
-    assert fresh()("a", return_tensors="pt")["input_ids"].shape == (1, 1)
-    assert fresh().encode("a") == whole.encode("a")
-    assert fresh().decode([[97], [98]]) == whole.decode([[97], [98]])
-    assert (
-        fresh().apply_chat_template(CHAT)["input_ids"]
-        == (whole.apply_chat_template(CHAT)["input_ids"])
-    )
-    with pytest.raises(ValueError, match="empty conversation"):
-        fresh().apply_chat_template([], tokenize=False)
-    with pytest.raises(AttributeError):
-        _ = fresh().nothing
-    again = copy.copy(fresh())
-    assert again("a")["input_ids"] == whole("a")["input_ids"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from esa_cli.models.tokenization.tokenizer import (
     load_plain_tokenizer,
     load_tokenizer,
 )
-from esa_cli.qa.presets.cache_key import _tokens
 
 Pair = tuple[Any, PlainTokenizer]
 """A tokenizer of transformers, and the one that takes its place."""
@@ -121,32 +120,12 @@ def compare_texts(both: Pair, ids: list[int]) -> None:
         assert plain.decode(one) == whole.decode(one)
 
 
-def compare_facts(both: Pair) -> None:
-    whole, plain = both
-    assert plain.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
-    assert _tokens(plain) == _tokens(whole)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"):
-        assert getattr(plain, name) == getattr(whole, name)
-        assert getattr(plain, name[:-3]) == getattr(whole, name[:-3])
-    for name in ("is_fast", "chat_template", "special_tokens_map"):
-        assert getattr(plain, name) == getattr(whole, name)
-    assert "whole" not in vars(plain)
-    assert plain.get_vocab() == whole.get_vocab()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 def test_texts_are_tokenised_as_by_transformers(
     pairs: dict[str, Pair], name: str, texts: list[str]
 ) -> None:
     compare(pairs[name], texts)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_facts_and_identity_are_those_of_transformers(pairs: dict[str, Pair], name: str) -> None:
-    whole, plain = pairs[name]
-    compare_facts((whole, PlainTokenizer(plain.backend_tokenizer, plain.facts, lambda: whole)))
-    compare(pairs[name], ["", " ".join(TEXTS) * 200])
 
 
 @pytest.mark.model
@@ -160,4 +139,3 @@ def test_the_default_model() -> None:
 
     check()
     compare(both, ["", chronicle.read_text("utf-8")])
-    compare_facts(both)

@@ -33,8 +33,8 @@ from esa_cli.attention.rope import Rope
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.inspection import attention_modules, row_layers
 from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
-from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.attachment.layer_traits import (
+    LatentHeads,
     LayerTraits,
     keep_cache,
     layer_traits,
@@ -117,7 +117,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
-        forward_pass.close()
+        forward_pass.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
             return None
         if cache.forward_pass is not forward_pass:
@@ -127,20 +127,20 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
             )
         positions = options.get("position_ids")
         span = None if positions is None else positions.reshape(-1)[[0, -1]].tolist()
-        forward_pass.open(span and (span[0], span[1]))
+        forward_pass.span = span and (span[0], span[1])
         tokens = options.get("input_ids", inputs[0] if inputs else None)
         tokens = options["inputs_embeds"] if tokens is None else tokens
         check_alone(tokens.shape[0])
         cache.states.begin_call(tokens.shape[1])
+        forward_pass.cache = ref(cache)
         if readers and "logits_to_keep" in options and not cache.reads_rows_alone:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
     def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        cache = options.get("past_key_values")
-        if forward_pass.running and isinstance(cache, EsaCache):
+        if (cache := forward_pass.used()) is not None:
             cache.states.end_call(cache.get_seq_length())
-        forward_pass.close()
+        forward_pass.cache = None
 
     return [
         body.register_forward_pre_hook(before, with_kwargs=True),
@@ -267,7 +267,7 @@ class Attachment:
         """Restores the model. Does nothing the second time."""
         if not self.attached:
             return
-        self.forward_pass.close()
+        self.forward_pass.cache = None
         self._restore()
         for module in self._attending:
             _ATTACHED.pop(module, None)
@@ -295,8 +295,7 @@ def _attention_function(
         raise ModelError(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
-    cache = (attachment.forward_pass.cache or (lambda: None))()
-    if cache is None:
+    if (cache := attachment.forward_pass.used()) is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")

@@ -7,7 +7,6 @@ a model that runs with a wrong one answers, but wrongly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,22 +266,20 @@ def rope_parameters(
 
 
 def _llama3(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """The rule of Llama 3.1, if it gives the factors that are stored. A wave of so many positions
-    is slowed by nothing if it is short, by the factor if it is long."""
-    factor, original = max(stored), _LLAMA3["original_max_position_embeddings"]
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    wanted = []
-    for i in range(0, dims, 2):
-        turns = original / (2 * math.pi * theta ** (i / dims))
-        smooth = min(max((turns - low) / (high - low), 0), 1)
-        wanted.append(1 / ((1 - smooth) / factor + smooth))
-    if len(stored) != len(wanted) or any(
-        abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)
-    ):
-        raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
-    if factor == 1:
+    """The rule of Llama 3.1, if it gives the factors that are stored."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if (factor := max(stored)) == 1 == min(stored):
         return {"rope_type": "default"}
-    return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+    rule = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+    config = LlamaConfig(head_dim=dims, rope_parameters={"rope_theta": theta, **rule})
+    slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
+    if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
+        raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
+    return rule
 
 
 def refused(file: GgufFile, what: str, value: Any) -> ModelError:

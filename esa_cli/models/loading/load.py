@@ -41,23 +41,29 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model in memory, in eval mode, and where it is from.
+class _Source:
+    """A model's tokenizer and where the model is from.
 
     Args:
-        model: of transformers. tokenizer: of transformers, or a `PlainTokenizer`.
+        tokenizer: of transformers, or a `PlainTokenizer`.
         ref: the model's reference. folder: its local files.
         dtype: a torch.dtype. device: a torch.device.
         cache: where keys and values will be; one of `storage.CACHES`.
     """
 
-    model: Any
     tokenizer: Any
     ref: str
     folder: Path
     dtype: Any
     device: Any
     cache: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(_Source):
+    """A model of transformers in memory, in eval mode."""
+
+    model: Any
 
     @property
     def text_model(self) -> Any:
@@ -125,15 +131,9 @@ def load(
 
 
 def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
-    """The model in a folder, on a device of `choose_device`, in a torch type.
-
-    Args:
-        packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
-        kept: whether the weights of quantised files stay as they are; else they are dequantised.
-
-    Raises:
-        ModelError: the files lack some of the weights. Any other: of transformers.
-    """
+    """The model in a folder, on a device of `choose_device`, in a torch type. `packing` is of
+    `QUANTIZATIONS` or ""; `kept`: the weights of quantised files stay as they are. Raises
+    ModelError: the files lack some of the weights. Any other error: of transformers."""
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
@@ -299,7 +299,7 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredModel:
+class DeferredModel(_Source):
     """As `LoadedModel`; transformers loads `model` when it is first needed.
 
     Finding and reading passages need weights and a tokenizer alone: `text_model` is a
@@ -308,12 +308,6 @@ class DeferredModel:
     """
 
     text_model: Any
-    tokenizer: Any
-    ref: str
-    folder: Path
-    dtype: Any
-    device: Any
-    cache: str = "auto"
 
     @cached_property
     def model(self) -> Any:
@@ -335,15 +329,16 @@ class DeferredModel:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        generation: Any = None
         if (self.folder / "generation_config.json").is_file():
-            generation: Any = transformers.GenerationConfig
-            options["generation_config"] = generation.from_pretrained(self.folder)
+            untyped: Any = transformers.GenerationConfig
+            generation = untyped.from_pretrained(self.folder)
         config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         return model_class.from_pretrained(
-            None, config=config, state_dict=dict(self.text_model.named_parameters()), **options
-        )
+            None, config=config, state_dict=dict(self.text_model.named_parameters()),
+            dtype=self.dtype, local_files_only=True, generation_config=generation,
+        )  # fmt: skip
 
 
 def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:

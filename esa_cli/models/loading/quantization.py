@@ -211,13 +211,9 @@ def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) ->
 
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
-    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights` and
-    `check_types`.
-
-    Args:
-        size: of a number of the type that is computed in. way: of `QUANTIZATIONS`; "": none.
-        kept: whether quantised files stay as they are; else their weights are dequantised.
-    """
+    """Bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in a `way` of
+    `QUANTIZATIONS`, or `kept` as quantised files have them; else these are dequantised. Raises
+    ModelError, as `language_weights` and `check_types`."""
     weights, settings = language_weights(folder), settings_in(read_config(folder))
     check_types(weights, settings)
     total = 0.0

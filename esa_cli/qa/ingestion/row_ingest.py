@@ -29,7 +29,7 @@ from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers
-    from esa_cli.models.attachment.layer_state import State
+    from esa_cli.models.attachment.kv_cache import State
     from esa_cli.qa.answering.session import Session
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}

@@ -264,7 +264,7 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     """Checks that the kernel which a method names runs where the model will be.
 
     Args:
-        config: the model's config.json. device: of torch, or "balanced".
+        config: the model's config.json. device: of torch.
 
     Raises:
         UsageError: the kernel cannot run there, or computes no soft cap of the model's.
@@ -278,8 +278,7 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     except (AttributeError, ArithmeticError, TypeError) as error:
         raise ModelError(f"the model's config.json must have all sizes, got {error}") from error
     cap = config.get(family_of(settings).attention_cap) or 0.0
-    place = "cuda" if device == "balanced" else device
-    choose(torch.empty(1, 1, dim, dtype=dtype, device=place), method.kernel, cap)
+    choose(torch.empty(1, 1, dim, dtype=dtype, device=device), method.kernel, cap)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ Plugin = Annotated[
     typer.Option("--plugin", metavar="FILE", help="Run a plugin file first. Repeatable."),
 ]
 Device = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, mps or balanced.")
+    str, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1 or mps.")
 ]
 Dtype = Annotated[
     str, typer.Option("--dtype", metavar="NAME", help="auto, float32, bfloat16, int8, nf4, ...")
