@@ -136,8 +136,3 @@ def test_no_far_tokens(encoding: PositionEncoding) -> None:
 def test_consecutive() -> None:
     assert consecutive(2, 3, first=10).key.tolist() == [10, 11, 12, 13, 14]
     assert consecutive(2, 3, first=10).query.tolist() == [12, 13, 14]
-
-
-# Layers on several devices: `meta` stands for the second one, whose numbers cannot be seen.
-
-CPU, META = torch.device("cpu"), torch.device("meta")

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from model_files import TEXTS, change, folder
 
 from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.tokenizer import cached_facts, load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 
 __all__ = ["folder"]
 
@@ -82,22 +82,6 @@ def test_templates_that_transformers_refuses(folder: Path, name: str) -> None:
     assert str(found.value) == str(want.value)
     with pytest.raises(TemplateError):
         render_chat(REFUSED[name], {"messages": CHAT})
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"split_special_tokens": True},
-        {"clean_up_tokenization_spaces": True,
-         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True},
-        {"additional_special_tokens": ["<new>"]},
-        {"chat_template": [{"name": "default", "template": "a"}]},
-    ],
-)  # fmt: skip
-def test_unusual_ones_are_left_to_transformers(folder: Path, values: dict[str, object]) -> None:
-    change(folder / "tokenizer_config.json", **values)
-    assert not is_plain(folder)
-    assert cached_facts(folder) is None
 
 
 def test_threads_do_not_change_each_others_settings(folder: Path) -> None:

@@ -259,14 +259,6 @@ def test_an_interrupted_pass_keeps_no_rows() -> None:
         assert kept() is None
 
 
-def test_layers_on_another_device_than_their_rows_are_refused() -> None:
-    """`meta` stands for the other device."""
-    model: Any = build_model("gemma4_text")
-    model.base_model.layers[4].self_attn.to("meta")
-    with pytest.raises(ModelError, match="layer 4 reads the rows of layer 1"):
-        attach(model, resolve("tiny-random").method)
-
-
 @pytest.mark.parametrize("name", ["ntk", "ntk-dynamic", "yarn"])
 def test_stretched_positions_of_a_part_of_a_head_are_refused(name: str) -> None:
     model, ids = build_model("gemma4_text"), tokens(20)

@@ -164,10 +164,6 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)
-        if model.device.type == "meta":
-            raise ModelError(
-                "this model's weights are offloaded", "load it whole on a GPU or the CPU"
-            )
         self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
         modules, family = attention_modules(model), family_of(model.config)

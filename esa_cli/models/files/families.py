@@ -295,15 +295,20 @@ def key_shape(config: Any) -> tuple[int, int]:
     return _plain_shape(config)
 
 
+def layer_shapes(config: Any) -> list[tuple[int, int]]:
+    """G and D of the keys that each layer attends to. Raises AttributeError: as `key_shape`."""
+    types = layer_types(config)
+    if not family_of(config).wide:
+        return [key_shape(config)] * len(types)
+    return [_wide_shape(config, i, one == "full_attention") for i, one in enumerate(types)]
+
+
 def key_shapes(config: Any) -> list[tuple[int, int]]:
     """G and D of each layer that keeps rows, where they are not alike; else []. Raises
     AttributeError: as `key_shape`."""
-    if not family_of(config).wide:
-        return []
-    types, readers = enumerate(layer_types(config)), source_layers(config)
-    shapes = [_wide_shape(config, i, one == "full_attention") for i, one in types]
-    own = [shape for i, shape in enumerate(shapes) if i not in readers]
-    return own if len({*own}) > 1 else []
+    readers = source_layers(config)
+    shapes = [one for i, one in enumerate(layer_shapes(config)) if i not in readers]
+    return shapes if len({*shapes}) > 1 else []
 
 
 def _plain_shape(config: Any) -> tuple[int, int]:
