@@ -163,7 +163,7 @@ class Learned(Compressor):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The file's metadata; `models.fingerprint` compares it with the model."""
+        """The file's metadata; `models.attachment.fingerprint` compares it with the model."""
         return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:

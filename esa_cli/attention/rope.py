@@ -1,9 +1,7 @@
 """Rotary position embedding (RoPE) at any position, with the transformers model's own module.
 
 That module computes the angles, so every static variant (default, linear, llama3, yarn) equals the
-model's. It may rotate a head's first R dimensions only, R <= D. Angles are copied to the device of
-the layer that rotates; several GPUs are tested with a stand-in for the second
-device, and not measured.
+model's. It may rotate a head's first R dimensions only, R <= D.
 
 RoPE is relative: R(q, m) . R(k, n) depends on m - n only, which the position encodings use.
 """
@@ -37,14 +35,13 @@ class Rope:
 
     def __init__(self, module: nn.Module, spare: bool = True, pairs: Pairs = "half") -> None:
         self.module, self.spare, self.pairs = module, spare, pairs
-        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """As `cos_sin`, computed without reading positions, so without synchronising with a GPU."""
         positions = positions.to(like.device, non_blocking=True)
         cos, sin = self.module(like[..., :1, :1], positions[None])
-        # A model on several devices has its rotary module on one of them, and computes there.
-        cos, sin = cos[0].to(like.device), sin[0].to(like.device)
+        cos, sin = cos[0], sin[0]
         if self.pairs == "reversed":
             return cos, -sin
         if self.pairs == "interleaved":
@@ -70,13 +67,13 @@ class Rope:
         return cos[positions], sin[positions]
 
     def _table(self, top: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least the positions below `top`; one table for each device and
-        dtype, as a model's layers may be on several."""
-        kind = like.device, like.dtype
-        if kind not in self._tables or self._tables[kind][0].shape[0] < top:
+        """Cosines and sines of at least the positions below `top`; one table for each dtype."""
+        table = self._tables.get(like.dtype)
+        if table is None or table[0].shape[0] < top:
             size = min(TABLE_LIMIT, max(4096, 2 * top)) if self.spare else top
-            self._tables[kind] = self.angles(torch.arange(size, device=like.device), like)
-        return self._tables[kind]
+            table = self.angles(torch.arange(size, device=like.device), like)
+            self._tables[like.dtype] = table
+        return table
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:
@@ -196,21 +193,3 @@ class Ropes:
             # Frequencies that changed once change again as the text grows: no larger table.
             self._last = (key, self.model.changed(inverse, factor, spare=self._last is None))
         return self._last[1]
-
-
-class RawRotary(nn.Module):
-    """Replaces the model's rotary module while ESA is attached: cos = 1, sin = 0.
-
-    The model then caches unrotated keys, and ESA rotates them itself.
-
-    Args:
-        width: R; 1 is enough where the model broadcasts it.
-    """
-
-    def __init__(self, width: int = 1) -> None:
-        super().__init__()
-        self.width = width
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, position_ids.shape[-1], self.width)
-        return x.new_ones(shape), x.new_zeros(shape)

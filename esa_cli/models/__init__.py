@@ -6,7 +6,6 @@ loading or converting does.
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, remove
-from esa_cli.models.files.resolve import pull, resolve
 from esa_cli.models.loading.load import (
     DeferredModel,
     LoadedModel,
@@ -14,6 +13,7 @@ from esa_cli.models.loading.load import (
     load_deferred,
     load_for_text,
 )
+from esa_cli.models.loading.resolve import pull, resolve
 from esa_cli.system.progress import StageProgress
 
 __all__ = [

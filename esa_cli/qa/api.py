@@ -301,7 +301,7 @@ class Esa:
         Raises UsageError: no book, one that has not been read where that is needed, an empty
         question, or a setting out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
-        from esa_cli.models.attachment.families import keeps_state
+        from esa_cli.models.files.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import chosen_generation

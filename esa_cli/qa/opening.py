@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.families import check_type
-from esa_cli.models.files.resolve import count_tokens, peek
+from esa_cli.models.files.families import check_type
 from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
+from esa_cli.models.loading.resolve import peek
 from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
@@ -61,8 +61,8 @@ SILENT = Silent()
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """The model's `device`, torch's name or "balanced", `dtype`, of torch, place of `cache`, and
-    what its weights are packed by."""
+    """The model's `device` and `dtype`, of torch, place of `cache`, and what its weights are packed
+    by."""
 
     device: str
     dtype: Any
@@ -106,6 +106,8 @@ class KnownModel:
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, without importing transformers. Raises ModelError."""
+        from esa_cli.models.tokenization.windowed_tokenizer import count_tokens
+
         return count_tokens(self.folder, text)
 
     @cached_property

@@ -50,17 +50,11 @@ def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Free bytes of a torch device ("balanced": of all GPUs and the CPU) within the
-    container's limit."""
+    """Free bytes of a torch device within the container's limit."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.mem_get_info(torch.device(device))[0]
-    if device == "balanced":
-        import torch
-
-        gpus = range(torch.cuda.device_count())
-        return sum(free_memory(f"cuda:{number}") for number in gpus) + free_memory()
     import psutil
 
     free, inside = psutil.virtual_memory().available, _cgroup_free()

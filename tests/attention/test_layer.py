@@ -25,7 +25,6 @@ from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import LayerState, Positions, Step
 from esa_cli.attention.window import Chunk, Window, chunks
-from esa_cli.errors import PresetError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -164,13 +163,6 @@ def test_attention_is_eq_1(position: str, score: str, rank: int | None, chunk: i
     assert (memory.projection is not None) == (rank is not None and method.score.features)
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (8, 1)])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_every_grouping_of_heads(position: str, heads: int, groups: int) -> None:
-    check(method_of(position, rank=4), heads=heads, groups=groups)
-    check(method_of(position, "vote"), heads=heads, groups=groups)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -283,16 +275,6 @@ def test_fed_in_pieces(position: str, rank: int | None) -> None:
         got = layer.feed(attention, upto)
         close(got, layer.in_loops(method, at, upto))
         at = upto
-
-
-def test_one_token_at_a_time_is_chunk_1() -> None:
-    method = method_of(window=replace(WINDOW, chunk=1))
-    whole, single = new_layer(38), new_layer(38)
-    single.q, single.k, single.v = whole.q, whole.k, whole.v
-    attention = attention_of(method)
-    want = whole.feed(attention, 38)
-    got = torch.cat([single.feed(attention, upto) for upto in range(1, 39)], dim=1)
-    close(got, want)
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
@@ -526,16 +508,6 @@ def test_ending_keeps_the_question_in_view_and_little_before_it(
         close(got, other.feed(attention_of(replace(asked, window=same)), upto))
 
 
-def test_ending_needs_a_question() -> None:
-    """What is only read, and what stock `generate` does, follows the paper's rule."""
-    layer, other = new_layer(38), new_layer(38)
-    other.q, other.k, other.v = layer.q, layer.k, layer.v
-    close(
-        layer.feed(attention_of(method_of(window=replace(WINDOW, ending=0))), 38),
-        other.feed(attention_of(method_of()), 38),
-    )
-
-
 def test_an_answer_to_a_text_in_l_sees_l_tokens() -> None:
     layer, other = new_layer(38), new_layer(38)
     other.q, other.k, other.v = layer.q, layer.k, layer.v
@@ -585,27 +557,12 @@ def test_fractional_positions_when_decoding() -> None:
     close(single, pair[:, :1])
 
 
-def test_learned_maps_of_another_width(tmp_path: Any) -> None:
-    """A file made for a model with other heads must be a PresetError, not a crash inside torch."""
-    path = tmp_path / "maps.safetensors"
-    save_learned(path, [Linear(torch.randn(40, 4), torch.randn(40, 4))])
-    method = replace(method_of(), compressor=Learned(str(path)))
-    with pytest.raises(PresetError):
-        new_layer(38).feed(attention_of(method), 38)
-
-
 def test_learned_maps_in_place(tmp_path: Any) -> None:
     path = tmp_path / "maps.safetensors"
     width = GROUPS * DIM
     save_learned(path, [Linear(torch.randn(width, 4), torch.randn(width, 4))])
     memory = check(replace(method_of(), compressor=Learned(str(path))))
     assert memory.store.reduced > 0
-
-
-def test_window_refuses_nonsense() -> None:
-    for change in ({"initial": -1}, {"selected": -1}, {"local": -1}, {"chunk": 0}, {"dense": -1}):
-        with pytest.raises(ValueError, match="must be at least"):
-            replace(WINDOW, **change)  # type: ignore[arg-type]
 
 
 def test_far_positions_beyond_the_rotary_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
-from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.step import Positions
 from esa_cli.methods.infllm import InfLLMPositions
 from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
@@ -109,11 +108,6 @@ def test_streaming_puts_sinks_in_order_a_window_away(local: int, chunk: int) -> 
     assert StreamingPositions().far(AT, local, chunk, 100).key.tolist() == list(range(len(AT)))
 
 
-def test_rerope_reaches_as_far_as_w() -> None:
-    assert (ReRoPE().distance, ReRoPE().max_distance) == (512, 512)
-    assert ReRoPE(9).max_distance == 9
-
-
 def test_rerope_sharpens_queries_beyond_the_trained_window_only() -> None:
     at = torch.tensor([0, 1, 14, 15, 16, 63, 255])
     assert ReRoPE(9).query_scale(at) is None
@@ -142,50 +136,3 @@ def test_no_far_tokens(encoding: PositionEncoding) -> None:
 def test_consecutive() -> None:
     assert consecutive(2, 3, first=10).key.tolist() == [10, 11, 12, 13, 14]
     assert consecutive(2, 3, first=10).query.tolist() == [12, 13, 14]
-
-
-# Layers on several devices: `meta` stands for the second one, whose numbers cannot be seen.
-
-CPU, META = torch.device("cpu"), torch.device("meta")
-
-
-class Elsewhere(Angles):
-    """Angles that are made on the processor and stay there, as accelerate leaves them where the
-    host's rotary module is; it writes down on which device they were wanted."""
-
-    def __init__(self) -> None:
-        super().__init__(1e4 ** -(torch.arange(4) / 4), 1.0)
-        self.calls: list[tuple[torch.device, torch.dtype]] = []
-
-    def forward(
-        self, x: torch.Tensor, position_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.calls.append((x.device, x.dtype))
-        # Numbers do not come back from `meta`; a table's positions are known without them.
-        there = torch.arange(position_ids.shape[-1]) if x.is_meta else position_ids[0]
-        return super().forward(torch.empty(0, dtype=x.dtype), there[None])
-
-
-@pytest.mark.parametrize("positions", [torch.arange(5), torch.arange(5) + 0.5])
-def test_angles_come_to_the_device_that_asks(positions: torch.Tensor) -> None:
-    """From the table, and computed when asked for."""
-    rope = Rope(Elsewhere())
-    for device in (META, CPU):
-        like = torch.zeros(2, 5, 8, device=device)
-        assert [one.device for one in rope.cos_sin(positions, like)] == [device, device]
-        assert rope.rotate(like, positions).device == device
-
-
-def test_layers_on_two_devices_keep_a_table_each() -> None:
-    host = Elsewhere()
-    rope, far = Rope(host), torch.arange(5)
-    wanted = [(CPU, torch.float32), (META, torch.float32), (CPU, torch.bfloat16)]
-    for _ in range(3):
-        for device, dtype in wanted:
-            cos, _ = rope.cos_sin(far, torch.zeros(2, 5, 8, device=device, dtype=dtype))
-            assert (cos.device, cos.dtype) == (device, dtype)
-    assert host.calls == wanted, "a table is made once, whoever asks in between"
-    rope.cos_sin(torch.tensor([5000]), torch.zeros(2, 5, 8))
-    assert host.calls == [*wanted, wanted[0]], "and only the one that is too short again"
-    again = rope.cos_sin(far, torch.zeros(2, 5, 8))[0]
-    torch.testing.assert_close(again[:, 0], torch.arange(5).cos())

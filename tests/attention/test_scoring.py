@@ -176,25 +176,11 @@ def test_only_chosen_heads_vote(shortlist: int, rule: str, rotate: bool) -> None
     same(got, reference.vote_scores(*both, SCALE, rule, "max"))
 
 
-def test_a_layer_whose_heads_have_no_vote_reads_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k = draw(6, 2, 5, 21)
-    step = build_step(q, k, low=4, after=6)
-    monkeypatch.setattr(type(step.store), "key_blocks", None)
-    got = VoteScore(heads=[(step.layer + 1, 0)]).scores(step)
-    assert torch.equal(got, torch.zeros(21))
-
-
 def test_heads_of_another_model_are_named() -> None:
     q, k = draw(6, 2, 5, 21)
     step = build_step(q, k, low=4, after=6)
     with pytest.raises(PresetError, match="head 6 of layer 0"):
         VoteScore(heads=[(step.layer, 6)]).scores(step)
-
-
-@pytest.mark.parametrize("heads", [[(1,)], [(1, 2, 3)], [(0, -1)], [("a", 1)]])
-def test_heads_are_pairs(heads: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="must be pairs of a layer and a head"):
-        VoteScore(heads=heads)
 
 
 def test_the_answers_first_words_are_on_neither_side() -> None:
@@ -217,11 +203,6 @@ def test_contrast_needs_both_kinds_of_words(bounds: tuple[int, int] | None) -> N
     step = build_step(q, k, low=4, after=6)
     query, plain = QueryState(question=bounds), VoteScore().scores(step)
     assert torch.equal(VoteScore(contrast=True).scores(replace(step, query=query)), plain)
-
-
-def test_contrast_is_for_softmax() -> None:
-    with pytest.raises(ValueError, match="softmax"):
-        VoteScore(rule="max", contrast=True)
 
 
 @pytest.mark.parametrize("score", [SumScore(), VoteScore(), VoteScore(rule="max")])
@@ -254,13 +235,6 @@ def test_blockwise_in_two_passes_is_the_same(
     assert [at for at, _ in blocks][:2] == [0, 256]
     torch.testing.assert_close(in_blocks, whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(twice, whole, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("shortlist", [21, 22, 500])
-def test_a_shortlist_of_everything_is_the_whole_vote(shortlist: int) -> None:
-    q, k = draw(6, 2, 3, 21)
-    step = build_step(q, k, low=4, after=6)
-    assert torch.equal(VoteScore(shortlist=shortlist).scores(step), VoteScore().scores(step))
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -301,16 +275,6 @@ def test_scores_of_large_logits_are_finite(score: SumScore | VoteScore) -> None:
     assert torch.isfinite(score.scores(step)).all()
 
 
-def test_scoring_changes_neither_queries_nor_keys() -> None:
-    q, k = draw(6, 2, 3, 30)
-    step = build_step(q, k)
-    before = q.clone(), step.store.span(0, 30)[0].clone()
-    for score in (SumScore(True), VoteScore(), VoteScore(shortlist=5)):
-        score.scores(step)
-    assert torch.equal(step.queries, before[0])
-    assert torch.equal(step.store.span(0, 30)[0], before[1])
-
-
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0}
 
 
@@ -328,14 +292,6 @@ def test_rotated_logits_are_those_attention_will_see(
     torch.testing.assert_close(got, SCALE * query @ keys.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
-def test_ties_go_to_the_earliest() -> None:
-    scores = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0])
-    assert top_k(scores, 1).tolist() == [1]
-    assert top_k(scores, 3).tolist() == [1, 2, 3]
-    assert top_k(scores, 4).tolist() == [1, 2, 3, 4]
-    assert top_k(torch.zeros(50), 7).tolist() == list(range(7))
-
-
 @pytest.mark.parametrize("k", range(1, 4))
 @pytest.mark.parametrize("at", range(4))
 def test_nan_has_no_order(k: int, at: int) -> None:
@@ -343,27 +299,6 @@ def test_nan_has_no_order(k: int, at: int) -> None:
     scores[at] = torch.nan
     with pytest.raises(ModelError, match="NaN"):
         top_k(scores, k)
-
-
-@pytest.mark.parametrize("k", [-1, 0])
-def test_top_none(k: int) -> None:
-    found = top_k(torch.randn(5), k)
-    assert found.dtype == torch.int64
-    assert found.tolist() == []
-
-
-@pytest.mark.parametrize("k", [5, 6, 1000])
-def test_top_all(k: int) -> None:
-    assert top_k(torch.randn(5), k).tolist() == [0, 1, 2, 3, 4]
-    assert top_k(torch.empty(0), k).tolist() == []
-
-
-def test_minus_infinity_comes_last_but_can_be_taken() -> None:
-    low = -torch.inf
-    scores = torch.tensor([low, 1.0, low, 0.0, low])
-    assert top_k(scores, 2).tolist() == [1, 3]
-    assert top_k(scores, 4).tolist() == [0, 1, 2, 3]
-    assert top_k(torch.full((6,), low), 2).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -27,7 +27,7 @@ from esa_cli.evaluation.calibration.fitted_maps import (
     study,
     train,
 )
-from esa_cli.models.fingerprint import fingerprint
+from esa_cli.models.attachment.fingerprint import fingerprint
 
 WIDTH = 12
 

@@ -15,8 +15,6 @@ from conftest import build_step
 
 from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.errors import PresetError
-from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import best_windows
 from esa_cli.qa.answering.session import Session
@@ -97,13 +95,6 @@ def test_no_shared_word_no_text_and_later_layers_score_nothing() -> None:
     assert (Bm25Score().last_layer, every.last_layer) == (0, None)
 
 
-def test_tokens_behind_the_documents_have_no_words() -> None:
-    pieces = story(30)
-    scores = Bm25Score(WINDOW).scores(asked(pieces, middle=60))
-    assert scores.shape == (60,)
-    assert not scores[30 - LOW :].any()
-
-
 def test_the_index_is_made_once_for_all_questions() -> None:
     calls, kept = [], {}  # type: ignore[var-annotated]
 
@@ -116,12 +107,6 @@ def test_the_index_is_made_once_for_all_questions() -> None:
         step = replace(asked(story(40)), query=QueryState(text=text))
         assert Bm25Score(WINDOW).scores(step).any()
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("options", [{"window": 7}, {"window": 0}, {"layers": "last"}])
-def test_settings_that_do_not_hold(options: dict[str, Any]) -> None:
-    with pytest.raises(PresetError, match=next(iter(options))):
-        registry.build("score", {"name": "bm25", **options})
 
 
 # In a session

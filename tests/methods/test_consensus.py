@@ -108,11 +108,6 @@ def test_passages_are_the_best_of_the_averaged_votes(
         assert found.tolist() == best(votes.tolist(), count, smooth, epsilon)
 
 
-@pytest.mark.parametrize("smooth", [1, 3, 33])
-def test_passages_of_nothing(smooth: int) -> None:
-    assert passages(torch.empty(0), 3, smooth, 2).tolist() == []
-
-
 def test_zeros_outside_the_middle_count_in_the_average() -> None:
     # Two equal peaks; the one at the border is averaged with what lies outside.
     votes = torch.tensor([3.0, 3, 0, 0, 0, 3, 3, 3, 0])
@@ -127,21 +122,6 @@ def test_ties_go_to_the_earliest(seed: int) -> None:
     votes = torch.randint(0, 3, (30,), generator=generator).float()
     for count in range(0, 31, 3):
         assert passages(votes, count, 3, 1).tolist() == best(votes.tolist(), count, 3, 1)
-
-
-def test_a_passage_beats_a_single_token() -> None:
-    votes = torch.zeros(40)
-    votes[5] = 2.0
-    votes[20:25] = 1.0
-    assert passages(votes, 5, 5, 2).tolist() == [20, 21, 22, 23, 24]
-    assert passages(votes, 5, 1, 2).tolist() == [3, 4, 5, 6, 7]
-
-
-def test_votes_are_left_alone() -> None:
-    votes = torch.rand(20)
-    before = votes.clone()
-    passages(votes, 4, 3, 2)
-    assert torch.equal(votes, before)
 
 
 # Windows
@@ -192,11 +172,6 @@ def test_scores_below_zero_are_votes_too() -> None:
         best_windows(votes - 7.0, 9, 4).tolist() == best_windows(votes - votes.min(), 9, 4).tolist()
     )
     assert best_windows(votes - 7.0, 9, 4).shape[0] > 4
-
-
-def test_kept_scores_are_not_computed_again() -> None:
-    with pytest.raises(ValueError, match="must be keep"):
-        Consensus(rounds=2, answer="vote")
 
 
 def test_no_votes_no_window() -> None:
@@ -290,14 +265,6 @@ def test_the_same_start_with_no_later_layer_begins_afresh(layer: int) -> None:
     assert got.tolist() == best(row.tolist(), BUDGET)
 
 
-def test_another_beginning_of_the_middle_begins_afresh() -> None:
-    shared = QueryState()
-    first, second = scores(2)
-    selector().select(told(first, 0, shared), BUDGET)
-    got = selector().select(told(second, 1, shared, low=LOW + 1), BUDGET)
-    assert got.tolist() == best(second.tolist(), BUDGET)
-
-
 def test_minus_infinity_counts_as_nothing() -> None:
     values = scores(2)
     values[0, ::3] = -INFINITY
@@ -323,17 +290,6 @@ def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
     assert set(single.select(step, BUDGET).tolist()) <= set(short)
 
 
-def test_middle_tokens_that_are_new_have_the_fewest_votes() -> None:
-    shared = QueryState()
-    voting = selector(answer="vote")
-    voting.select(told(torch.arange(MIDDLE) - 500.0, 0, shared), BUDGET)
-    longer = torch.zeros(MIDDLE + 3)
-    longer[-3:] = -1.0
-    got = voting.select(told(longer, 0, shared, start=1000 + CHUNK, chunk=1), BUDGET).tolist()
-    assert MIDDLE - 1 in got
-    assert max(got) < MIDDLE
-
-
 @pytest.mark.parametrize("budget", [MIDDLE, MIDDLE + 1, 1000])
 @pytest.mark.parametrize("chunk", [1, CHUNK])
 def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> None:
@@ -341,13 +297,6 @@ def test_a_budget_for_everything_takes_everything(budget: int, chunk: int) -> No
     asked(scores(), shared)
     step = told(scores(1)[0], 0, shared, start=2000, chunk=chunk)
     assert selector().select(step, budget).tolist() == list(range(MIDDLE))
-
-
-def test_documents_do_not_share() -> None:
-    first, second = scores(2)
-    selector().select(told(first, 0, QueryState()), BUDGET)
-    got = selector().select(told(second, 1, QueryState()), BUDGET)
-    assert got.tolist() == best(second.tolist(), BUDGET)
 
 
 # The answer's tokens
@@ -378,17 +327,6 @@ def test_kept_passages_stand_at_their_place_in_the_document() -> None:
     assert selector().select(step, BUDGET).tolist() == left
 
 
-def test_kept_passages_stay_inside_the_middle_and_the_budget() -> None:
-    shared = QueryState()
-    values = scores()
-    want = asked(values, shared)[-1]
-    method = selector()
-    short = told(scores(1, 20)[0], 0, shared, start=2000, chunk=1)
-    assert method.select(short, BUDGET).tolist() == [place for place in want if place < 20]
-    less = told(scores(1)[0], 0, shared, start=2000, chunk=1)
-    assert method.select(less, 4).tolist() == best(added(*values), 4)
-
-
 def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
     shared = QueryState()
     asked(scores(), shared)
@@ -397,16 +335,6 @@ def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
     (row,) = scores(1)
     got = method.select(told(row, 0, shared, start=1006, chunk=2), BUDGET)
     assert got.tolist() == best(row.tolist(), BUDGET)
-
-
-def test_a_question_of_one_token_is_a_question() -> None:
-    shared = QueryState()
-    first, second = scores(2)
-    method = selector()
-    got = method.select(told(first, 0, shared, chunk=1), BUDGET)
-    assert got.tolist() == best(first.tolist(), BUDGET)
-    got = method.select(told(second, 1, shared, chunk=1), BUDGET)
-    assert got.tolist() == best(added(first, second), BUDGET)
 
 
 def test_voting_answers_add_to_the_question() -> None:
@@ -489,19 +417,6 @@ def test_all_layers_of_a_document_share_one_turn_state(attached: Attachment) -> 
     # The answer kept what the last layer of the question's last chunk found.
     assert (last.layer, last.start, last.low) == (2, DOCUMENT + 2, 4)
     assert last.chosen is not None
-
-
-def test_a_new_turn_begins_without_scores(attached: Attachment) -> None:
-    ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
-    other = torch.cat((ids[:, :DOCUMENT], ids[:, -QUESTION:].flip(1)), dim=1)
-    cache = read(attached, ids)
-    first = answer(attached, ids, cache)
-    cache.truncate(DOCUMENT)
-    cache.begin(QueryState(Phase.QUESTION))
-    assert answer(attached, other, cache) != first
-    cache.truncate(DOCUMENT)
-    cache.begin(QueryState(Phase.QUESTION))
-    assert answer(attached, ids, cache) == first == answer(attached, ids, read(attached, ids))
 
 
 def test_stock_generate_begins_a_turn_where_tokens_were_taken_back(attached: Attachment) -> None:

@@ -8,7 +8,6 @@ same tokens and give the same output.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,8 +18,6 @@ import reference
 import torch
 from conftest import build_rope, build_step, copy_registries
 
-import esa_cli.methods
-import esa_cli.methods.plugin_loading
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.layer_memory import LayerMemory
@@ -541,34 +538,6 @@ def test_options_conform(options: dict[str, Any]) -> None:
     assert failed(check("selector", options["name"], options)) == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"name": "lm-infinite-topk", "count": -1},
-        {"name": "infllm", "block": 0},
-        {"name": "tokenselect", "pool": 2},
-        {"name": "quest", "page": 0},
-        {"name": "loki", "rank": 0},
-        {"name": "loki", "fit_tokens": 0},
-    ],
-)
-def test_nonsense_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match="must"):
-        registry.build("selector", options)
-    with pytest.raises(Exception, match="must be at least 0"):
-        registry.build("position", {"name": "lm-infinite-topk", "initial": -1})
-
-
-def test_lm_infinite_leaves_the_first_layers_alone() -> None:
-    selector = registry.build("selector", {"name": "lm-infinite-topk"})
-    for layer, count in ((0, 0), (3, 0), (4, 16), (30, 16)):
-        assert {len(row) for row in selected(selector, make_step(layer=layer), 16)} == {count}
-    five = registry.build("selector", {"name": "lm-infinite-topk", "count": 5})
-    assert {len(row) for row in selected(five, make_step(layer=9), 16)} == {5}
-    assert {len(row) for row in selected(five, make_step(layer=9), 3)} == {3}
-    assert selected(five, make_step(layer=9, middle=4), 16) == [[0, 1, 2, 3]] * HEADS
-
-
 def decode_step(step: Step, query: torch.Tensor) -> Step:
     """The answer's next token, with a query (H, D) of our own."""
     return replace(advance(step, 1, decoding=True), queries=query[:, None])
@@ -646,14 +615,6 @@ def test_quest_attends_to_everything_in_dense_layers() -> None:
         assert (far[-1][0] == list(range(last))) == dense
 
 
-def test_loki_of_full_rank_is_the_exact_top_k() -> None:
-    step = make_step(chunk=3)
-    selector = registry.build("selector", {"name": "loki", "rank": 16})
-    exact = low_rank(16, 1)
-    keys = place_of(step)
-    assert selected(selector, step, 9) == exact(keys, 9)
-
-
 def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
@@ -720,17 +681,6 @@ def test_infllm_takes_back_what_a_question_gave() -> None:
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 
 
-def test_infllm_takes_back_a_long_answer() -> None:
-    """Many more tokens than marks; only chunks need one."""
-    reader = Reader(method_of(INFLLM), *draw(80))
-    reader.feed(40)
-    before = reader.memory.states[InfLLM].mass.of(0, 40).clone()
-    for length in (44, *range(45, 45 + 3 * KEPT_CHUNKS)):
-        reader.feed(length)
-    reader.crop(40)
-    assert torch.equal(reader.memory.states[InfLLM].mass.of(0, 40), before)
-
-
 def test_infllm_without_r_takes_the_mean_of_a_block() -> None:
     """Nothing was observed; later the last chunks were."""
     selector = registry.build("selector", {"name": "infllm", "block": 8})
@@ -752,25 +702,6 @@ NAMES = [
     "bm25", "esa-consensus-bm25", "infiniretri", "recontext",
 ]  # fmt: skip
 PRESETS = ["default", "tiny-random", "paper"]
-
-
-def test_every_recipe_is_here() -> None:
-    ours = [one for one in registry.recipes() if one.origin.startswith(esa_cli.methods.__name__)]
-    assert sorted(one.name for one in ours if not one.full) == sorted(NAMES)
-    for one in ours:
-        assert all((one.about, one.source, one.cost))
-    for one in [one for one in ours if not one.full]:
-        assert "arXiv" in one.source or one.source.startswith("this project")
-
-
-def test_parts_of_methods_say_their_source_and_cost() -> None:
-    parts = [part for part in registry.parts() if registry.origin(*part[:2]).startswith("esa_cli")]
-    assert len(parts) >= 27
-    for part in parts:
-        assert all(part), part
-        assert len(part.about) <= 80 - len("lm-infinite-topk  compressor  "), "a line of a terminal"
-        years = re.search(r"arXiv \d{4}\.\d{5}|(19|20)\d\d", part.source)
-        assert years or part.source.startswith("this project"), part
 
 
 def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,11 +121,6 @@ def test_grouped_positions_are_self_extends(group: int, local: int) -> None:
     assert local <= beyond <= local + 1 + 1 // group, "distances continue where L ends"
 
 
-def test_grouped_positions_refuse_no_group() -> None:
-    with pytest.raises(Exception, match="group must be at least 1"):
-        build("position", "grouped", group=0)
-
-
 @pytest.fixture
 def text() -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (1, 200))
@@ -197,18 +192,6 @@ def test_template_refuses_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="cannot name a method"):
         write_template(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_template_refuses_what_is_there(tmp_path: Path) -> None:
-    path = write_template("mine", tmp_path)
-    path.write_text("kept")
-    with pytest.raises(PluginError, match="exists already"):
-        write_template("mine", tmp_path)
-    assert path.read_text() == "kept"
-    with pytest.raises(PluginError, match="a selector 'topk' already"):
-        template("topk")
-    with pytest.raises(PluginError, match="cannot write"):
-        write_template("mine", tmp_path / "no" / "folder")
 
 
 def blocks_of_the_page() -> list[str]:

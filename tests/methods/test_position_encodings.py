@@ -215,18 +215,6 @@ class TestFrequenciesAreThoseOfTransformers:
             equal_rates(got, their_rates("yarn", dim, theta, trained, factor=factor, **beta))
 
 
-def test_yarn_keeps_fast_frequencies_and_divides_slow_ones() -> None:
-    """The shape its paper draws."""
-    inverse = plain_rates(128, THETA)
-    made, factor = YaRN(factor=8.0, trained=4096).frequencies(inverse, 1.0, 100)
-    turns = 4096 * inverse / (2 * math.pi)
-    torch.testing.assert_close(made[turns > 40], inverse[turns > 40])
-    torch.testing.assert_close(made[turns < 0.8], inverse[turns < 0.8] / 8)
-    between = (made / inverse)[(turns > 1.3) & (turns < 25)]
-    assert ((between > 1 / 8) & (between < 1)).all()
-    assert factor == pytest.approx(1 + 0.1 * math.log(8))
-
-
 SCALED = {
     "llama3": {
         "rope_type": "llama3",
@@ -254,49 +242,12 @@ def test_stretched_hosts_are_refused(kind: str, encoding: Any) -> None:
         encoding.frequencies(inverse, factor, 1)
 
 
-@pytest.mark.parametrize("rates", [[1.0], [1.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.1, 0.2]])
-def test_what_is_no_series_is_refused(rates: list[float]) -> None:
-    with pytest.raises(PresetError, match="must be a series"):
-        NTK().frequencies(torch.tensor(rates), 1.0, 1)
-
-
 @pytest.mark.parametrize("kind", SCALED)
 def test_interpolation_divides_any_frequencies(kind: str) -> None:
     inverse, factor = build_rope(64, rope_parameters=SCALED[kind]).frequencies
     got, kept = Interpolation(factor=2.0).frequencies(inverse, factor, 1)
     assert torch.equal(got, inverse / 2)
     assert kept == factor
-
-
-@pytest.mark.parametrize("encoding", [NTK(), DynamicNTK(), YaRN()], ids=lambda x: type(x).__name__)
-def test_frequencies_in_half_precision_still_are_a_series(encoding: Any) -> None:
-    """What `model.bfloat16()` leaves of them."""
-    inverse = plain_rates(128, 500_000.0)
-    want = encoding.frequencies(inverse, 1.0, 30_000)[0]
-    got = encoding.frequencies(inverse.bfloat16(), 1.0, 30_000)[0]
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, want, rtol=0.02, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"name": "interpolation", "factor": 0.5}, "factor must be at least 1"),
-        ({"name": "ntk", "factor": float("inf")}, "factor must be at least 1"),
-        ({"name": "ntk-dynamic", "factor": 0}, "factor must be at least 1"),
-        ({"name": "ntk-dynamic", "trained": 0}, "trained must be at least 1"),
-        ({"name": "yarn", "factor": -1}, "factor must be at least 1"),
-        ({"name": "yarn", "trained": -5}, "trained must be at least 1"),
-        ({"name": "yarn", "beta_slow": 40.0}, "at most beta_fast"),
-        ({"name": "yarn", "beta_slow": 0.0}, "beta_slow must be above 0"),
-        ({"name": "rerope", "distance": 0}, "distance must be at least 1"),
-        ({"name": "rerope", "trained": 1}, "trained must be 0"),
-    ],
-    ids=str,
-)
-def test_senseless_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PresetError, match=message):
-        registry.build("position", options)
 
 
 # Whole models: one made with the scaling and stock attention, one without it and ours attached.
@@ -428,14 +379,6 @@ def test_changing_frequencies_are_computed_for_each_chunk_once(
     assert list(dict.fromkeys(asked)) == ends
     assert asked == sorted(asked)
     assert [size for size in tables if size in ends] == ends[1:]
-
-
-def test_a_scaled_model_says_what_is_wrong(make_model: ModelFactory) -> None:
-    model = make_model("llama", rope_parameters=SCALED["llama3"])
-    with attach(model, everything(YaRN(), 7, None)) as attached:
-        cache = attached.new_cache()
-        with pytest.raises(PresetError, match="must be a series"):
-            model(tokens(), past_key_values=cache)
 
 
 # Recipes.

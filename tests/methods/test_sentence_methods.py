@@ -14,7 +14,6 @@ from conftest import build_step
 from esa_cli.attention.parts import Score
 from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensus, best_windows, standardised
@@ -180,21 +179,6 @@ def test_votes_and_words_are_added() -> None:
     none = replace(fused, weight=0.0).best(votes, late, 48)
     silent = fused.best(votes, replace(late, query=QueryState()), 48)
     assert none.tolist() == silent.tolist(), "without words, votes alone"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("selector", {"name": "fused-consensus", "second": "bm52"}, "did you mean|unknown score"),
-        ("selector", {"name": "fused-consensus", "weight": -1.0}, "weight"),
-        ("selector", {"name": "sentences", "tokens": 0}, "tokens"),
-        ("score", {"name": "infiniretri", "phrase": 0}, "phrase"),
-        ("score", {"name": "infiniretri", "layers": "first"}, "layers"),
-    ],
-)
-def test_settings_that_do_not_hold(kind: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PresetError, match=message):
-        registry.build(kind, options)
 
 
 def test_recipes_keep_what_is_compared() -> None:

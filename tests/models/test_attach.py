@@ -12,7 +12,7 @@ from stock_attention import LENGTH, close, everything, in_pieces, tokens
 from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
-from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
+from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError, UsageError
@@ -56,47 +56,6 @@ def test_scaled_rope(make_model: ModelFactory, kind: str, chunk: int) -> None:
             close(model(ids, past_key_values=attached.new_cache()).logits, want)
 
 
-def test_bfloat16_stays_near_stock(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama").bfloat16(), tokens()
-    want = model(ids).logits.float()
-    with attach(model, everything(7, 0)) as attached:
-        logits = model(ids, past_key_values=attached.new_cache()).logits
-    assert logits.dtype == torch.bfloat16
-    spread = want.std().item()
-    assert (logits.float() - want).abs().mean().item() < 0.05 * spread
-
-
-@pytest.mark.parametrize("position", [FixedDistance(40), Contiguous(40), TruePositions(40)])
-def test_a_small_budget_is_not_stock_attention(
-    make_model: ModelFactory, position: FixedDistance | Contiguous | TruePositions
-) -> None:
-    """That the tests above would notice: the same comparison fails once tokens are left out."""
-    model, ids = make_model("llama"), tokens()
-    want = model(ids).logits
-    with attach(model, selective(position=position)) as attached:
-        got = model(ids, past_key_values=attached.new_cache()).logits
-    assert torch.isfinite(got).all()
-    # 70 tokens in chunks of 8, the first of 6. The budget is 24, so the chunk that starts at 22 is
-    # the last one to which everything is attended.
-    close(got[:, :30], want[:, :30])
-    assert (got[:, 40:] - want[:, 40:]).abs().max() > 0.1
-
-
-def test_detach_restores_everything(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, rotary = model(ids).logits, model.base_model.rotary_emb
-    attached = attach(model, selective())
-    assert model.base_model.rotary_emb is not rotary
-    assert model.config._attn_implementation == "esa"
-    model(ids, past_key_values=attached.new_cache())
-    attached.detach()
-    assert model.base_model.rotary_emb is rotary
-    assert model.config._attn_implementation == "sdpa"
-    assert torch.equal(model(ids).logits, want)
-    attached.detach()
-    assert torch.equal(model(ids).logits, want)
-
-
 def test_detach_after_an_exception(make_model: ModelFactory) -> None:
     model, ids = make_model("llama"), tokens()
     want, rotary = model(ids).logits, model.base_model.rotary_emb
@@ -137,26 +96,6 @@ def test_an_interrupted_forward_can_be_taken_back(make_model: ModelFactory) -> N
         close(model(ids[:, 50:], past_key_values=cache).logits, want)
 
 
-def test_detaching_twice_leaves_the_next_attachment_alone(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    first = attach(model, selective())
-    want = model(ids, past_key_values=first.new_cache()).logits
-    first.detach()
-    with attach(model, selective()) as second:
-        first.detach()
-        assert model.config._attn_implementation == "esa"
-        assert torch.equal(model(ids, past_key_values=second.new_cache()).logits, want)
-
-
-def test_a_failed_attach_leaves_the_model_as_it_was(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    with attach(model, selective()) as attached:
-        with pytest.raises(ModelError, match="attached already"):
-            attach(model, selective())
-        model(ids, past_key_values=attached.new_cache())
-    assert model.config._attn_implementation == "sdpa"
-
-
 def alone(model: PreTrainedModel, method: Method, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
     with attach(model, method) as attached:
         cache = attached.new_cache()
@@ -179,18 +118,6 @@ def test_two_models_at_once(make_model: ModelFactory) -> None:
     two.detach()
 
 
-def test_two_documents_of_one_model(make_model: ModelFactory) -> None:
-    model = make_model("llama")
-    texts = tokens(60, seed=1), tokens(60, seed=2)
-    wanted = [alone(model, selective(), [*text.split(20, dim=1)]) for text in texts]
-    with attach(model, selective()) as attached:
-        caches = attached.new_cache(), attached.new_cache()
-        for i in range(3):
-            for text, cache, want in zip(texts, caches, wanted, strict=True):
-                piece = text[:, 20 * i : 20 * i + 20]
-                assert torch.equal(model(piece, past_key_values=cache).logits, want[i])
-
-
 def test_reading_then_asking(make_model: ModelFactory) -> None:
     """In phase PREFILL no chunk selects, in QUESTION all do, in AUTO the last."""
     model, ids = make_model("llama"), tokens()
@@ -206,59 +133,6 @@ def test_reading_then_asking(make_model: ModelFactory) -> None:
     assert not torch.allclose(logits["question"], logits["auto"], atol=1e-3)
 
 
-def test_project_now_is_project_later(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    logits = []
-    for now in (False, True):
-        with attach(model, selective(reading="local")) as attached:
-            cache = attached.new_cache()
-            cache.begin(QueryState(Phase.PREFILL))
-            model(ids[:, :50], past_key_values=cache)
-            if now:
-                cache.project()
-                assert [cache.memory(i).store.reduced for i in range(2)] == [50, 50]
-            cache.begin(QueryState(Phase.QUESTION))
-            logits.append(model(ids[:, 50:], past_key_values=cache).logits)
-    torch.testing.assert_close(*logits)
-
-
-def test_reset_forgets(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    with attach(model, selective()) as attached:
-        cache = attached.new_cache()
-        assert cache.nbytes == 0
-        want = model(ids, past_key_values=cache).logits
-        # Two layers of keys and values, two heads of 8 floats each; and some reduced keys.
-        assert cache.nbytes > 2 * LENGTH * 2 * 2 * 8 * 4
-        cache.reset()
-        assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
-        assert torch.equal(model(ids, past_key_values=cache).logits, want)
-
-
-def test_outside_no_grad(make_model: ModelFactory) -> None:
-    """A plain forward call, as people write it, must neither fail nor keep a graph."""
-    model, ids = make_model("llama"), tokens()
-    with attach(model, selective()) as attached:
-        want = model(ids, past_key_values=attached.new_cache()).logits
-        with torch.enable_grad():
-            cache = attached.new_cache()
-            got = model(ids, past_key_values=cache).logits
-        close(got.detach(), want)
-        assert not cache.memory(0).store.span(0, 1)[0].requires_grad
-
-
-def test_inference_mode_and_no_grad_in_turn(make_model: ModelFactory) -> None:
-    """`generate` uses no_grad; a document may have been read in inference mode."""
-    model, ids = make_model("llama"), tokens()
-    with attach(model, selective()) as attached:
-        want = model(ids, past_key_values=attached.new_cache()).logits
-        cache = attached.new_cache()
-        with torch.inference_mode():
-            model(ids[:, :50], past_key_values=cache)
-        got = model(ids[:, 50:], past_key_values=cache).logits
-        assert got.shape == want[:, 50:].shape
-
-
 @pytest.fixture
 def attached(make_model: ModelFactory) -> Iterator[Attachment]:
     with attach(make_model("llama"), selective()) as found:
@@ -270,18 +144,6 @@ def test_other_caches_and_none_are_refused(attached: Attachment) -> None:
     for options in ({"use_cache": False}, {}, {"past_key_values": stock}):
         with pytest.raises(UsageError, match="needs its own cache"):
             attached.model(tokens(), **options)
-
-
-def test_cache_of_another_model_is_named_and_left_alone(
-    make_model: ModelFactory, attached: Attachment
-) -> None:
-    """The message for this case is in the code; the foreign cache must not swallow the tokens."""
-    with attach(make_model("llama", seed=5), selective()) as other:
-        foreign = other.new_cache()
-        with pytest.raises(UsageError, match="made for another model"):
-            attached.model(tokens(), past_key_values=foreign)
-        assert [layer.get_seq_length() for layer in foreign.layers] == [0, 0]
-        assert other.forward_pass.cache is None
 
 
 def test_cache_from_before_detach(make_model: ModelFactory) -> None:
@@ -296,13 +158,6 @@ def test_cache_from_before_detach(make_model: ModelFactory) -> None:
         model(tokens(1), past_key_values=cache)
 
 
-def test_batch_of_two(attached: Attachment) -> None:
-    cache = attached.new_cache()
-    with pytest.raises(UsageError, match="not a batch of 2"):
-        attached.model(tokens().repeat(2, 1), past_key_values=cache)
-    assert cache.get_seq_length() == 0
-
-
 def test_padding(attached: Attachment) -> None:
     mask = torch.ones(1, LENGTH, dtype=torch.long)
     mask[:, 3] = 0
@@ -310,14 +165,6 @@ def test_padding(attached: Attachment) -> None:
     with pytest.raises(UsageError, match="takes no padding"):
         attached.model(tokens(), attention_mask=mask, past_key_values=cache)
     assert cache.get_seq_length() == 0
-
-
-def test_ready_made_mask(attached: Attachment) -> None:
-    """A four-dimensional mask goes past the mask function; it must not be dropped in silence."""
-    mask = torch.ones(1, 1, LENGTH, LENGTH).tril().bool()
-    mask[..., 3] = False
-    with pytest.raises(UsageError):
-        attached.model(tokens(), attention_mask=mask, past_key_values=attached.new_cache())
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -342,14 +189,6 @@ def test_unsupported_attention(
     assert torch.equal(model(ids).logits, want)
 
 
-def test_windows_that_no_layer_uses_are_supported(make_model: ModelFactory) -> None:
-    changes = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 28}
-    model, ids = make_model("qwen2", **changes), tokens()
-    want = model(ids).logits
-    with attach(model, everything(7, 0)) as attached:
-        close(model(ids, past_key_values=attached.new_cache()).logits, want)
-
-
 def test_suspended_is_the_bare_model_and_the_rows_stay(make_model: ModelFactory) -> None:
     model, ids, short = make_model("qwen2"), tokens(), tokens(20, seed=8)
     bare = model(short).logits
@@ -366,19 +205,3 @@ def test_suspended_is_the_bare_model_and_the_rows_stay(make_model: ModelFactory)
         assert cache.get_seq_length() == 50
         assert torch.equal(model(ids[:, 50:], past_key_values=cache).logits, want)
     assert torch.equal(model(short).logits, bare)
-
-
-def test_suspended_ends_with_an_exception_and_may_be_nested(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens(20)
-    bare = model(ids).logits
-    with attach(model, selective()) as attachment:
-        want = model(ids, past_key_values=attachment.new_cache()).logits
-        with pytest.raises(KeyboardInterrupt), attachment.suspended():
-            raise KeyboardInterrupt
-        assert torch.equal(model(ids, past_key_values=attachment.new_cache()).logits, want)
-        with attachment.suspended(), attachment.suspended():
-            assert torch.equal(model(ids).logits, bare)
-        assert torch.equal(model(ids, past_key_values=attachment.new_cache()).logits, want)
-    with attachment.suspended():
-        assert torch.equal(model(ids).logits, bare)
-    assert torch.equal(model(ids).logits, bare)

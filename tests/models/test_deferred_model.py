@@ -11,12 +11,9 @@ import torch
 from model_files import home
 
 from esa_cli import models
-from esa_cli.errors import ResourceError
 from esa_cli.models.files.settings_cache import cached_config
-from esa_cli.models.loading import load as load_module
 from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred, load_for_text
 from esa_cli.models.text_passes.layer_calls import before_each_layer
-from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["home"]
@@ -103,18 +100,3 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) 
     config.write_text(config.read_text() + " ")
     assert cached_config(whole.folder) is None
     assert load_deferred(str(whole.folder), **HOW) is None
-
-
-def test_memory_is_checked(whole: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESA_MEMORY_LIMIT", "1k")
-    with pytest.raises(ResourceError, match="for its weights"):
-        load_deferred(MODEL, **HOW)
-
-
-def test_the_tokenizer_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = models.load(MODEL, **HOW)
-    later = deferred()
-    assert isinstance(later.tokenizer, PlainTokenizer)
-    assert later.tokenizer("Who?")["input_ids"] == first.tokenizer("Who?")["input_ids"]
-    monkeypatch.setattr(load_module, "load_plain_tokenizer", lambda folder: None)
-    assert type(deferred().tokenizer) is type(first.tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from conftest import VOCABULARY, ModelFactory
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
 from esa_cli.attention.window import Window
-from esa_cli.errors import UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.generation import end_ids, generate, special_ids_only
+from esa_cli.models.text_passes.generation import generate
 
 DOCUMENT, QUESTION, ANSWER = 50, 9, 14
 WINDOW = Window(initial=4, selected=10, local=8, chunk=7)
@@ -92,29 +90,6 @@ def test_an_answer_that_begins_dense_stays_dense(
     assert torch.equal(got, want)
 
 
-def test_ask_again_after_crop(attached: Attachment, ids: torch.Tensor) -> None:
-    cache = read(attached, ids)
-    first = stock(attached, ids, cache)
-    cache.truncate(DOCUMENT)
-    other = torch.cat((ids[:, :DOCUMENT], ids[:, :QUESTION].flip(1)), dim=1)
-    second = stock(attached, other, cache)
-    cache.crop(DOCUMENT - cache.get_seq_length())
-    assert stock(attached, ids, cache) == first
-    cache.truncate(DOCUMENT)
-    assert stock(attached, other, cache) == second
-    assert first != second
-
-
-@pytest.mark.parametrize(
-    "options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}], ids=str
-)
-def test_several_sequences_are_refused(
-    attached: Attachment, ids: torch.Tensor, options: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match="one sequence at a time"):
-        stock(attached, ids, read(attached, ids), **options)
-
-
 # -- An answer by `generate`
 
 
@@ -130,23 +105,3 @@ def test_an_answer_is_that_of_stock_generate(
         attached.model, ids[0].tolist(), read(attached, ids), max_new_tokens=ANSWER, **sampling
     )
     assert got == want
-
-
-def test_the_models_generation_settings_are_put_back(make_model: ModelFactory) -> None:
-    model = make_model("llama")
-    before = model.generation_config
-    before.repetition_penalty, before.eos_token_id = 1.3, [5, 7]
-    with suppress(RuntimeError), special_ids_only(model) as special:
-        assert special["eos_token_id"] == [5, 7]
-        assert model.generation_config.repetition_penalty in (None, 1.0)
-        assert end_ids(model) == [5, 7]
-        raise RuntimeError
-    assert model.generation_config is before
-    assert before.repetition_penalty == 1.3
-
-
-@pytest.mark.parametrize(("given", "want"), [(None, []), (5, [5]), ([5, 7], [5, 7])])
-def test_ids_that_end_an_answer(make_model: ModelFactory, given: Any, want: list[int]) -> None:
-    model = make_model("llama")
-    model.generation_config.eos_token_id = given
-    assert end_ids(model) == want

@@ -66,31 +66,20 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 HUGE = (1 << 64) - 1
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
-    "another magic": lambda: b"GGML" + bytes(60),
     "the first version": lambda: header(version=1) + bytes(40),
-    "another byte order": lambda: b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(40),
-    "no architecture": lambda: header() + bytes(40),
     "entries without end": lambda: header(0, HUGE) + bytes(100),
     "tensors without end": lambda: header(HUGE, 0) + bytes(100),
-    "a name without end": lambda: header(0, 1) + struct.pack("<Q", HUGE) + bytes(100),
-    "a text without end": lambda: header(0, 1) + entry("a", 8, struct.pack("<Q", HUGE)) + bytes(99),
     "words without end": lambda: (
         header(0, 1) + entry("a", 9, struct.pack("<IQ", 8, HUGE)) + bytes(99)
-    ),
-    "numbers without end": lambda: (
-        header(0, 1) + entry("a", 9, struct.pack("<IQ", 10, HUGE)) + bytes(99)
     ),
     "arrays of arrays": lambda: (
         header(0, 1) + entry("a", 9, struct.pack("<IQ", 9, 1) * 9000) + bytes(99)
     ),
-    "an unknown kind of entry": lambda: header(0, 1) + entry("a", 77, bytes(99)),
     "an alignment of nothing": lambda: (
         header(0, 1) + entry("general.alignment", 4, struct.pack("<I", 0)) + bytes(99)
     ),
-    "an empty tensor": lambda: header(1) + tensor((0, 4), 0, 0) + bytes(99),
     "a tensor beyond the end": lambda: header(1) + tensor((4, 4), 0, 1 << 40) + bytes(99),
     "a tensor that is too large": lambda: header(1) + tensor((HUGE, HUGE), 0, 0) + bytes(99),
-    "an unknown type": lambda: header(1) + tensor((4, 4), 999, 0) + bytes(99),
     "half a block": lambda: header(1) + tensor((33, 4), 8, 0) + bytes(999),
     "a name twice": lambda: header(2) + tensor((4,), 0, 0) * 2 + bytes(99),
 }
@@ -103,14 +92,6 @@ def test_hostile_files(kind: str, tmp_path: Path, home: Path) -> None:
         models.pull(str(path))
     assert len(str(refused.value)) < 350
     assert left_in(home) == []
-
-
-def test_headers_of_many_parts_are_refused(
-    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esa_cli.models.gguf.gguf_file.MOST_PARTS", 500)
-    with pytest.raises(ModelError, match="more than 500 parts"):
-        GgufFile(tiny_gguf)
 
 
 def test_damaged_bytes_are_refused_or_read(tiny_gguf: Path, tmp_path: Path) -> None:

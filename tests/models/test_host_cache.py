@@ -74,11 +74,6 @@ def test_answers_are_those_of_a_cache_on_the_device(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_layers_on_the_cpu_have_no_host_beside_it() -> None:
-    for places, resident in ((StorePlaces(), True), (StorePlaces(lambda device: True), False)):
-        assert places.stores(range(2))(0, 2, 4, torch.float32, CPU).resident == resident
-
-
 # What one token of an answer fetches again
 
 
@@ -120,14 +115,3 @@ def test_a_token_fetches_only_what_the_last_one_had_not(
     selections: list[list[int]], counts: list[int]
 ) -> None:
     assert fetched_rows(selections) == counts
-
-
-def test_what_was_fetched_is_forgotten_with_a_crop() -> None:
-    store = MemoryStore(2, 4, torch.float32, CPU, on_host=True)
-    memory, at = LayerMemory(0, store), torch.tensor([1, 2, 3])
-    store.append(*torch.randn(2, 2, 30, 4))
-    memory.fetch(at)
-    memory.crop(-28)
-    k, v = torch.randn(2, 2, 30, 4)
-    store.append(k, v)
-    assert torch.equal(memory.fetch(at)[0][:, 1:], k[:, :2])

@@ -71,28 +71,6 @@ def test_the_hosts_generation_settings_are_not_the_answers(
 # -- Configurations
 
 
-def test_a_body_with_a_configuration_of_its_own(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, body = model(ids).logits, model.model.config
-    model.config = top = copy.deepcopy(model.config)
-    with attach(model, WHOLE) as attached:
-        got = model(ids, past_key_values=attached.new_cache()).logits
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    assert model.config is top
-    assert model.model.config is body
-    assert torch.equal(model(ids).logits, want)
-
-
-def test_a_layer_with_a_configuration_of_its_own_is_refused(make_model: ModelFactory) -> None:
-    model, ids = make_model("llama"), tokens()
-    want, layer = model(ids).logits, model.model.layers[1].self_attn
-    layer.config = own = copy.deepcopy(layer.config)
-    with pytest.raises(ModelError, match="configuration of its own"):
-        attach(model, WHOLE)
-    assert layer.config is own
-    assert torch.equal(model(ids).logits, want)
-
-
 # -- Attachments
 
 

@@ -13,11 +13,9 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
-from esa_cli.errors import ModelError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.latent_heads import LatentHeads
-from esa_cli.models.text_passes.lora_adapter import LoraAdapter
+from esa_cli.models.attachment.layer_traits import LatentHeads
 
 COUNT = 30
 CPU = torch.device("cpu")
@@ -105,27 +103,3 @@ def test_quantised_maps_are_dequantised_once_and_adapters_change_them() -> None:
         close(model(ids, past_key_values=attached.new_cache()).logits, plain)
         packed.scale *= 2  # not read again
         close(model(ids, past_key_values=attached.new_cache()).logits, plain)
-
-
-def test_an_adapter_changes_the_maps_while_it_is_active() -> None:
-    model, ids = build_model("deepseek_v3"), tokens()
-    adapter = LoraAdapter.new(model, 2, 4.0)
-    for _, b in adapter.matrices.values():
-        b.data.normal_(0, 0.2)
-    plain = model(ids).logits
-    with adapter.active():
-        want = model(ids).logits
-    assert (want - plain).abs().max() > 0.1
-    with attach(model, METHOD) as attached:
-        with adapter.active():
-            close(model(ids, past_key_values=attached.new_cache()).logits, want)
-        close(model(ids, past_key_values=attached.new_cache()).logits, plain)
-
-
-def test_maps_with_a_bias_are_refused() -> None:
-    model = build_model("deepseek_v3")
-    module = module_of(model)
-    module.kv_b_proj = nn.Linear(16, module.kv_b_proj.out_features)
-    with pytest.raises(ModelError, match="must have no bias"):
-        attach(model, METHOD)
-    attach(build_model("deepseek_v3"), METHOD).detach()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -63,38 +61,6 @@ def test_it_cannot_go_back_to_where_nothing_was_kept(model: Any) -> None:
             cache.crop(1)
 
 
-def test_only_the_last_snapshots_are_kept(model: Any) -> None:
-    with attach(model, WHOLE) as attached:
-        cache = attached.new_cache()
-        for start in range(0, 50, 10):
-            logits(attached, cache, start, start + 10)
-            cache.snapshot()
-        single = cache.states.nbytes
-        assert 0 < single < cache.nbytes
-        with pytest.raises(UsageError, match="at 20 tokens"):
-            cache.truncate(20)
-        cache.truncate(40)
-        with pytest.raises(UsageError, match="at 35 tokens"):
-            cache.truncate(35)
-        assert cache.states.nbytes == single
-        cache.reset()
-        assert (cache.get_seq_length(), cache.nbytes) == (0, 0)
-        logits(attached, cache, 0, 5)
-
-
-def test_what_was_kept_of_other_tokens_is_not_restored(model: Any) -> None:
-    with attach(model, WHOLE) as attached:
-        cache = attached.new_cache()
-        logits(attached, cache, 0, 15)
-        cache.snapshot()
-        for start, stop in ((15, 30), (30, 50)):
-            logits(attached, cache, start, stop)
-        cache.truncate(15)
-        attached.model(IDS[:, 30:55], past_key_values=cache)
-        with pytest.raises(UsageError, match="at 30 tokens"):
-            cache.truncate(30)
-
-
 def test_a_turn_begins_where_it_can_be_cropped_to(model: Any) -> None:
     """A question in many pieces, each of several tokens."""
     with attach(model, WHOLE) as attached:
@@ -151,31 +117,3 @@ def test_states_have_no_gradients_and_serve_in_every_mode(model: Any) -> None:
         cache.truncate(30)
         with torch.inference_mode():
             logits(attached, cache, 30, 31)
-
-
-def test_a_cache_of_another_model_is_refused_before_anything_runs(model: Any) -> None:
-    other = build_model("lfm2", seed=5)
-    with attach(model, WHOLE) as attached, attach(other, WHOLE) as second:
-        cache = second.new_cache()
-        with pytest.raises(UsageError, match="made for another model"):
-            logits(attached, cache, 0, 30)
-        logits(second, cache, 0, 30)
-        with pytest.raises(UsageError, match="its own cache"):
-            model(IDS)
-
-
-def test_a_detached_model_is_as_before_and_can_be_freed(model: Any) -> None:
-    want, hooks = model(IDS).logits, len(model.base_model._forward_pre_hooks)
-    with attach(model, WHOLE) as attached:
-        logits(attached, attached.new_cache(), 0, 30)
-        with attached.suspended():
-            assert torch.equal(model(IDS).logits, want)
-    assert torch.equal(model(IDS).logits, want)
-    assert len(model.base_model._forward_pre_hooks) == hooks
-    second = build_model("lfm2")
-    kept = ref(second)
-    attachment = attach(second, WHOLE)
-    logits(attachment, attachment.new_cache(), 0, 30)
-    del second, attachment
-    gc.collect()
-    assert kept() is None

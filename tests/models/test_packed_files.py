@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 from cli_fixtures import cache, esa, note, surroundings
-from command import Esa, fail
 from conftest import build_model
 from model_files import home
-from packed_files import PACKED, quantise
+from packed_files import quantise
 
 from esa_cli import models
 from esa_cli.errors import ModelError
 from esa_cli.models.files.random_model import write_tokenizer
-from esa_cli.models.loading import quantization
 from esa_cli.models.loading.load import load_deferred
 from esa_cli.models.loading.quantization import bytes_needed
-from esa_cli.qa.planning.model_shape import weights_of
 from esa_cli.qa.presets.cache_key import model_facts
 
 __all__ = ["cache", "esa", "home", "note", "surroundings"]
@@ -125,42 +122,3 @@ def test_files_that_would_load_wrong_weights_are_refused(
         change_config(folder, lambda config: config.pop("quantization_config"))
     with pytest.raises(ModelError, match="model\\."):
         logits(folder)
-
-
-def test_a_plan_counts_what_will_be_in_memory(tmp_path: Path) -> None:
-    def bytes_of(config: dict[str, Any], device: str) -> int:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return weights_of(tmp_path, device, 2).nbytes
-
-    def planned(kind: str, device: str) -> tuple[int, str]:
-        config = dense if kind != "mxfp4" else mixture
-        config["quantization_config"] = PACKED[kind].settings
-        said = quantization.stored_as(config, device, "", "bfloat16")
-        return bytes_of(config, device), said
-
-    dense = build_model("llama", **SIZES).config.to_dict()
-    mixture = build_model("gpt_oss").config.to_dict()
-    plain, experts = bytes_of(dense, "cpu"), bytes_of(mixture, "cpu")
-    assert planned("fp8 blocks", "cpu") == (plain, "quantised by fp8, dequantised to bfloat16")
-    kept = pytest.approx(0.53 * plain, rel=0.1)
-    assert planned("fp8 blocks", "cuda") == (kept, "quantised by fp8, kept so")
-    assert 0.4 * experts < planned("mxfp4", "cuda")[0] < 0.8 * experts
-    assert planned("mxfp4", "cpu")[0] == experts
-
-
-@pytest.mark.usefixtures("surroundings")
-def test_commands_say_what_becomes_of_the_weights(
-    save: Callable[..., Path], esa: Esa, note: str
-) -> None:
-    folder = save("mxfp4", "gpt_oss", hidden_size=64, intermediate_size=32, vocab_size=260)
-    change_config(folder, lambda config: config.update(max_position_embeddings=8192))
-    chosen = (note, "--model", str(folder), "--preset", "tiny-random", "--dtype", "float32")
-    said = "quantised by mxfp4, dequantised to float32"
-    assert json.loads(esa("plan", *chosen, "--json").out)["weights"] == said
-    assert said in esa("plan", *chosen).out
-    assert f"{said}; its weights take" in esa("ingest", *chosen).err
-    change_config(
-        folder, lambda config: config["quantization_config"].update(quant_method="quanto")
-    )
-    (folder / "model.safetensors").unlink()
-    fail(esa("plan", *chosen), 5, "quanto")

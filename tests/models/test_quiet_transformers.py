@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 
 @pytest.fixture
@@ -39,21 +38,6 @@ def test_blocks_within_blocks(logging: Any, imported: bool) -> None:
     assert not is_silent(logging)
     with pytest.raises(KeyError), quiet_transformers():
         raise KeyError
-    assert not is_silent(logging)
-
-
-def test_what_is_imported_within_stays_silent(
-    logging: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.delitem(sys.modules, "transformers")
-        outer = quiet_transformers(imported=False)
-        outer.__enter__()
-    assert not is_silent(logging)
-    with quiet_transformers():
-        assert is_silent(logging)
-    assert is_silent(logging), "the outer block has not ended"
-    outer.__exit__(None, None, None)
     assert not is_silent(logging)
 
 

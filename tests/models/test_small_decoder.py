@@ -212,33 +212,6 @@ def test_it_computes_what_the_model_does(
             torch.testing.assert_close(logits, model(ids).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_another_type(dtype: torch.dtype, make_model: ModelFactory, tmp_path: Path) -> None:
-    model: Any = make_model("qwen3")
-    plain = loaded(tmp_path, saved(model, tmp_path), dtype)
-    model = type(model).from_pretrained(tmp_path, dtype=dtype)
-    assert (plain.dtype, plain.device) == (dtype, torch.device("cpu"))
-    for (_, a), (_, b) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
-        assert torch.equal(a, b)
-    x, positions = torch.randn(2, 5, 48).to(dtype), torch.arange(7, 12)[None]
-    body, theirs = plain.base_model, model.base_model
-    assert torch.equal(body.norm(x), theirs.norm(x))
-    for a, b in zip(body.rotary_emb(x, positions), theirs.rotary_emb(x, positions), strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        {"quantization_config": {"quant_method": "awq"}},
-    ],
-)
-def test_what_is_not_plain(changes: dict[str, Any], make_model: ModelFactory) -> None:
-    assert not can_be_plain(make_model("llama").config.to_dict() | changes)
-
-
 @pytest.mark.parametrize("change", ["one more", "one less", "of another shape", "cut", "large"])
 def test_other_weights_than_the_models(
     change: str, make_model: ModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ from conftest import VOCABULARY, ModelFactory, build_model
 
 from esa_cli.errors import ModelError
 from esa_cli.models.text_passes import text_forward
-from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.models.text_passes.small_decoder import FusedForward
 from esa_cli.models.text_passes.text_forward import (
     ModelForward,
     PromptBatch,
     WholeForward,
     plain_forward,
-    scaled_logits,
 )
 
 LENGTHS = [5, 31, 1, 12, 12, 40, 3, 22, 9, 17, 2]
@@ -145,12 +142,6 @@ def test_models_of_any_family(kind: str) -> None:
         close(batch.continuation(2).append([0], [own]), model, [[*texts[2], own]])
 
 
-def test_the_soft_cap_of_an_unknown_model_is_its_own() -> None:
-    known: Any = SimpleNamespace(model_type="new", final_logit_softcapping=0.1)
-    logits = torch.tensor([0.05, 3.0])
-    torch.testing.assert_close(scaled_logits(logits, known), 0.1 * torch.tanh(logits / 0.1))
-
-
 def test_models_that_look_at_later_tokens_are_refused() -> None:
     from transformers import BertConfig, BertLMHeadModel
 
@@ -160,31 +151,6 @@ def test_models_that_look_at_later_tokens_are_refused() -> None:
             torch.nn.init.normal_(one, std=0.3)
     with pytest.raises(ModelError, match="'bert'"):
         plain_forward(model)
-
-
-def test_logits_that_are_no_numbers_name_the_type() -> None:
-    """NaN is close to nothing: the model was said to look at later tokens."""
-    model = make("gpt2").half()
-    model.base_model.ln_f.weight.data[0] = torch.nan
-    with pytest.raises(ModelError, match="float16"):
-        plain_forward(model)
-
-
-@pytest.mark.parametrize("last", [1, 3, 8])
-def test_what_ends_a_pass_ends_the_trial(last: int) -> None:
-    class StoppedError(Exception):
-        pass
-
-    def stop() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise StoppedError
-
-    model, left = make("gpt2"), last
-    with before_each_layer(model, stop), pytest.raises(StoppedError):
-        plain_forward(model)
-    assert type(plain_forward(model)) is ModelForward
 
 
 def doubled(logits: torch.Tensor) -> torch.Tensor:

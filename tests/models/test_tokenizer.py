@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,8 @@ import pytest
 from jinja2 import TemplateError
 from model_files import TEXTS, change, folder
 
-from esa_cli import models
-from esa_cli.errors import ModelError
-from esa_cli.models.tokenization import tokenizer as tokenizer_module
 from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.tokenizer import (
-    PlainTokenizer,
-    cache_facts,
-    cached_facts,
-    load_plain_tokenizer,
-    load_tokenizer,
-    plain_backend,
-    read_ahead,
-)
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 
 __all__ = ["folder"]
 
@@ -99,90 +86,6 @@ def test_templates_that_transformers_refuses(folder: Path, name: str) -> None:
         render_chat(REFUSED[name], {"messages": CHAT})
 
 
-def test_what_it_does_not_know_is_transformers(folder: Path) -> None:
-    assert is_plain(folder)
-    whole = load_tokenizer(folder)
-
-    def fresh() -> PlainTokenizer:
-        found = load_plain_tokenizer(folder)
-        assert found is not None
-        return found
-
-    assert fresh()("a", return_tensors="pt")["input_ids"].shape == (1, 1)
-    assert fresh().encode("a") == whole.encode("a")
-    assert fresh().decode([[97], [98]]) == whole.decode([[97], [98]])
-    assert (
-        fresh().apply_chat_template(CHAT)["input_ids"]
-        == (whole.apply_chat_template(CHAT)["input_ids"])
-    )
-    with pytest.raises(ValueError, match="empty conversation"):
-        fresh().apply_chat_template([], tokenize=False)
-    with pytest.raises(AttributeError):
-        _ = fresh().nothing
-    again = copy.copy(fresh())
-    assert again("a")["input_ids"] == whole("a")["input_ids"]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"split_special_tokens": True},
-        {"clean_up_tokenization_spaces": True,
-         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True},
-        {"additional_special_tokens": ["<new>"]},
-        {"chat_template": [{"name": "default", "template": "a"}]},
-    ],
-)  # fmt: skip
-def test_unusual_ones_are_left_to_transformers(folder: Path, values: dict[str, object]) -> None:
-    change(folder / "tokenizer_config.json", **values)
-    assert not is_plain(folder)
-    assert cached_facts(folder) is None
-
-
-def test_texts_that_would_be_cut_or_padded(folder: Path) -> None:
-    from tokenizers import Tokenizer
-
-    for change_backend in (lambda one: one.enable_truncation(9), lambda one: one.enable_padding()):
-        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        change_backend(backend)
-        backend.save(str(folder / "tokenizer.json"))
-        assert not is_plain(folder)
-
-
-def test_classes_with_ways_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    class Backwards(PreTrainedTokenizerFast):
-        def _decode(self, *given: Any, **more: Any) -> str:
-            return super()._decode(*given, **more)[::-1]
-
-    cache_facts(folder, Backwards.from_pretrained(folder))
-    assert cached_facts(folder) is None
-    loaded = []
-    monkeypatch.setattr(tokenizer_module, "plain_backend", loaded.append)
-    cache_facts(folder, load_tokenizer(folder))
-    assert not loaded, "it is known that it is not plain"
-
-
-def test_damaged_facts_are_written_again(folder: Path, tmp_path: Path) -> None:
-    assert is_plain(folder)
-    [path] = (tmp_path / "home" / "settings").iterdir()
-    good = path.read_bytes()
-    for bad in (good.replace(b"im_end", b"im_and"), good[:-9], b"", b"\xff"):
-        path.write_bytes(bad)
-        assert cached_facts(folder) is None
-        load_tokenizer(folder)
-        assert path.read_bytes() == good
-
-
-def test_a_tokenizer_that_was_damaged_since(folder: Path) -> None:
-    assert is_plain(folder)
-    (folder / "tokenizer.json").write_text("{")
-    assert load_plain_tokenizer(folder) is None
-    with pytest.raises(ModelError, match="cannot be read"):
-        load_tokenizer(folder)
-
-
 def test_threads_do_not_change_each_others_settings(folder: Path) -> None:
     """A special token in a document is text, whatever another thread encodes."""
     load_tokenizer(folder)
@@ -225,21 +128,3 @@ def test_the_same_without_auto(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert dict(found(text, **options)) == dict(want(text, **options))
     assert found.backend_tokenizer.to_str() == want.backend_tokenizer.to_str()
     assert found.special_tokens_map == want.special_tokens_map
-
-
-def test_what_is_read_ahead_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ref = models.parse_reference(str(folder))
-    load_tokenizer(folder)
-    threads: list[str] = []
-
-    def noted(folder: Path) -> object:
-        threads.append(threading.current_thread().name)
-        return plain_backend(folder)
-
-    monkeypatch.setattr(tokenizer_module, "plain_backend", noted)
-    read_ahead(ref)
-    read_ahead(ref)
-    first = load_plain_tokenizer(folder)
-    assert isinstance(first, PlainTokenizer)
-    assert threads == ["esa-tokenizer_0"]
-    assert load_plain_tokenizer(folder) is not first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ from esa_cli.models.tokenization.tokenizer import (
     load_plain_tokenizer,
     load_tokenizer,
 )
-from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.presets.cache_key import _tokens
-from esa_cli.qa.presets.preset import Prompt
 
 Pair = tuple[Any, PlainTokenizer]
 """A tokenizer of transformers, and the one that takes its place."""
@@ -32,7 +28,7 @@ PIECES = (
     | st.sampled_from(["the", "Where", "aaaa" * 50])
 )
 TEXT = st.lists(PIECES, max_size=12).map("".join)
-NAMES = ["bytes", "spaces", "pieces"]
+NAMES = ["bytes", "spaces"]
 
 
 def write(folder: Path, made: Any, **config: Any) -> Path:
@@ -75,19 +71,6 @@ def spaces() -> Any:
     return made
 
 
-def pieces() -> Any:
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    return trained(
-        models.Unigram(),
-        trainers.UnigramTrainer(
-            vocab_size=80, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
-        ),
-        pre_tokenizer=pre_tokenizers.Metaspace(),
-        decoder=decoders.Metaspace(),
-    )
-
-
 def pair(folder: Path) -> Pair:
     """Both, of a folder, the second one as a later process has it."""
     whole = load_tokenizer(folder)
@@ -101,12 +84,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     path = tmp_path_factory.mktemp("tokenizers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESA_HOME", str(path / "home"))
-        made = {"spaces": spaces(), "pieces": pieces()}
-        found = {
-            name: pair(write(path / name, one, bos_token="<s>" if name == "spaces" else None))
-            for name, one in made.items()
-        }
-        return found | {"bytes": pair(models.resolve("random:llama"))}
+        spaced = pair(write(path / "spaces", spaces(), bos_token="<s>"))
+        return {"spaces": spaced, "bytes": pair(models.resolve("random:llama"))}
 
 
 def compare(both: Pair, texts: list[str]) -> None:
@@ -141,54 +120,12 @@ def compare_texts(both: Pair, ids: list[int]) -> None:
         assert plain.decode(one) == whole.decode(one)
 
 
-def compare_facts(both: Pair) -> None:
-    whole, plain = both
-    assert plain.backend_tokenizer.to_str() == whole.backend_tokenizer.to_str()
-    assert _tokens(plain) == _tokens(whole)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id"):
-        assert getattr(plain, name) == getattr(whole, name)
-        assert getattr(plain, name[:-3]) == getattr(whole, name[:-3])
-    for name in ("is_fast", "chat_template", "special_tokens_map"):
-        assert getattr(plain, name) == getattr(whole, name)
-    assert "whole" not in vars(plain)
-    assert plain.get_vocab() == whole.get_vocab()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(texts=st.lists(TEXT, min_size=1, max_size=3))
 def test_texts_are_tokenised_as_by_transformers(
     pairs: dict[str, Pair], name: str, texts: list[str]
 ) -> None:
     compare(pairs[name], texts)
-
-
-@given(system=st.none() | TEXT, before=TEXT, question=TEXT, answer=TEXT)
-def test_prompts_are_those_of_transformers(
-    pairs: dict[str, Pair], system: str | None, before: str, question: str, answer: str
-) -> None:
-    whole, plain = pairs["bytes"]
-    prompt = Prompt(system=system, before=before, after="\n\n{question}")
-    want, found = PromptTokens(whole, prompt), PromptTokens(plain, prompt)
-    assert found.head() == want.head()
-    asked = f"Who? {question}"
-    assert found.question(asked, later=True) == want.question(asked, later=True)
-    messages = [
-        {"role": "system", "content": before},
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": answer},
-    ]
-    for generate in (False, True):
-        how = {"tokenize": False, "add_generation_prompt": generate}
-        assert plain.apply_chat_template(messages, **how) == whole.apply_chat_template(
-            messages, **how
-        )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_facts_and_identity_are_those_of_transformers(pairs: dict[str, Pair], name: str) -> None:
-    whole, plain = pairs[name]
-    compare_facts((whole, PlainTokenizer(plain.backend_tokenizer, plain.facts, lambda: whole)))
-    compare(pairs[name], ["", " ".join(TEXTS) * 200])
 
 
 @pytest.mark.model
@@ -202,19 +139,3 @@ def test_the_default_model() -> None:
 
     check()
     compare(both, ["", chronicle.read_text("utf-8")])
-    compare_facts(both)
-
-
-def test_the_text_of_another_folder_is_not_taken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
-    first = write(tmp_path / "first", spaces())
-    pair(first)
-    second = Path(shutil.copytree(first, tmp_path / "second"))
-    assert load_plain_tokenizer(second) is not None
-    with (second / "tokenizer.json").open("a") as file:
-        file.write("\n")
-    assert load_plain_tokenizer(second) is None
-    load_tokenizer(first)
-    assert load_plain_tokenizer(first) is not None

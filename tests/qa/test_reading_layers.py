@@ -18,7 +18,7 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.families import key_shape, layer_shapes, source_layers
+from esa_cli.models.files.families import key_shape, layer_shapes, source_layers
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from conftest import HYBRID, build_model
-from esa_cli.evaluation.calibration.fitted_maps import open_job
-from esa_cli.evaluation.calibration.fitted_maps import FitSettings
 from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
+from esa_cli.evaluation.calibration.fitted_maps import FitSettings, open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve

@@ -133,7 +133,7 @@ def opened(
     ready = chosen
     if not isinstance(ready, Preflight):
         ready = prepare(ready, options.place, reporter, keep=keep)
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.api import Esa
     from esa_cli.storage.library import Library
 

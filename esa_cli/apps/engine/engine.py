@@ -177,7 +177,7 @@ class RayEngine:
 
         hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
-        if not gpus and device.startswith(("cuda", "balanced")):
+        if not gpus and device.startswith("cuda"):
             raise ResourceError(
                 f"the Ray cluster has no GPU, and --device is {device}", "leave --device out"
             )

@@ -32,7 +32,7 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.models.attachment.attach import Attachment
-from esa_cli.models.inspection import layer_devices
+from esa_cli.models.attachment.inspection import layer_devices
 from esa_cli.qa.answering.session import feed
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.system.files import replacing, writing_errors

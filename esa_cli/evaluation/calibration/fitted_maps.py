@@ -35,8 +35,8 @@ from esa_cli.evaluation.calibration.activations import (
     whole_key_method,
 )
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.families import keeps_state, layer_windows
-from esa_cli.models.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
+from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint, query_rotation
+from esa_cli.models.files.families import keeps_state, layer_windows
 from esa_cli.models.loading.load import LoadedModel
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets import resolved_preset

@@ -29,19 +29,18 @@ from transformers.masking_utils import AttentionMaskInterface
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
 from esa_cli.attention.model_traits import SlidingAttention
-from esa_cli.attention.rope import RawRotary, Rope
+from esa_cli.attention.rope import Rope
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.families import family_of, source_layers
+from esa_cli.models.attachment.inspection import attention_modules, row_layers
 from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
-from esa_cli.models.attachment.latent_heads import LatentHeads
 from esa_cli.models.attachment.layer_traits import (
+    LatentHeads,
     LayerTraits,
     keep_cache,
     layer_traits,
     what_layers_keep,
 )
-from esa_cli.models.attachment.layer_traits import check_supported as check_supported
-from esa_cli.models.inspection import attention_modules, check_readers, row_layers
+from esa_cli.models.files.families import check_supported, family_of, source_layers
 from esa_cli.storage.memory_store import MakeStore
 
 NAME = "esa"
@@ -79,21 +78,24 @@ def _restore(
         hook.remove()
 
 
-class StillRotary(RawRotary):
-    """Replaces the model's rotary module: cosines of 1 and sines of 0.
+class StillRotary(nn.Module):
+    """Replaces the model's rotary module: cosines of 1 and sines of 0. The model then caches
+    unrotated keys, and ESA rotates them itself.
 
     Args:
-        width: of `RawRotary`. as_complex: the model expects one complex tensor, (1, n, width).
+        width: R; 1 is enough where the model broadcasts it. as_complex: the model expects one
+            complex tensor, (1, n, width).
         replaced: the model's own module, whose types of layers the model asks for.
     """
 
     def __init__(self, width: int, as_complex: bool, replaced: nn.Module) -> None:
-        super().__init__(width)
+        super().__init__()
         self.layer_types = getattr(replaced, "layer_types", None)
-        self._as_complex = as_complex
+        self._width, self._as_complex = width, as_complex
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        cos, sin = super().forward(x, position_ids)
+        shape = (1, position_ids.shape[-1], self._width)
+        cos, sin = x.new_ones(shape), x.new_zeros(shape)
         return torch.complex(cos.float(), sin.float()) if self._as_complex else (cos, sin)
 
 
@@ -115,7 +117,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
         cache = options.get("past_key_values")
-        forward_pass.close()
+        forward_pass.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
             return None
         if cache.forward_pass is not forward_pass:
@@ -124,31 +126,26 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
                 "use new_cache() of the model's own attachment",
             )
         positions = options.get("position_ids")
-        forward_pass.open(None if positions is None else _ends(positions))
+        span = None if positions is None else positions.reshape(-1)[[0, -1]].tolist()
+        forward_pass.span = span and (span[0], span[1])
         tokens = options.get("input_ids", inputs[0] if inputs else None)
         tokens = options["inputs_embeds"] if tokens is None else tokens
         check_alone(tokens.shape[0])
         cache.states.begin_call(tokens.shape[1])
+        forward_pass.cache = ref(cache)
         if readers and "logits_to_keep" in options and not cache.reads_rows_alone:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
     def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        cache = options.get("past_key_values")
-        if forward_pass.running and isinstance(cache, EsaCache):
+        if (cache := forward_pass.used()) is not None:
             cache.states.end_call(cache.get_seq_length())
-        forward_pass.close()
+        forward_pass.cache = None
 
     return [
         body.register_forward_pre_hook(before, with_kwargs=True),
         body.register_forward_hook(after, with_kwargs=True),
     ]
-
-
-def _ends(positions: Tensor) -> tuple[int, int]:
-    flat = positions.reshape(-1)
-    first, last = torch.stack((flat[0], flat[-1])).tolist()
-    return first, last
 
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
@@ -167,17 +164,16 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, method: Method) -> None:
         check_supported(model.config)
-        if model.device.type == "meta":
-            raise ModelError(
-                "this model's weights are offloaded", "load it whole on a GPU or the CPU"
-            )
         self.model, self.method = model, method
         self.body = cast(Any, model.base_model)
         modules, family = attention_modules(model), family_of(model.config)
         self._attending = [module for module in modules if module is not None]
-        check_readers(model)
         rotary = getattr(self.body, "rotary_emb", None)
-        _check_free(self._attending, rotary)
+        # The model, one that contains it or one inside it.
+        if any(there() for one in self._attending if (there := _ATTACHED.get(one))):
+            raise ModelError(
+                "this model is attached already", "call detach() on the first attachment"
+            )
         self.traits = layer_traits(model.config, rotary, modules)
         self.sources, self.forward_pass = source_layers(model.config), ForwardPass()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
@@ -232,12 +228,13 @@ class Attachment:
         if isinstance(kept, SlidingAttention) or (kept is not None and kept.method is method):
             return kept
         rope, scale, cap = traits.rope, traits.scale, traits.cap
+        new: Attention | SlidingAttention
         if traits.window is not None:
-            new: Any = SlidingAttention(traits.window, rope, scale, cap)
+            new = SlidingAttention(traits.window, rope, scale, cap)
         else:
             new = Attention(method, rope, scale, cap, self.method_layers, traits.temperature)
         self._attention[traits] = new
-        return cast(Attention | SlidingAttention, new)
+        return new
 
     def use(self, method: Method) -> None:
         """Runs another method in the caches made from now on; those there are keep theirs."""
@@ -266,7 +263,7 @@ class Attachment:
         """Restores the model. Does nothing the second time."""
         if not self.attached:
             return
-        self.forward_pass.close()
+        self.forward_pass.cache = None
         self._restore()
         for module in self._attending:
             _ATTACHED.pop(module, None)
@@ -278,13 +275,6 @@ class Attachment:
         self.detach()
 
 
-def _check_free(modules: list[Any], rotary: Any) -> None:
-    """Raises ModelError when the model, one that contains it or one inside it, is attached."""
-    attached = [there() for module in modules if (there := _ATTACHED.get(module))]
-    if any(attached) or isinstance(rotary, RawRotary):
-        raise ModelError("this model is attached already", "call detach() on the first attachment")
-
-
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
     """Attaches `method` to `model`; see `Attachment`."""
     return Attachment(model, method)
@@ -292,25 +282,16 @@ def attach(model: PreTrainedModel, method: Method) -> Attachment:
 
 @torch.no_grad()
 def _attention_function(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, None]:  # fmt: skip
     """Called by transformers: query (1, H, C, D), unrotated -> (1, C, H, D), without gradients."""
-    there = _ATTACHED.get(module)
-    attachment = there() if there else None
+    attachment = (_ATTACHED.get(module) or (lambda: None))()
     if attachment is None:
         raise ModelError(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
-    used = attachment.forward_pass.cache
-    cache = used() if used else None
-    if cache is None:
+    if (cache := attachment.forward_pass.used()) is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")

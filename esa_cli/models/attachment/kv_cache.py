@@ -1,15 +1,19 @@
-"""A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer."""
+"""A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer.
+
+A state, a convolution's last inputs or a recurrent one, cannot be cropped, as keys can: the model
+computes with it, and it goes back to where a copy of it was made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import ref
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
 from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
@@ -17,7 +21,6 @@ from esa_cli.attention.model_traits import SharedMemory
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.errors import UsageError
-from esa_cli.models.attachment.layer_state import INTERRUPTED, State, StateHistory, StateLayer
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
@@ -26,31 +29,17 @@ class ForwardPass:
     """The forward call in progress of one attached model.
 
     Args:
-        running: between the beginning and the end of the model's body.
+        cache: to which the call appends; None: there is no call. An interrupted call does not keep
+            it alive.
         span: absolute positions of the first and the last token; None: they follow the cached ones.
-        cache: to which the call has appended. An interrupted call does not keep it alive.
     """
 
-    running: bool = False
-    span: tuple[int, int] | None = None
     cache: ref[EsaCache] | None = None
+    span: tuple[int, int] | None = None
 
-    def open(self, span: tuple[int, int] | None) -> None:
-        """Begins a forward call."""
-        self.running, self.span, self.cache = True, span, None
-
-    def close(self) -> None:
-        """Ends it."""
-        self.running, self.cache = False, None
-
-    def check_span(self, length: int, count: int) -> None:
-        """Raises UsageError when these tokens do not follow the `length` cached ones."""
-        if self.span is not None and self.span != (length, length + count - 1):
-            raise UsageError(
-                f"positions of {count} tokens must follow the {length} cached ones, got "
-                f"{self.span[0]} to {self.span[1]}",
-                "leave position_ids out, and use_cache on",
-            )
+    def used(self) -> EsaCache | None:
+        """The cache of the call in progress, if there is one."""
+        return None if self.cache is None else self.cache()
 
 
 def in_memory(
@@ -68,11 +57,6 @@ def check_alone(count: int) -> None:
             f"ESA attends to one sequence at a time, not a batch of {count}",
             "ask the questions one after another; the document is read only once",
         )
-
-
-def _check_crop(tokens_to_remove: int) -> None:
-    if tokens_to_remove > 0:
-        raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -137,7 +121,6 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
-        _check_crop(tokens_to_remove)
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
 
@@ -145,16 +128,156 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.memory, self.is_initialized = None, False
 
 
+State = dict[str, Tensor]
+"""A copy of one layer's state; empty: that before the first token."""
+INTERRUPTED = (
+    "the cache's last forward call was interrupted",
+    "crop it with truncate(n) to the tokens before that call",
+)
+"""Message and hint where the layers have different tokens."""
+KEPT = 2
+"""Snapshots kept that were asked for: of a document's end, and of the turn's beginning."""
+
+
+class StateLayer(LinearAttentionLayer):
+    """One layer's state, as transformers' models read and write it."""
+
+    is_croppable = False
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        # Models write into these tensors, inside of inference mode and outside.
+        with torch.inference_mode(False):
+            super().lazy_initialization(*args, **kwargs)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Does nothing: `StateHistory.restore` does."""
+
+    def clear(self) -> None:
+        """Drops the state."""
+        LinearAttentionLayer.__init__(self, self.number_of_states)
+
+    def reset(self) -> None:
+        """The same, by transformers' name."""
+        self.clear()
+
+    def detach(self) -> None:
+        """Drops the graph of a model with gradients."""
+        for tensor in self._tensors().values():
+            if tensor.requires_grad:
+                tensor.detach_()
+
+    def copied(self) -> State:
+        """A copy of the state."""
+        with torch.inference_mode(False):
+            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+
+    def restore(self, state: State) -> None:
+        """Goes back to a copied state."""
+        self.clear()
+        for name, tensor in state.items():
+            kind, number = name.split(".")
+            index = int(number)
+            self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": index})
+            if kind == "conv":
+                self.has_previous_state[index] = True
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
+
+    def _tensors(self) -> State:
+        kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
+        each = ((f"{kind}.{i}", one) for kind in kinds for i, one in kinds[kind].items())
+        return {name: tensor for name, tensor in each if tensor is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+
+class StateHistory:
+    """The states of a cache's layers, and snapshots of them by the number of tokens before.
+
+    Args:
+        layers: those that keep a state; where there is none, nothing is done.
+
+    Attributes:
+        tokens: how many the states come from; None: a forward call was interrupted.
+    """
+
+    def __init__(self, layers: Sequence[StateLayer]) -> None:
+        self.layers = layers
+        self.tokens: int | None = 0
+        self._kept: dict[int, list[State]] = {}
+        self._before: tuple[int, list[State]] = (0, [])
+
+    def snapshot(self) -> None:
+        """Keeps a copy of the states, in place of the oldest of `KEPT`."""
+        if not self.layers or not self.tokens or self.tokens in self._kept:
+            return
+        self._kept[self.tokens] = self.taken()
+        while len(self._kept) > KEPT:
+            del self._kept[min(self._kept)]
+
+    def begin_call(self, tokens: int) -> None:
+        """Begins a forward call of so many tokens. Before one of several a copy is made, which
+        replaces that before the last such call. Raises UsageError: the last call was interrupted,
+        and the cache not cropped since."""
+        if not self.layers:
+            return
+        if self.tokens is None:
+            raise UsageError(*INTERRUPTED)
+        if tokens > 1 and self.tokens not in self._kept:
+            self._before = (self.tokens, self.taken() if self.tokens else [])
+        self.tokens = None
+
+    def end_call(self, tokens: int) -> None:
+        """Ends a forward call, after which there are so many tokens."""
+        self.tokens = tokens
+        for layer in self.layers:
+            layer.detach()
+
+    def restore(self, tokens: int) -> None:
+        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: no
+        states were kept there."""
+        before, states = self._before
+        if self.layers and tokens != self.tokens:
+            if tokens not in (0, before, *self._kept):
+                raise UsageError(
+                    f"this model's layers keep a state, which was not kept at {tokens} tokens",
+                    "call snapshot() on the cache where it will be cropped to",
+                )
+            kept = self._kept.get(tokens) or (states if before == tokens else [])
+            for layer, state in zip(self.layers, kept or [{}] * len(self.layers), strict=True):
+                layer.restore(state)
+        self.tokens = tokens
+        self._kept = {at: kept for at, kept in self._kept.items() if at <= tokens}
+        if before > tokens:
+            self._before = (0, [])
+
+    def taken(self) -> list[State]:
+        """A copy of the states, one for each layer that keeps one."""
+        return [layer.copied() for layer in self.layers]
+
+    def give(self, states: Sequence[State], tokens: int) -> None:
+        """Uses copied states, which come from so many tokens, in place of the present ones."""
+        self._kept, self._before = {tokens: list(states)}, (0, [])
+        self.tokens = None
+        self.restore(tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states, without their copies."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
 class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
-    """A layer that keeps rows and a state."""
+    """A layer that keeps rows, which can be cropped, and a state."""
+
+    crop = EsaLayer.crop
 
     def __init__(self, layer: int, make: MakeStore) -> None:
         EsaLayer.__init__(self, layer, make)
         StateLayer.__init__(self)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Crops the rows."""
-        EsaLayer.crop(self, tokens_to_remove)
 
     def reset(self) -> None:
         EsaLayer.reset(self)
@@ -163,14 +286,6 @@ class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
 
 Keeps = Literal["rows", "state", "both", "nothing"]
 """What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
-
-
-def _cache_layer(keeps: Keeps, layer: int, make: MakeStore, latent: bool) -> Any:
-    if keeps == "rows":
-        return EsaLayer(layer, make, latent)
-    if keeps == "both":
-        return MixedLayer(layer, make)
-    return StateLayer() if keeps == "state" else DummyLayer()  # type: ignore[no-untyped-call]
 
 
 class EsaCache(Cache):
@@ -196,7 +311,13 @@ class EsaCache(Cache):
         latent: bool,
         sources: Mapping[int, int],
     ) -> None:
-        kinds = [_cache_layer(keeps, i, make, latent) for i, keeps in enumerate(layers)]
+        new: dict[Keeps, Callable[[int], Any]] = {
+            "rows": lambda layer: EsaLayer(layer, make, latent),
+            "both": lambda layer: MixedLayer(layer, make),
+            "state": lambda layer: StateLayer(),
+            "nothing": lambda layer: DummyLayer(),  # type: ignore[no-untyped-call]
+        }
+        kinds = [new[keeps](i) for i, keeps in enumerate(layers)]
         super().__init__(layers=kinds)
         self.own = [layer for layer in kinds if isinstance(layer, EsaLayer)]
         self.states = StateHistory([layer for layer in kinds if isinstance(layer, StateLayer)])
@@ -230,7 +351,7 @@ class EsaCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if not self.forward_pass.running:
+        if self.forward_pass.used() is not self:
             raise UsageError(
                 "this cache was made for another model, or for one that is not attached any more",
                 "use new_cache() of the model's own attachment",
@@ -238,11 +359,17 @@ class EsaCache(Cache):
         if layer_idx == self.own[0].layer:
             if len({layer.get_seq_length() for layer in self.own}) > 1:
                 raise UsageError(*INTERRUPTED)
-            self.forward_pass.check_span(self.get_seq_length(), key_states.shape[2])
-            if self.query.phase is Phase.AUTO and self.query.stop != self.get_seq_length():
+            length, count = self.get_seq_length(), key_states.shape[2]
+            span = self.forward_pass.span or (length, length + count - 1)
+            if span != (length, length + count - 1):
+                raise UsageError(
+                    f"positions of {count} tokens must follow the {length} cached ones, got "
+                    f"{span[0]} to {span[1]}",
+                    "leave position_ids out, and use_cache on",
+                )
+            if self.query.phase is Phase.AUTO and self.query.stop != length:
                 # Tokens were cropped: this is another turn.
                 self.query = QueryState(trace=self.query.trace)
-        self.forward_pass.cache = ref(self)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def memory(self, layer_idx: int) -> LayerMemory:
@@ -280,15 +407,10 @@ class EsaCache(Cache):
         assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
-            layer.hold(
-                LayerMemory(
-                    layer.layer,
-                    stores[i],
-                    states[i] if states else {},
-                    projection=projections[i] if projections else None,
-                    fitted=projections is not None,
-                )
-            )
+            memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
+            memory.projection = projections[i] if projections else None
+            memory.fitted = projections is not None
+            layer.hold(memory)
 
     @property
     def nbytes(self) -> int:
@@ -321,7 +443,8 @@ class EsaCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the last -tokens_to_remove tokens. Raises: as `truncate`."""
-        _check_crop(tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes a negative number of tokens, got {tokens_to_remove}")
         self.truncate(max(0, self.get_seq_length() + tokens_to_remove))
 
     def reset(self) -> None:

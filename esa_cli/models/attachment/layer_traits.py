@@ -1,7 +1,6 @@
 """What distinguishes each layer's attention, from the family's entry and a model's configuration.
 
-The one place that reads `families.py` for attention: `attach` asks here whether a model
-is supported, for each layer's rotary embedding and factor, and for what each layer keeps.
+`attach` asks here for each layer's rotary embedding and factor, and for what each layer keeps.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from esa_cli.attention.model_traits import Temperature, WeightedRope
 from esa_cli.attention.rope import Angles, NoRope, Rope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment import families
-from esa_cli.models.attachment.families import Family, family_of, layer_types
+from esa_cli.models.attachment.inspection import plain_weight
 from esa_cli.models.attachment.kv_cache import Keeps
-
-FIXED_ALPHA = ("hunyuan_v1_dense", "hunyuan_v1_moe")
-"""Families whose rotary embedding has fixed frequencies where it has an alpha."""
-STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+from esa_cli.models.files import families
+from esa_cli.models.files.families import Family, family_of, layer_types
 
 
 @dataclass(frozen=True)
@@ -46,31 +42,6 @@ class LayerTraits:
     temperature: Temperature | None = None
 
 
-def check_supported(config: Any) -> None:
-    """Raises ModelError with the reason when a model of this configuration cannot be attached."""
-    kind = getattr(config, "model_type", "unknown")
-    families.check_type(kind)
-    families.layer_windows(config)
-    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"this {kind} model reads in both directions", families.INSTEAD)
-    for rope in _rope_types(config):
-        if rope not in STATIC_ROPE:
-            raise ModelError(
-                f"rotary embedding of type {rope!r} changes with the input's length, "
-                "so keys cannot be cached once for all",
-                families.INSTEAD,
-            )
-
-
-def _rope_types(config: Any) -> list[str]:
-    """Of the layers, or of each of their types where these rotate otherwise."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # it is named dynamic
-        return ["default"]
-    nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
-    return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
-
-
 def layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
@@ -79,9 +50,6 @@ def layer_traits(
     Args:
         rotary: the model's rotary module; None: it has none. modules: the attention module of each
             layer; None: it has none.
-
-    Raises:
-        ModelError: fewer dimensions rotate than in models of this family.
     """
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
@@ -90,8 +58,6 @@ def layer_traits(
     if rotary is not None:
         attending = {*types} & {*families.ATTENTION_TYPES}
         ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
-    for kind, rope in ropes.items():
-        _check_width(config, rope, modules[types.index(kind)])
     traits: list[LayerTraits | None] = []
     windows, rotating = families.layer_windows(config), _rotating(config, family)
     each = zip(modules, types, windows, rotating, strict=True)
@@ -107,26 +73,13 @@ def layer_traits(
     return traits
 
 
-def _check_width(config: Any, rope: Rope, module: Any) -> None:
-    """Raises ModelError where a part of a head rotates in a family in which all of it should."""
-    family = family_of(config)
-    size = "qk_rope_head_dim" if family.latent else "head_dim"
-    dim = int(getattr(module, size, None) or module.head_size)  # as GPT-NeoX names it
-    if rope.rotates and not family.partial and (width := 2 * rope.frequencies[0].shape[0]) != dim:
-        raise ModelError(
-            f"all {dim} dimensions of a head of this {config.model_type} model must rotate, "
-            f"got {width}",
-            "use a model of another family",
-        )
-
-
 def what_layers_keep(config: Any) -> list[Keeps]:
     """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
     kinds: dict[str, Keeps] = {
         **dict.fromkeys(families.ATTENTION_TYPES, "rows"),
-        **dict.fromkeys(families.MIXED_TYPES, "both"),
         **dict.fromkeys(families.STATE_TYPES, "state"),
-    }  # fmt: skip
+        "hybrid": "both",
+    }
     types, readers = enumerate(layer_types(config)), families.source_layers(config)
     return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 
@@ -135,11 +88,11 @@ def _rotating(config: Any, family: Family) -> list[bool]:
     """Whether each layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
-    if rule == families.SLIDING_ROTATE:
+    if rule == "sliding":
         return sliding
-    if rule == families.HYBRID_SLIDING_ROTATE:
+    if rule == "hybrid":
         return sliding if config.sliding_window is not None else [True] * len(types)
-    if rule == families.PREFIX_SLIDING_ROTATE:
+    if rule == "prefix":
         dense = config.prefix_dense_sliding_window_pattern == 1
         each = zip(sliding, config.mlp_layer_types, strict=True)
         return [slides or (dense and mlp == "dense") for slides, mlp in each]
@@ -168,7 +121,7 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
             getattr(rotary, f"{kind}_{x}") for x in ("inv_freq", "attention_scaling")
         )
         return Rope(Angles(inverse, factor), pairs=family.pairs)
-    if "longrope" in _rope_types(config):
+    if "longrope" in families.rope_types(config):
         # Of the two sets between which transformers switches at the original length, the one for
         # long texts: cached keys are rotated by one set alone.
         original = config.rope_parameters["original_max_position_embeddings"]
@@ -186,3 +139,58 @@ def keep_cache(config: Any) -> None:
     cache where stock attention would change its rotary embedding."""
     if family_of(config).switches:
         config.original_max_position_embeddings = sys.maxsize
+
+
+class LatentHeads:
+    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the maps A and B of one
+    attention module's heads.
+
+    All heads share a token's row: R dimensions of the key that rotate, then its latent c. With a
+    head's maps A (N, L) to the rest of its key and B (V, L) to its value,
+
+        q . k          =  q_rotary . row_rotary + (A^T q_rest) . c
+        sum_i a_i v_i  =  B sum_i a_i c_i
+
+    so methods select by rows and attend to rows, as with one key head that is the values, too.
+
+    Args:
+        module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
+            quantised, its dequantised weight is cached from the first call on.
+
+    Raises:
+        ModelError: the maps have a bias.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._projection: nn.Module = module.kv_b_proj
+        self._heads, self._latent = int(module.num_heads), int(module.kv_lora_rank)
+        self._rest, self._rotary = int(module.qk_nope_head_dim), int(module.qk_rope_head_dim)
+        self._dequantised: Tensor | None = None
+        if getattr(self._projection, "bias", None) is not None:
+            raise ModelError(
+                "maps of latents to keys must have no bias, got one",
+                "use a model of another family",
+            )
+
+    def queries(self, q: Tensor) -> Tensor:
+        """Queries (H, C, N + R), the rotary part last, as (H, C, R + L): for rows."""
+        rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
+        return torch.cat((rotary, rest @ self._maps(q)[:, : self._rest]), dim=-1)
+
+    def outputs(self, rows: Tensor) -> Tensor:
+        """Weighted sums of rows (H, C, R + L) as weighted sums of values (H, C, V)."""
+        latents = rows[..., self._rotary :]
+        return latents @ self._maps(rows)[:, self._rest :].transpose(1, 2)
+
+    def _maps(self, like: Tensor) -> Tensor:
+        """A above B of each head, (H, N + V, L)."""
+        projection = self._projection
+        weight = plain_weight(projection) if type(projection) is nn.Linear else None
+        adapted = bool(projection._forward_hooks)  # an adapter's is not there for good
+        if weight is None or weight.is_meta or adapted:
+            weight = None if adapted else self._dequantised
+            if weight is None:  # what the projection makes of unit vectors
+                unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+                weight = projection(unit).T.contiguous()
+                self._dequantised = self._dequantised if adapted else weight
+        return weight.view(self._heads, -1, self._latent)

@@ -74,15 +74,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def check_settings(settings: Mapping[str, Any], what: object, names: tuple[str, ...] = ()) -> None:
     """Raises ModelError where a model's settings have a count that no model has, or a number with
-    which nothing can be computed.
-
-    Args:
-        what: the file, for the message. names: of the settings that are checked; (): all.
-    """
+    which nothing can be computed. `what` is the file; `names` those that are checked, (): all."""
     rope = settings.get("rope_parameters")
-    values = [*settings.items(), *(rope.items() if isinstance(rope, dict) else ())]
-    for name, value in values:
-        if value is not None and name in (names or dict(values)) and (rule := _rule(name, value)):
+    for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
+        checked = value is not None and (not names or name in names)
+        if checked and (rule := _rule(name, value)):
             raise ModelError(f"{what}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
 
 

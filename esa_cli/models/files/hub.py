@@ -36,21 +36,15 @@ def small_files(ref: ModelRef) -> Path:
     return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
 
 
-def fetch(ref: ModelRef, *, offline: bool = False, progress: StageProgress | None = None) -> Path:
+def fetch(ref: ModelRef, progress: StageProgress | None = None) -> Path:
     """The local snapshot folder of a hub model, downloaded, with the stage "download" in bytes,
     unless it is there.
 
     Raises:
-        ModelError: no such model, no access, no network, or absent when `offline`.
-        ResourceError: the disk is full.
+        ModelError: no such model, no access or no network. ResourceError: the disk is full.
     """
     if folder := local_snapshot(ref):
         return folder
-    if offline:
-        raise ModelError(
-            f"{ref.text} is not on this machine, and fetching is turned off",
-            f"run `esa models pull {ref.text}` where there is a network",
-        )
     _download(ref, _FILES, progress or silent)
     if folder := local_snapshot(ref):
         return folder
@@ -89,7 +83,7 @@ def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=silent_bar(report))
+        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=_silent_bar(report))
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
@@ -105,7 +99,7 @@ def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
         ) from error
 
 
-def silent_bar(progress: StageProgress = silent) -> Any:
+def _silent_bar(progress: StageProgress) -> Any:
     """A tqdm class that shows nothing and reports the bytes written to disk."""
     tqdm: Any = importlib.import_module("tqdm.std").tqdm
 

@@ -44,9 +44,8 @@ _FORMS = (
 class ModelRef:
     """A parsed reference.
 
-    `text` is the reference as given; the other fields are filled where the kind has them:
-    `path` for folders and GGUF files, `repo` and `revision` for the hub, and `dist`, `version`,
-    `member` (path inside the wheel) and `sha256` (of that member, lower-case hex) for wheels.
+    `text` is the reference as given. Folders and GGUF files have a `path`; models of the hub `repo`
+    and `revision`; wheels `dist`, `version`, `member` (a path inside) and its `sha256` in hex.
     """
 
     kind: Kind
@@ -98,11 +97,7 @@ def parse_reference(text: str) -> ModelRef:
 def _parse_wheel(text: str) -> ModelRef:
     match = _WHEEL.fullmatch(text)
     if match is None:
-        raise ModelError(
-            f"a wheel reference must name a pinned file, got '{text}'",
-            "write wheel:DIST==VERSION/FOLDER/FILE.gguf#sha256=HASH, with the 64 hexadecimal "
-            "digits of the sha256 of the file inside the wheel",
-        )
+        raise ModelError(f"a wheel reference must name a pinned file, got '{text}'", _FORMS)
     if ".." in match["member"].split("/"):
         raise ModelError(f"'{text}' names a file outside the wheel", "remove '..' from it")
     dist, version, member, sha256 = match.groups()
@@ -112,27 +107,3 @@ def _parse_wheel(text: str) -> ModelRef:
 def as_reference(ref: str | ModelRef) -> ModelRef:
     """The reference, parsed if it is a string. Raises ModelError."""
     return parse_reference(ref) if isinstance(ref, str) else ref
-
-
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-
-
-def other_parts(path: Path) -> list[Path]:
-    """The files of a split model after its first. Raises ModelError: it is not the first, or one
-    is lacking."""
-    if not (match := _PART.fullmatch(path.name)):
-        return []
-    number, count = int(match[2]), int(match[3])
-    if number != 1:
-        raise ModelError(
-            f"{path.name} is part {number} of a model of {count} parts",
-            f"give the first: {match[1]}-00001-of-{match[3]}.gguf",
-        )
-    end = path.suffix
-    parts = [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}{end}") for i in range(2, count + 1)]
-    if lacking := [part.name for part in parts if not part.is_file()]:
-        raise ModelError(
-            f"{path.name} lacks {len(lacking)} of its {count} parts, such as {lacking[0]}",
-            "put all parts into one folder",
-        )
-    return parts

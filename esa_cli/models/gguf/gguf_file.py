@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy
 from gguf import GGUFReader, GGUFValueType
 
-from esa_cli.errors import EsaError, ModelError, first_line
-from esa_cli.models.files.model_reference import other_parts
+from esa_cli.errors import ModelError, first_line
 
 _AGAIN = "it may be cut off, or be converted by an old llama.cpp; fetch it again"
 
@@ -47,34 +44,39 @@ class _Reader(GGUFReader):
 
 
 class GgufFile:
-    """A GGUF file, or the first one of a split model, whose others are beside it.
+    """A GGUF file.
 
     Attributes:
         tensors: of gguf's reader, by name.
 
     Raises:
-        ModelError: not a whole GGUF file, another part than the first, a part is lacking, or with
-            a type of numbers not known.
+        ModelError: not a whole GGUF file, a part of a model, or with a type of numbers not known.
         OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, Any] = {}
-        for part in (path, *other_parts(path)):
-            with _damage(part):
-                reader = _Reader(part)
-                metadata = {
-                    name: field.contents()
-                    for name, field in reader.fields.items()
-                    if field.types[0] != GGUFValueType.ARRAY or not name.startswith("tokenizer.")
-                }
-                self.metadata = self.metadata or metadata
-                for tensor in reader.tensors:
-                    if tensor.name in self.tensors or not tensor.n_elements:
-                        raise ValueError(f"tensor {tensor.name[:80]}")
-                    self.tensors[tensor.name] = tensor
+        try:
+            reader = _Reader(path)
+            self.metadata: dict[str, Any] = {
+                name: field.contents()
+                for name, field in reader.fields.items()
+                if field.types[0] != GGUFValueType.ARRAY or not name.startswith("tokenizer.")
+            }
+            for tensor in reader.tensors:
+                if tensor.name in self.tensors or not tensor.n_elements:
+                    raise ValueError(f"tensor {tensor.name[:80]}")
+                self.tensors[tensor.name] = tensor
+        except OSError:
+            raise
+        except Exception as error:  # whatever the package raises
+            message = f"{path.name} is no whole GGUF file: {first_line(error)}"
+            raise ModelError(message[:250], _AGAIN) from error
+        if self.metadata.get("split.count", 1) > 1:
+            raise ModelError(
+                f"{path.name} is a part of a model", "join it: llama-gguf-split --merge"
+            )
 
     @property
     def architecture(self) -> str:
@@ -106,15 +108,3 @@ class GgufFile:
                 "use a file of another quantisation, such as Q4_K_M or Q8_0",
             ) from error
         return numbers.astype(numpy.float32)
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Raises ModelError for whatever the package raises where a file is not as it should be."""
-    try:
-        yield
-    except (EsaError, OSError):
-        raise
-    except Exception as error:
-        message = f"{path.name} is no whole GGUF file: {first_line(error)}"
-        raise ModelError(message[:250], _AGAIN) from error

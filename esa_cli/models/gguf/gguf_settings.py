@@ -7,7 +7,6 @@ a model that runs with a wrong one answers, but wrongly.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,10 +49,7 @@ class GgufFamily:
 
 
 _WINDOW = {"attention.sliding_window": "sliding_window"}
-_CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
 _SCALES = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -81,52 +77,49 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
 }
 """By llama.cpp's name of the architecture."""
 
-_COMMON = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_weights_norm": "norm_topk_prob",
-}
-_REQUIRED = list(_COMMON)[:5]
-_ANY_OF = {
+_SETTINGS: dict[str, tuple[str | None, ...]] = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
     "attention.layer_norm_epsilon": ("layer_norm_eps", None),
     "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_weights_norm": ("norm_topk_prob",),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
-}
-"""Names in config.json, of which the model has one; None: it needs none."""
+    **dict.fromkeys((
+        "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
+        "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
+        "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+        "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
+        "attention.sliding_window_pattern", "tensor_data_layout",
+    ), (None,)),
+}  # fmt: skip
+"""Names in config.json, of which the model has one; None: it needs none, or it is read by name."""
+_REQUIRED = list(_SETTINGS)[:5]
 _TOKENS = {
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }
-_ELSEWHERE = {
-    "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
-    "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
-    "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
-    "attention.sliding_window_pattern", "tensor_data_layout",
-}  # fmt: skip
-"""Settings that are read by name, or that change nothing."""
 
 
 def model_config(file: GgufFile, family: GgufFamily) -> Any:
     """The configuration of transformers. Raises ModelError: a setting is missing or unknown."""
     from transformers import AutoConfig
 
-    kind = family.kind
-    if family.experts and file.setting("expert_count"):
-        kind = family.experts
-    elif family.windowed and file.setting("attention.sliding_window"):
-        kind = family.windowed
+    experts = family.experts if file.setting("expert_count") else ""
+    windowed = family.windowed if file.setting("attention.sliding_window") else ""
+    kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
-    values = dict(family.fixed) | _named(file, family, default) | _tokens(file)
-    values |= _from_tensors(file, default)
+    values = dict(family.fixed) | _named(file, family, default) | _from_tensors(file, default)
+    values |= {name: file.metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
+    if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
+        values["unk_token_id"] = unknown  # part of the key of stored documents
     even = int(values["hidden_size"] // values["num_attention_heads"])
     head = int(file.setting("attention.key_length", even))
     if file.setting("attention.value_length", head) != head:
@@ -151,24 +144,18 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
 def _named(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
     """The settings that have a name in config.json."""
     values: dict[str, Any] = {}
-    names = {**_COMMON, **family.settings}
+    table = _SETTINGS | {key: (name,) for key, name in family.settings.items()}
     for key, value in file.metadata.items():
         name = key.removeprefix(f"{file.architecture}.")
-        if name == key or name in _ELSEWHERE:
+        if name == key or (name in ("expert_count", "expert_used_count") and not value):
             continue
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
-        target = names.get(name)
-        if name in _ANY_OF:
-            known = [one for one in _ANY_OF[name] if one is None or hasattr(default, one)]
-            if known and known[0] is None:
-                continue
-            target = known[0] if known else None
-        if name in ("expert_count", "expert_used_count") and not value:
-            continue
-        if target is None or isinstance(value, list):
+        known = [one for one in table.get(name, ()) if one is None or hasattr(default, one)]
+        if not known or (known[0] is not None and isinstance(value, list)):
             raise refused(file, f"the setting {key}", value)
-        values[target] = value
+        if known[0] is not None:
+            values[known[0]] = value
     if missing := [name for name in _REQUIRED if file.setting(name) is None]:
         raise ModelError(
             f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}",
@@ -176,13 +163,6 @@ def _named(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
         )
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     return values
-
-
-def _tokens(file: GgufFile) -> dict[str, Any]:
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}") for name, key in _TOKENS.items()}
-    if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
-        ids["unk_token_id"] = unknown  # part of the key of stored documents
-    return ids
 
 
 def _from_tensors(file: GgufFile, default: Any) -> dict[str, Any]:
@@ -263,8 +243,6 @@ def rope_parameters(
     original = file.setting("rope.scaling.original_context_length")
     attention = file.setting("rope.scaling.attn_factor")
     if _LONG in factors:
-        if _SHORT not in factors:
-            raise refused(file, "a rotary embedding", "without factors for short texts")
         rope |= {
             "rope_type": "longrope",
             "long_factor": factors[_LONG],
@@ -288,22 +266,20 @@ def rope_parameters(
 
 
 def _llama3(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """The rule of Llama 3.1, if it gives the factors that are stored. A wave of so many positions
-    is slowed by nothing if it is short, by the factor if it is long."""
-    factor, original = max(stored), _LLAMA3["original_max_position_embeddings"]
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    wanted = []
-    for i in range(0, dims, 2):
-        turns = original / (2 * math.pi * theta ** (i / dims))
-        smooth = min(max((turns - low) / (high - low), 0), 1)
-        wanted.append(1 / ((1 - smooth) / factor + smooth))
-    if len(stored) != len(wanted) or any(
-        abs(a - b) > 1e-3 * b for a, b in zip(stored, wanted, strict=True)
-    ):
-        raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
-    if factor == 1:
+    """The rule of Llama 3.1, if it gives the factors that are stored."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if (factor := max(stored)) == 1 == min(stored):
         return {"rope_type": "default"}
-    return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+    rule = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+    config = LlamaConfig(head_dim=dims, rope_parameters={"rope_theta": theta, **rule})
+    slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
+    if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
+        raise refused(file, "a rotary embedding", "with frequencies of no rule that is known")
+    return rule
 
 
 def refused(file: GgufFile, what: str, value: Any) -> ModelError:

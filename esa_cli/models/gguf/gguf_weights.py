@@ -9,9 +9,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,8 +29,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _OLD = "it may be converted by an old llama.cpp; use the model's safetensors files"
 
 
-@dataclass(frozen=True)
-class WeightLayout:
+class WeightLayout(NamedTuple):
     """How weights of layers are made.
 
     Args:
@@ -44,13 +42,9 @@ class WeightLayout:
     make: Callable[[Sequence[Tensor]], Tensor]
 
 
-def _alone(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0]
-
-
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     """Tensors (..., n, m), one above the other."""
-    return torch.cat(tuple(parts), -2)
+    return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
 
 
 def _interleaved(parts: Sequence[Tensor]) -> Tensor:
@@ -60,25 +54,20 @@ def _interleaved(parts: Sequence[Tensor]) -> Tensor:
     return turns.transpose(1, 2) if turns.dim() > 2 else turns
 
 
-def _transposed(parts: Sequence[Tensor]) -> Tensor:
-    """Experts (experts, n, m) as (experts, m, n)."""
-    return parts[0].transpose(1, 2)
-
-
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 LAYOUTS = (
     WeightLayout("experts.gate_up_proj", _GATE_UP, _stacked),
-    WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), _alone),
+    WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), _stacked),
 )
 """Of any architecture but gpt-oss."""
 GPT_OSS = (
-    WeightLayout("sinks", ("attn_sinks.weight",), _alone),
+    WeightLayout("sinks", ("attn_sinks.weight",), _stacked),
     WeightLayout("experts.gate_up_proj", _GATE_UP, _interleaved),
     WeightLayout(
         "experts.gate_up_proj_bias", ("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleaved
     ),
-    WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), _transposed),
-    WeightLayout("experts.down_proj_bias", ("ffn_down_exps.bias",), _alone),
+    WeightLayout("experts.down_proj", ("ffn_down_exps.weight",), lambda parts: parts[0].mT),
+    WeightLayout("experts.down_proj_bias", ("ffn_down_exps.bias",), _stacked),
 )
 
 
@@ -124,12 +113,10 @@ class GgufWeights:
             if shards[-1] and sum(map(sizes.__getitem__, shards[-1])) + size > SHARD_BYTES:
                 shards.append([])
             shards[-1].append(name)
-        places, done = dict[str, str](), 0
+        places, done, one = dict[str, str](), 0, len(shards) == 1
         for number, names in enumerate(shards, 1):
-            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            if len(shards) == 1:
-                file = "model.safetensors"
-            weights = dict[str, Tensor]()
+            part = "" if one else f"-{number:05d}-of-{len(shards):05d}"
+            file, weights = f"model{part}.safetensors", dict[str, Tensor]()
             for name in names:
                 weights[name] = self._weight(name)
                 done += sizes[name]
@@ -137,7 +124,7 @@ class GgufWeights:
             report("save", 0, None)
             save_file(weights, folder / file, metadata={"format": "pt"})
             places |= dict.fromkeys(names, file)
-        if len(shards) > 1:
+        if not one:
             index = {"metadata": {}, "weight_map": places}
             path = folder / "model.safetensors.index.json"
             path.write_text(json.dumps(index, indent=2) + "\n", "utf-8")
@@ -150,18 +137,14 @@ class GgufWeights:
                     sources = tuple(f"blk.{match[1]}.{source}" for source in layout.sources)
                     return WeightLayout(name, sources, layout.make)
         base, _, suffix = name.rpartition(".")
-        return WeightLayout(name, (f"{self._names.get_name(base) or base}.{suffix}",), _alone)
+        return WeightLayout(name, (f"{self._names.get_name(base) or base}.{suffix}",), _stacked)
 
     def _check(self) -> None:
         file, kind, stored = self._file.path.name, self._config.model_type, self._file.tensors
         for layout, shape in self._weights.values():
             for source in layout.sources:
                 if source not in stored:
-                    raise ModelError(
-                        f"{file} lacks the weights {source} of a {kind} model",
-                        "it may be of another kind than it says, or be converted by an old "
-                        "llama.cpp",
-                    )
+                    raise ModelError(f"{file} lacks the weights {source} of a {kind} model", _OLD)
             parts = [torch.empty(self._file.shape(one), device="meta") for one in layout.sources]
             try:
                 size = tuple(layout.make(parts).shape)
@@ -194,11 +177,8 @@ class GgufWeights:
 
     def _in_fewest_bytes(self, weight: Tensor, layout: WeightLayout) -> Tensor:
         """In 16 bits where these hold the very numbers of the file."""
-        from gguf import GGMLQuantizationType
-
-        kinds = {self._file.tensors[source].tensor_type for source in layout.sources}
+        kinds = {self._file.tensors[source].tensor_type.name for source in layout.sources}
         for dtype, names in _SHORT.items():
-            if kinds <= {GGMLQuantizationType[name] for name in names}:
-                short = weight.to(dtype)
-                return short if torch.equal(short.float(), weight) else weight
+            if kinds <= {*names} and torch.equal(weight.to(dtype).float(), weight):
+                return weight.to(dtype)
         return weight

@@ -6,7 +6,6 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.models.attachment.families import check_type
 from esa_cli.models.files.checkpoint_files import (
     check_tokenizer,
     one_line,
     read_config,
     stored_weights,
 )
+from esa_cli.models.files.families import check_supported, check_type
 from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.resolve import resolve
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.files.settings_cache import cache_config, cached_config
 from esa_cli.models.loading import quantization
-from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_imports, quiet_transformers
+from esa_cli.models.loading.resolve import resolve
 from esa_cli.models.loading.text_part import (
     has_text_part,
     language_config,
@@ -42,24 +41,29 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedModel:
-    """A model in memory, in eval mode, and where it is from.
+class _Source:
+    """A model's tokenizer and where the model is from.
 
     Args:
-        model: of transformers. tokenizer: of transformers, or a `PlainTokenizer`.
+        tokenizer: of transformers, or a `PlainTokenizer`.
         ref: the model's reference. folder: its local files.
-        dtype: a torch.dtype. device: the torch.device of the first weights (with the device
-            "balanced", later layers may be on others).
+        dtype: a torch.dtype. device: a torch.device.
         cache: where keys and values will be; one of `storage.CACHES`.
     """
 
-    model: Any
     tokenizer: Any
     ref: str
     folder: Path
     dtype: Any
     device: Any
     cache: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel(_Source):
+    """A model of transformers in memory, in eval mode."""
+
+    model: Any
 
     @property
     def text_model(self) -> Any:
@@ -73,21 +77,18 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     progress: StageProgress | None = None,
-    offline: bool = False,
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> LoadedModel:
     """Loads a model, fetched and converted first where that is needed.
 
     Args:
-        device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1",
-            "mps", or "balanced": layers on all GPUs.
+        device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
         progress: called with each stage, first before the slow imports; see `StageProgress`.
-        offline: use only what is on this machine.
-        cache: where keys and values of documents will be kept; one of `storage.CACHES`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
+        cache: where keys and values of documents will be kept; one of `storage.CACHES`.
 
     Raises:
         UsageError: no such dtype or device, or $ESA_MEMORY_LIMIT is not a size.
@@ -95,29 +96,32 @@ def load(
         ResourceError: not enough memory or disk.
     """
     check_cache(cache)
-    report = progress or silent
-    ref = as_reference(ref)
-    folder = resolve(ref, progress=progress, offline=offline)
+    report, ref = progress or silent, as_reference(ref)
+    folder = resolve(ref, progress=progress)
     config = language_settings(folder)
     check_tokenizer(folder)
     stored_weights(folder)  # says what is wrong with the files before the slow imports
     report("import", 0, None)
-    with gc_paused(), quiet_imports():  # all together, so that later ones are quick
+    with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
     place = choose_device(device)
     chosen, packing = choose_dtype(dtype, place), quantization.packing_of(dtype)
     quantization.check_loadable_format(config, place, ref.name)
-    if packing:
-        quantization.check_plain(packing, config, ref.name)
-    kept = not packing and quantization.stays_quantised(config, place)
+    method = quantization.quantization_in(config)
+    if packing and method:
+        raise UsageError(
+            f"{ref.name} is quantised by {method} already and cannot be made {packing}",
+            "leave --dtype out, or use the model's plain weights",
+        )
+    kept = quantization.stays_quantised(config, place)
     check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
     read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
-    model = _into_memory(ref, config, place, read)
+    model = _into_memory(ref, config, read)
+    if not (packing or kept):
+        check_finite(model, ref)
     if not packing:
-        if not kept:
-            check_finite(model, ref)
         cache_config(folder, model.config)
     weight = next(model.parameters())
     return LoadedModel(
@@ -126,22 +130,12 @@ def load(
     )  # fmt: skip
 
 
-def read_pretrained(
-    folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False
-) -> Any:
-    """The model in a folder, on a device of `choose_device`, in a torch type.
-
-    Args:
-        packing: of `QUANTIZATIONS`; "": the weights are not quantised here.
-        kept: whether the weights of quantised files stay as they are; else they are dequantised.
-
-    Raises:
-        ModelError: the files lack some of the weights. Any other: of transformers.
-    """
+def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
+    """The model in a folder, on a device of `choose_device`, in a torch type. `packing` is of
+    `QUANTIZATIONS` or ""; `kept`: the weights of quantised files stay as they are. Raises
+    ModelError: the files lack some of the weights. Any other error: of transformers."""
     from transformers import AutoModelForCausalLM
 
-    # It reports each cast, and kernels that it does without.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
         options["quantization_config"] = quantization.QUANTIZATIONS[packing].config(dtype)
@@ -194,13 +188,21 @@ def check_finite(model: Any, ref: ModelRef) -> None:
 
 def hindrance(config: Any) -> str:
     """Why ESA's methods cannot run in a model of this configuration; "": they can."""
-    from esa_cli.models.attachment.attach import check_supported
-
     try:
         check_supported(config)
     except ModelError as error:
         return error.message
     return ""
+
+
+def check_loadable(folder: Path) -> None:
+    """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
+    folder that transformers cannot read passes: `load` says what is wrong with it."""
+    try:
+        config = language_config(folder)
+    except ModelError:
+        return
+    check_supported(config)
 
 
 def runs_methods(folder: Path, whole: bool = True) -> bool:
@@ -215,60 +217,41 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
     return True
 
 
-def check_loadable(folder: Path) -> None:
-    """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
-    folder that transformers cannot read passes: `load` says what is wrong with it."""
-    with quiet_imports():
-        from esa_cli.models.attachment.attach import check_supported
-
-    try:
-        config = language_config(folder)
-    except ModelError:
-        return
-    check_supported(config)
-
-
-def _into_memory(ref: ModelRef, config: dict[str, Any], place: str, read: Callable[[], Any]) -> Any:
+def _into_memory(ref: ModelRef, config: dict[str, Any], read: Callable[[], Any]) -> Any:
     """The model that `read` loads, with the errors of transformers turned into esa's."""
-    from esa_cli.models.inspection import offloaded
-
     try:
-        with quiet_transformers(), gc_paused():
+        with quiet_transformers():
             model: Any = read()
     except EsaError:
         raise
     except Exception as error:
         if memory_ran_out(error) or "memory" in str(error).lower():
             raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
-        raise quantization.quantisation_error(ref.name, config, error) or ModelError(
-            f"{ref.name} of type '{config['model_type']}' cannot be loaded: {one_line(error)}",
-            "fetch it again, upgrade transformers, or choose another model (llama, qwen3, mistral, "
-            "...); esa runs no code that a model brings along",
+        method = quantization.quantization_in(config)
+        kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
+        raise ModelError(
+            f"{ref.name}, which is {kind}, cannot be loaded here: {one_line(error)}",
+            "fetch it again, upgrade transformers, use plain weights, or choose another model "
+            "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
         ) from error
-    if offloaded(model):
-        raise ResourceError(
-            f"{ref.name} does not fit: some of its weights found no room on {place}", SMALLER
-        )
     return model.eval()
 
 
 def choose_device(device: str) -> str:
-    """The torch device string, or "balanced", for the option's value. Raises UsageError."""
+    """The torch device string for the option's value. Raises UsageError."""
     import torch
 
     has_mps = torch.backends.mps.is_available()
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
     try:
-        parsed = torch.device("cuda" if device == "balanced" else device)
+        parsed = torch.device(device)
     except RuntimeError:
         parsed = torch.device("meta")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}
     if parsed.type not in there:
-        raise UsageError(f"device must be auto, cpu, cuda, cuda:N, mps or balanced, got '{device}'")
+        raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{device}'")
     if (parsed.index or 0) >= there[parsed.type]:
-        if device == "balanced":
-            raise UsageError("device balanced needs a GPU that torch can use", "try auto or cpu")
         raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
     return device
 
@@ -314,7 +297,7 @@ def check_memory(need: int, place: str, ref: ModelRef) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeferredModel:
+class DeferredModel(_Source):
     """As `LoadedModel`; transformers loads `model` when it is first needed.
 
     Finding and reading passages need weights and a tokenizer alone: `text_model` is a
@@ -323,12 +306,6 @@ class DeferredModel:
     """
 
     text_model: Any
-    tokenizer: Any
-    ref: str
-    folder: Path
-    dtype: Any
-    device: Any
-    cache: str = "auto"
 
     @cached_property
     def model(self) -> Any:
@@ -341,7 +318,7 @@ class DeferredModel:
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
             config = read_config(self.folder)
-            model = _into_memory(as_reference(self.ref), config, "cpu", self._read)
+            model = _into_memory(as_reference(self.ref), config, self._read)
         pass_calls_on(self.text_model, model)
         return model
 
@@ -350,15 +327,16 @@ class DeferredModel:
         import transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        options: dict[str, Any] = {"dtype": self.dtype, "local_files_only": True}
+        generation: Any = None
         if (self.folder / "generation_config.json").is_file():
-            generation: Any = transformers.GenerationConfig
-            options["generation_config"] = generation.from_pretrained(self.folder)
+            untyped: Any = transformers.GenerationConfig
+            generation = untyped.from_pretrained(self.folder)
         config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         return model_class.from_pretrained(
-            None, config=config, state_dict=dict(self.text_model.named_parameters()), **options
-        )
+            None, config=config, state_dict=dict(self.text_model.named_parameters()),
+            dtype=self.dtype, local_files_only=True, generation_config=generation,
+        )  # fmt: skip
 
 
 def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
@@ -373,7 +351,6 @@ def load_deferred(
     device: str = "auto",
     dtype: str = "auto",
     progress: StageProgress | None = None,
-    offline: bool = False,
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> DeferredModel | None:
@@ -381,7 +358,7 @@ def load_deferred(
     this machine before, it is a part of a checkpoint or quantised, or `FusedForward` cannot
     compute it. Arguments and errors: as `load`."""
     report, ref = progress or silent, as_reference(ref)
-    folder = resolve(ref, progress=progress, offline=offline)
+    folder = resolve(ref, progress=progress)
     config = read_config(folder)
     check_tokenizer(folder)
     report("import", 0, None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import ModelError, UsageError, first_line
+from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config
 from esa_cli.models.loading.text_part import language_weights
 
@@ -44,9 +44,8 @@ def _torchao(name: str, **options: Any) -> Callable[[Any], Any]:
     def config(dtype: Any) -> Any:
         from transformers import TorchAoConfig
 
-        return TorchAoConfig(
-            getattr(importlib.import_module("torchao.quantization"), name)(**options)
-        )
+        kind = getattr(importlib.import_module("torchao.quantization"), name)
+        return TorchAoConfig(kind(**options))
 
     return config
 
@@ -63,13 +62,12 @@ def _bitsandbytes(**options: Any) -> Callable[[Any], Any]:
 
 # The only form of torchao's int4 whose kernel comes with torch.
 _INT4 = _torchao("Int4WeightOnlyConfig", group_size=128, int4_packing_format="tile_packed_to_4d")
+_NF4 = _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")
 QUANTIZATIONS: dict[str, Quantization] = {
     "int8": Quantization("torchao", 1.01, _torchao("Int8WeightOnlyConfig")),
     "fp8": Quantization("torchao", 1.01, _torchao("Float8WeightOnlyConfig")),
     "int4": Quantization("torchao", 0.54, _INT4, ("cuda",)),
-    "nf4": Quantization(
-        "bitsandbytes", 0.57, _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    ),
+    "nf4": Quantization("bitsandbytes", 0.57, _NF4),
     "llm-int8": Quantization("bitsandbytes", 1.01, _bitsandbytes(load_in_8bit=True)),
 }
 """By the name that `dtype` has for it. int4 of torchao is stored in 8 bits on a CPU."""
@@ -90,10 +88,9 @@ def check_quantization(name: str, device: str) -> None:
     package is missing."""
     way, kind = QUANTIZATIONS[name], _kind(device)
     if kind not in way.devices:
-        other = [one for one, found in QUANTIZATIONS.items() if kind in found.devices]
         raise UsageError(
             f"weights in {name} need a device of the kind {' or '.join(way.devices)}, got {kind}",
-            f"take one of {', '.join(other)}" if other else "take bfloat16 or float16",
+            "take bfloat16 or float16, or a way that docs/models.md has for this device",
         )
     if not _installed(way.package):
         raise UsageError(
@@ -117,24 +114,23 @@ _KEPT = ("bitsandbytes", "torchao")
 _BITS = {"fp8": 8, "mxfp8": 8, "mxfp4": 4, "bitnet": 2}
 
 
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `quantization_config` of a config.json; {}: it has none."""
+    for part in (config, config.get("text_config")):
+        settings = part.get("quantization_config") if isinstance(part, Mapping) else None
+        if settings and isinstance(settings, dict):
+            return settings
+    return {}
+
+
 def quantization_in(config: Mapping[str, Any]) -> str:
     """The method by which a config.json says its weights are quantised; "": they are not."""
-    settings = settings_in(config)
-    if not settings:
+    if not (settings := settings_in(config)):
         return ""
     method = settings.get("quant_method")
     if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         return "bitsandbytes"
     return str(getattr(method, "value", method) or "an unknown method")
-
-
-def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `quantization_config` of a config.json; {}: it has none."""
-    text = config.get("text_config")
-    settings = config.get("quantization_config") or (
-        text.get("quantization_config") if isinstance(text, dict) else None
-    )
-    return settings if isinstance(settings, dict) else {}
 
 
 def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
@@ -171,17 +167,8 @@ def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> No
         )
 
 
-def check_plain(name: str, config: Mapping[str, Any], ref: str) -> None:
-    """Raises UsageError when weights are to be quantised that are so already."""
-    if method := quantization_in(config):
-        raise UsageError(
-            f"{ref} is quantised by {method} already, and its weights cannot be made {name}",
-            "leave --dtype out, or use the model's plain weights",
-        )
-
-
 def _kind(place: str) -> str:
-    return "cuda" if place == "balanced" else place.partition(":")[0]
+    return place.partition(":")[0]
 
 
 def _installed(module: str) -> bool:
@@ -224,13 +211,9 @@ def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) ->
 
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
-    """Bytes of a folder's weights in memory. Raises ModelError, as `language_weights` and
-    `check_types`.
-
-    Args:
-        size: of a number of the type that is computed in. way: of `QUANTIZATIONS`; "": none.
-        kept: whether quantised files stay as they are; else their weights are dequantised.
-    """
+    """Bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in a `way` of
+    `QUANTIZATIONS`, or `kept` as quantised files have them; else these are dequantised. Raises
+    ModelError, as `language_weights` and `check_types`."""
     weights, settings = language_weights(folder), settings_in(read_config(folder))
     check_types(weights, settings)
     total = 0.0
@@ -272,11 +255,3 @@ def settle(model: Any) -> None:
     if quantization_in(model.config.to_dict()) == "bitsandbytes":
         with torch.no_grad():
             model.eval()(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device))
-
-
-def quantisation_error(ref: str, config: Mapping[str, Any], error: Exception) -> ModelError | None:
-    """What to say when a model with quantised weights cannot be loaded; None: it has none."""
-    if method := quantization_in(config):
-        message = f"{ref} is quantised by {method} and cannot be loaded here: {first_line(error)}"
-        return ModelError(message, PLAIN_INSTEAD)
-    return None

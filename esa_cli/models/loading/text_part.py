@@ -13,20 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import FAMILIES
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, reading, stored_weights
+from esa_cli.models.files.families import FAMILIES
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.files.settings_cache import cache_config, cached_config
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
 
 BODIES = (
-    "model.language_model.",
-    "language_model.model.",
-    "model.text_model.",
-    "model.language_model.model.",
-    "text_model.model.",
-    "language_model.",
-    "text_model.",
-)
+    "model.language_model.", "language_model.model.", "model.text_model.",
+    "model.language_model.model.", "text_model.model.", "language_model.", "text_model.",
+)  # fmt: skip
 """What stands in place of `model.` before the names of a language model's layers."""
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
 """What stands in place of `lm_head.`."""
@@ -50,13 +45,8 @@ def has_text_part(config: Mapping[str, Any]) -> bool:
     kind, text = config.get("model_type"), config.get("text_config")
     if kind in FAMILIES or kind == BIDIRECTIONAL or not isinstance(text, dict):
         return False
-    return _own_type(text) in (*FAMILIES, LLAMA_4)
-
-
-def _own_type(text: Mapping[str, Any]) -> Any:
-    """The `model_type` of a language model by itself, from its settings as a part."""
-    kind = text.get("model_type")
-    return _OF_TEXT.get(kind, kind) if isinstance(kind, str) else None
+    part = text.get("model_type")
+    return isinstance(part, str) and part in (*FAMILIES, *_OF_TEXT, LLAMA_4)
 
 
 def language_settings(folder: Path) -> dict[str, Any]:
@@ -67,8 +57,8 @@ def language_settings(folder: Path) -> dict[str, Any]:
         return config
     if not has_text_part(config):
         return _completed(folder) or config
-    known = cached_config(folder)
-    if known is None or known.get("model_type") != _own_type(config["text_config"]):
+    known, kind = cached_config(folder), config["text_config"]["model_type"]
+    if known is None or known.get("model_type") != _OF_TEXT.get(kind, kind):
         completed = language_config(folder)
         cache_config(folder, completed)
         known = completed.to_dict()
@@ -109,23 +99,16 @@ def _whole_config(folder: Path) -> Any:
 
     with reading(folder / "config.json", _OTHER):
         whole: Any = AutoConfig.from_pretrained(folder, **_LOCAL)
-        whole.text_config = text = _without_places(whole.text_config)
+        if whole.text_config.model_type in _OF_TEXT:
+            settings = whole.text_config.to_dict()
+            rope = settings.get("rope_parameters") or {}
+            settings["rope_parameters"] = {key: rope[key] for key in rope if key not in _PLACES}
+            plain = AutoConfig.for_model(_OF_TEXT[settings.pop("model_type")], **settings)
+            whole.text_config = plain
     for name in ("eos_token_id", "quantization_config"):
         if getattr(whole, name, None) is not None:
-            setattr(text, name, getattr(whole, name))
+            setattr(whole.text_config, name, getattr(whole, name))
     return whole
-
-
-def _without_places(text: Any) -> Any:
-    """A language model's configuration without what concerns places in an image."""
-    from transformers import AutoConfig
-
-    if text.model_type not in _OF_TEXT:
-        return text
-    settings = text.to_dict()
-    rope = settings.get("rope_parameters") or {}
-    settings["rope_parameters"] = {key: rope[key] for key in rope if key not in _PLACES}
-    return AutoConfig.for_model(_OF_TEXT[settings.pop("model_type")], **settings)
 
 
 def language_weights(folder: Path) -> list[StoredWeight]:

@@ -19,12 +19,8 @@ def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
     """Calls `call` before each decoder layer of each forward pass of a model of transformers until
     the block ends, or before the pass where the layers are not where they are in most models; what
     it raises ends the pass and passes through."""
-
-    def hook(module: nn.Module, inputs: Any) -> None:
-        call()
-
     layers = getattr(model.base_model, "layers", [model.base_model])
-    handles = [layer.register_forward_pre_hook(hook) for layer in layers]
+    handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
     _CALLS.setdefault(model, []).append(call)
     try:
         yield
@@ -44,12 +40,8 @@ def call_before_layer(model: Any) -> None:
 def pass_calls_on(first: nn.Module, other: Any) -> None:
     """From now on what is called before a layer of the first model is called before each layer of
     the other one, too: it was loaded later, of the same weights."""
-
-    def hook(module: nn.Module, inputs: Any) -> None:
-        call_before_layer(first)
-
     for layer in other.base_model.layers:
-        layer.register_forward_pre_hook(hook)
+        layer.register_forward_pre_hook(lambda *_: call_before_layer(first))
 
 
 GROUP = 8
@@ -79,8 +71,7 @@ def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
     try:
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
     except _LayerReached as reached:
-        # Layers may be on other devices than the embedding.
-        return of_size_one(reached.states.to(model.device))
+        return of_size_one(reached.states)
     finally:
         handle.remove()
     raise AssertionError("the pass must reach the layer")

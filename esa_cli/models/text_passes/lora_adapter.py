@@ -2,8 +2,8 @@
 
 An adapter adds `scale * B A x` to the output of each linear layer that it names: within `active` by
 forward hooks, the weights being as they were; `FusedForward` has weights of its own to which it is
-added. Whatever runs outside gets the bare model. Folders are those that the peft library writes:
-`adapter_config.json` and `adapter_model.safetensors`.
+added. Folders are those that the peft library writes: `adapter_config.json` and
+`adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,13 @@ class LoraAdapter:
         self, model: nn.Module, matrices: Mapping[str, tuple[Tensor, Tensor]], scale: float
     ) -> None:
         self.matrices, self.scale = dict(matrices), scale
-        layers = dict(model.named_modules())
-        self._layers: dict[str, nn.Linear] = {}
+        layers, self._layers = dict(model.named_modules()), dict[str, nn.Linear]()
         for name, (a, b) in self.matrices.items():
             layer, sizes = layers.get(name), (b.shape[0], a.shape[1])
-            if (
-                not isinstance(layer, nn.Linear)
-                or (layer.out_features, layer.in_features) != sizes  # a quantised weight is flat
-            ):
+            # A quantised weight is flat: the sizes are the layer's own.
+            if not isinstance(layer, nn.Linear) or sizes != (
+                layer.out_features, layer.in_features
+            ):  # fmt: skip
                 raise ModelError(
                     f"the adapter is of another model: it has matrices for {name}",
                     "use the adapter that was trained for this model, or --set answer.adapter=null",
@@ -66,10 +65,8 @@ class LoraAdapter:
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and layer is not output:
                 a = torch.rand(rank, layer.in_features, generator=generator) * 2 - 1
-                b = torch.zeros(layer.out_features, rank)
-                matrices[name] = (
-                    nn.Parameter(a / math.sqrt(layer.in_features)), nn.Parameter(b)
-                )  # fmt: skip
+                first = nn.Parameter(a / math.sqrt(layer.in_features))
+                matrices[name] = first, nn.Parameter(torch.zeros(layer.out_features, rank))
         return cls(model, matrices, alpha / rank)
 
     @classmethod
@@ -83,17 +80,22 @@ class LoraAdapter:
         with reading(f"the adapter {folder}", "use --set answer.adapter=null"):
             config = json.loads((folder / CONFIG).read_text("utf-8"))
             tensors = load_file(folder / WEIGHTS)
-            rank, scale = _scale(config)
+            others = ("use_dora", "rank_pattern", "alpha_pattern")
+            plain = config["peft_type"] == "LORA" and config.get("bias", "none") == "none"
+            if not plain or any(config.get(name) for name in others):
+                raise ValueError("it is not plain LoRA without bias, DoRA and patterns of ranks")
+            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = {}
             for name in tensors:
-                short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
                 if name.endswith(".lora_A.weight"):
                     a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
-                    matrices[short] = a, b
                     if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
-                        raise ValueError(f"the matrices for {short} must have the rank r = {rank}")
+                        raise ValueError(f"{name} must have the rank r = {rank}")
                     if not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
-                        raise ValueError(f"the matrices for {short} must have finite numbers")
+                        raise ValueError(f"{name} must have finite numbers")
+                    short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+                    matrices[short] = a, b
             if 2 * len(matrices) != len(tensors):
                 raise ValueError("it changes more than linear layers")
         return cls(model, matrices, scale)
@@ -111,11 +113,11 @@ class LoraAdapter:
             "r": self.rank, "lora_alpha": self.scale * self.rank, "bias": "none", "use_dora": False,
             "target_modules": sorted({name.rsplit(".", 1)[-1] for name in self.matrices}),
         }  # fmt: skip
-        tensors = {}
-        for name, (a, b) in self.matrices.items():
-            for half, matrix in (("A", a), ("B", b)):
-                key = f"{PREFIX}{name}.lora_{half}.weight"
-                tensors[key] = matrix.detach().to(torch.bfloat16).contiguous()
+        tensors = {
+            f"{PREFIX}{name}.lora_{half}.weight": matrix.detach().to(torch.bfloat16).contiguous()
+            for name, pair in self.matrices.items()
+            for half, matrix in zip("AB", pair, strict=True)
+        }
         with replacing(folder / WEIGHTS) as path:
             save_file(tensors, path, metadata={"format": "pt"})
         with replacing(folder / CONFIG) as path:
@@ -128,14 +130,18 @@ class LoraAdapter:
     @contextmanager
     def active(self) -> Iterator[None]:
         """The model's linear layers give their adapted outputs until the block ends."""
-        handles = [
-            layer.register_forward_hook(self._hook(name)) for name, layer in self._layers.items()
-        ]
-        try:
+
+        def hook(name: str) -> Any:
+            def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                (a, b), x = self.matrices[name], inputs[0]
+                return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
+
+            return add
+
+        with ExitStack() as stack:
+            for name, layer in self._layers.items():
+                stack.callback(layer.register_forward_hook(hook(name)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def products(self) -> dict[nn.Module, tuple[Tensor, Tensor]]:
         """A and `scale * B` by the linear layer to whose weights their product is added."""
@@ -151,23 +157,3 @@ class LoraAdapter:
             for name, (a, b) in self.matrices.items()
         }
         return self
-
-    def _hook(self, name: str) -> Any:
-        def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            a, b = self.matrices[name]
-            x = inputs[0]
-            return output + (x @ a.to(x).T) @ (b.to(x) * self.scale).T
-
-        return add
-
-
-def _scale(config: Mapping[str, Any]) -> tuple[int, float]:
-    """r, and alpha / r, of an adapter's configuration. Raises ValueError for a kind that is not
-    plain LoRA."""
-    others = ("use_dora", "rank_pattern", "alpha_pattern")
-    if config["peft_type"] != "LORA" or config.get("bias", "none") != "none":
-        raise ValueError("it is not a LoRA adapter without bias")
-    if any(config.get(name) for name in others):
-        raise ValueError("DoRA and patterns of ranks are not supported")
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -11,7 +11,6 @@ The reference is transformers' own forward pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
-from esa_cli.models.inspection import is_plain
 from esa_cli.models.text_passes.layer_calls import call_before_layer
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast
@@ -56,30 +54,26 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat(out, 1) if len(out) > 1 else out[0]
 
 
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As `causal_attention`, which is the faster one in bfloat16 on CPUs."""
+    if query.dtype == torch.bfloat16:
+        return causal_attention(query, key, value)
+    count, length = query.shape[2], key.shape[2]
+    mask = None
+    if 1 < count < length:
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+    output = scaled_dot_product_attention(
+        query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
+    )
+    return output.transpose(1, 2)
+
+
 SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers are computed here."""
 OTHER_RULES = ("sliding_window", "attention_chunk_size")
 """Settings of models whose attention is not plain causal attention."""
 MOST_BYTES = 1 << 30
 """Of the layers' weights: with larger ones the copy costs more memory than it is worth in time."""
-
-
-@dataclass(frozen=True)
-class FusedLayer:
-    """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
-    ((H + 2 G) D, hidden)."""
-
-    before_attention: Tensor
-    projection: Tensor
-    projection_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    before_mlp: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
 
 
 class FusedForward:
@@ -92,6 +86,9 @@ class FusedForward:
         adapter: of this model.
     """
 
+    pads = True
+    """All layers keep the keys and values of all tokens."""
+
     @torch.inference_mode()
     def __init__(
         self, model: Any, layers: int | None = None, adapter: LoraAdapter | None = None
@@ -99,22 +96,12 @@ class FusedForward:
         base, config = model.base_model, model.config
         self._model, self._embedding, self._norm = model, base.embed_tokens, base.norm
         self._rotary = base.rotary_emb
+        self.device: torch.device = base.embed_tokens.weight.device
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
         self.eps = config.rms_norm_eps
         added = {} if adapter is None else adapter.products()
         self.layers = [_fused(layer, added) for layer in base.layers[:layers]]
         self.size = self.layers[0].output.shape[1] // self.heads
-
-    @property
-    def pads(self) -> bool:
-        """All layers keep the keys and values of all tokens."""
-        return True
-
-    @property
-    def device(self) -> torch.device:
-        """Of the weights."""
-        device: torch.device = self._embedding.weight.device
-        return device
 
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
@@ -128,10 +115,9 @@ class FusedForward:
         pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
             call_before_layer(self._model)
-            attended, pair = self._attention(
-                layer, rms_norm(x, x.shape[-1:], layer.before_attention, self.eps), cos, sin,
-                past.pairs[number] if past else None,
-            )  # fmt: skip
+            before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
+            pair = past.pairs[number] if past else None
+            attended, pair = self._attention(layer, before, cos, sin, pair)
             pairs.append(pair)
             x += attended
             wide = rms_norm(x, x.shape[-1:], layer.before_mlp, self.eps)
@@ -145,7 +131,7 @@ class FusedForward:
         return logits.float()
 
     def _attention(
-        self, layer: FusedLayer, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
+        self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
         batch, count, _ = x.shape
         heads, groups = self.heads, self.groups
@@ -168,40 +154,9 @@ class FusedForward:
         return linear(output, layer.output, layer.output_bias), (key, value)
 
 
-def can_be_fused(model: Any) -> bool:
-    """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
-    plain weights on the CPU, has the same attention in all layers, and is not too large."""
-    if not _is_small(model.config):
-        return False
-    layers, weight = model.base_model.layers, next(model.parameters())
-    return (
-        weight.device.type == "cpu"
-        and sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
-        and all(_is_plain(layer, weight.dtype) for layer in layers)
-    )
-
-
-def _is_small(config: object) -> bool:
-    """Whether a model's layers are as they are computed here."""
-    return (
-        getattr(config, "model_type", None) in SMALL_FAMILIES
-        and getattr(config, "hidden_act", "silu") == "silu"
-        and not getattr(config, "mlp_bias", False)
-        and all(getattr(config, name, None) is None for name in OTHER_RULES)
-    )
-
-
-def _is_plain(layer: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether all weights are of one type on the CPU, in layers of torch itself; what is
-    quantised, or moved there when it is called, is not."""
-    linears = [one for name, one in layer.named_modules() if name.endswith("_proj")]
-    return all(type(one) is nn.Linear for one in linears) and all(
-        is_plain(one) and one.dtype == dtype and one.device.type == "cpu"
-        for one in layer.parameters()
-    )
-
-
-def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLayer:
+def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> SimpleNamespace:
+    """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
+    ((H + 2 G) D, hidden)."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
@@ -220,7 +175,7 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLa
                 rows.copy_(part.weight)
         return out
 
-    return FusedLayer(
+    return SimpleNamespace(
         before_attention=layer.input_layernorm.weight,
         projection=weights(*three),
         projection_bias=None if biases[0] is None else torch.cat(biases),
@@ -235,22 +190,39 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> FusedLa
     )
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """(B, T, H, D) of queries (B, H, T, D) at the end of the keys and values (B, G, N, D)."""
-    if query.dtype == torch.bfloat16:
-        return causal_attention(query, key, value)
-    count, length = query.shape[2], key.shape[2]
-    mask = None
-    if 1 < count < length:
-        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
-    output = scaled_dot_product_attention(
-        query, key, value, mask, is_causal=count == length > 1, enable_gqa=True
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
+    such as torchao's quantised ones."""
+    plain = type(weight) in (Tensor, nn.Parameter)
+    return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
+
+
+def can_be_fused(model: Any) -> bool:
+    """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
+    plain weights of one type on the CPU, has the same attention in all layers, is not too large,
+    and its linear layers are torch's own."""
+    if not _is_small(model.config):
+        return False
+    layers, dtype = model.base_model.layers, next(model.parameters()).dtype
+    linears = [one for name, one in layers.named_modules() if name.endswith("_proj")]
+    return (
+        sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
+        and all(type(one) is nn.Linear for one in linears)
+        and all(
+            is_plain(one) and one.dtype == dtype and one.device.type == "cpu"
+            for one in layers.parameters()
+        )
     )
-    return output.transpose(1, 2)
 
 
-ROPE = {"rope_type", "rope_theta"}
-"""All settings of a rotary embedding that is computed here."""
+def _is_small(config: object) -> bool:
+    """Whether a model's layers are as they are computed here."""
+    return (
+        getattr(config, "model_type", None) in SMALL_FAMILIES
+        and getattr(config, "hidden_act", "silu") == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and all(getattr(config, name, None) is None for name in OTHER_RULES)
+    )
 
 
 class PlainConfig(SimpleNamespace):
@@ -268,7 +240,7 @@ def can_be_plain(settings: Mapping[str, Any]) -> bool:
         _is_small(PlainConfig(**settings))
         and settings.get("quantization_config") is None
         and set(settings.get("layer_types") or ["full_attention"]) == {"full_attention"}
-        and set(rope) == ROPE
+        and set(rope) == {"rope_type", "rope_theta"}
         and rope["rope_type"] == "default"
     )
 
@@ -365,23 +337,24 @@ def head_size(config: Any) -> int:
 
 def _layer(config: Any) -> nn.Module:
     """The modules of one layer; which projections have a bias is the family's rule."""
-    size, wide, own = config.hidden_size, config.intermediate_size, head_size(config)
-    heads, groups = config.num_attention_heads * own, config.num_key_value_heads * own
+    size, wide, head = config.hidden_size, config.intermediate_size, head_size(config)
+    heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"
-    attention: dict[str, nn.Module] = {
-        "q_proj": nn.Linear(size, heads, bias=inner, device="meta"),
-        "k_proj": nn.Linear(size, groups, bias=inner, device="meta"),
-        "v_proj": nn.Linear(size, groups, bias=inner, device="meta"),
-        "o_proj": nn.Linear(heads, size, bias=bias, device="meta"),
-    }
+
+    def modules(**sizes: tuple[int, int, bool]) -> dict[str, nn.Module]:
+        return {
+            f"{name}_proj": nn.Linear(first, last, bias=biased, device="meta")
+            for name, (first, last, biased) in sizes.items()
+        }
+
+    attention = modules(
+        q=(size, heads, inner), k=(size, groups, inner), v=(size, groups, inner),
+        o=(heads, size, bias),
+    )  # fmt: skip
     if config.model_type == "qwen3":
-        attention |= {name: PlainNorm(own, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
-    mlp = {
-        "gate_proj": nn.Linear(size, wide, bias=False, device="meta"),
-        "up_proj": nn.Linear(size, wide, bias=False, device="meta"),
-        "down_proj": nn.Linear(wide, size, bias=False, device="meta"),
-    }
+        attention |= {name: PlainNorm(head, config.rms_norm_eps) for name in ("q_norm", "k_norm")}
+    mlp = modules(gate=(size, wide, False), up=(size, wide, False), down=(wide, size, False))
     return nn.ModuleDict({
         "self_attn": nn.ModuleDict(attention),
         "mlp": nn.ModuleDict(mlp),

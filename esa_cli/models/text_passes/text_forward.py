@@ -12,13 +12,13 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import FAMILIES, family_of
+from esa_cli.models.files.families import FAMILIES, family_of
 from esa_cli.models.text_passes.layer_calls import GROUP, padded
 
 KeysValues = tuple[Tensor, Tensor]
@@ -36,18 +36,15 @@ class KeyValuePast:
         change this."""
         if len({*rows}) == 1:
             only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
-            return KeyValuePast([
-                (keys[only].expand(shape), values[only].expand(shape))
-                for keys, values in self.pairs
-            ])  # fmt: skip
+            return KeyValuePast(
+                [(k[only].expand(shape), v[only].expand(shape)) for k, v in self.pairs]
+            )
         at = torch.tensor([*rows], device=self.pairs[0][0].device)
         return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
 
     def cut(self, length: int) -> KeyValuePast:
         """Of the first tokens alone; where prompts are padded."""
-        return KeyValuePast([
-            (keys[:, :, :length], values[:, :, :length]) for keys, values in self.pairs
-        ])  # fmt: skip
+        return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,13 @@ class CachePast:
 
     def chosen(self, rows: Sequence[int]) -> CachePast:
         out = copy.copy(self.cache)
-        out.layers = [_shallow(layer) for layer in self.cache.layers]
+        out.layers = []
+        for layer in self.cache.layers:  # the same tensors, which can be replaced
+            shallow = copy.copy(layer)
+            for name, value in vars(layer).items():
+                if isinstance(value, dict):
+                    setattr(shallow, name, dict(value))
+            out.layers.append(shallow)
         out.reorder_cache(torch.tensor([*rows], device=self.device))
         return CachePast(out, self.device)
 
@@ -83,15 +86,6 @@ class TokenPast:
 
 
 TextPast = KeyValuePast | CachePast | TokenPast
-
-
-def _shallow(layer: Any) -> Any:
-    """A layer of a cache with the same tensors, which can get others."""
-    out = copy.copy(layer)
-    for name, value in vars(layer).items():
-        if isinstance(value, dict):
-            setattr(out, name, dict(value))
-    return out
 
 
 class TextForward(Protocol):
@@ -136,11 +130,11 @@ class ModelForward:
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
         out = self._body(input_ids=ids, past_key_values=cache, use_cache=True)
-        return out.last_hidden_state.to(ids.device), CachePast(cache, ids.device)
+        return out.last_hidden_state, CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
         """See `TextForward`."""
-        logits: Tensor = self._model.get_output_embeddings()(states).to(states.device)
+        logits: Tensor = self._model.get_output_embeddings()(states)
         return scaled_logits(logits.float(), self._model.config)
 
 
@@ -154,6 +148,27 @@ def scaled_logits(logits: Tensor, config: Any) -> Tensor:
     if family.cap and (cap := getattr(config, family.cap)) is not None:
         logits = cap * torch.tanh(logits / cap)
     return logits
+
+
+class WholeForward:
+    """A forward pass of any causal language model of transformers, without a cache: all tokens are
+    processed each time, one prompt at a time."""
+
+    pads = False
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.device: torch.device = model.device
+
+    def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
+        """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
+        tokens = ids if past is None else torch.cat((past.ids, ids), 1)
+        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+        return logits[:, -ids.shape[1] :], TokenPast(tokens)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See `TextForward`."""
+        return states.float()
 
 
 class PromptBatch:
@@ -178,7 +193,7 @@ class PromptBatch:
             first = torch.tensor([list(prompts[0][:shared])], device=forward.device)
             _, before = forward.states(first)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
-        where: dict[int, tuple[TextPast, int]] = {}
+        self._places: dict[int, tuple[TextPast, int]] = {}
         together = GROUP if forward.pads else 1
         for at in range(0, len(order), together):
             group = order[at : at + together]
@@ -188,13 +203,12 @@ class PromptBatch:
             last = torch.tensor([self._lengths[n] - shared - 1 for n in group])
             lines = forward.logits(states[torch.arange(len(group)), last])
             for row, (n, line) in enumerate(zip(group, lines, strict=True)):
-                where[n], logits[n] = (kept, row), line
-        self._where = [where[n] for n in range(len(prompts))]
+                self._places[n], logits[n] = (kept, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
     def continuation(self, number: int) -> Continuation:
         """Prompt `number` alone, to append tokens to."""
-        kept, row = self._where[number]
+        kept, row = self._places[number]
         return Continuation(self._forward, kept.chosen([row]).cut(self._lengths[number]))
 
 
@@ -219,29 +233,6 @@ class Continuation:
         return self._forward.logits(states[:, -1])
 
 
-class WholeForward:
-    """A forward pass without a cache: all tokens are processed each time, one prompt at a time.
-
-    Args:
-        model: any causal language model of transformers.
-    """
-
-    pads = False
-
-    def __init__(self, model: Any) -> None:
-        self._model, self.device = model, cast(torch.device, model.device)
-
-    def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
-        """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
-        tokens = ids if past is None else torch.cat((past.ids, ids), 1)
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
-        return logits[:, -ids.shape[1] :].to(ids.device), TokenPast(tokens)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `TextForward`."""
-        return states.float()
-
-
 UNFIT = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
     TypeError, ValueError,
@@ -249,46 +240,42 @@ UNFIT = (
 """Errors of a model that cannot be continued; `before_each_layer` ends a pass by others."""
 
 
+@torch.inference_mode()
 def plain_forward(model: Any) -> TextForward:
-    """A bare model's forward pass: with a cache where that gives the model's own logits.
+    """A bare model's forward pass: with a cache where that gives the model's own logits. For models
+    of no supported family, prompts of several lengths and continuations are compared with the
+    model's whole pass.
 
     Raises:
         ModelError: the model is of no supported family, and its logits depend on later tokens, too,
             or are no numbers in its type.
     """
-    if model.config.model_type in FAMILIES:
-        return ModelForward(model)
-    with torch.inference_mode():
-        return _tried(model)
-
-
-def _tried(model: Any) -> TextForward:
-    """Compares prompts of several lengths, and continuations, with the model's whole pass."""
     whole, cached = WholeForward(model), ModelForward(model)
+    if model.config.model_type in FAMILIES:
+        return cached
     first = (torch.arange(1, 14) * 7 % model.config.vocab_size).tolist()
     prompts = [first, [*first[:3], *first[9:6:-1]], [*first[:3], *first[9:3:-1]]]
 
-    def last(*tokens: int) -> Tensor:
+    def logits(*tokens: int) -> Tensor:
         states, _ = whole.states(torch.tensor([tokens], device=whole.device))
-        return whole.logits(states[0, -1])
+        return whole.logits(states[0])
 
-    alone = [last(*ids) for ids in prompts]
-    logits = whole.states(torch.tensor([first], device=whole.device))[0][0].float()
     apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not _close(logits[5], last(*first[:6]), apart):
+    if not _close(logits(*first)[5], logits(*first[:6])[-1], apart):
         dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
         raise ModelError(
             f"logits of models of type {kind!r} depend on later tokens, too, or are no numbers in "
             f"{dtype}, so that passages cannot be read from left to right",
             "choose a causal language model, or use --dtype float32",
         )
+    longer = [*prompts, [*prompts[1], 9], [*prompts[1], 9, 11]]
+    wanted = torch.stack([logits(*ids)[-1] for ids in longer])
     try:
         batch = PromptBatch(cached, prompts, 3)
         more = batch.continuation(1)
         later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
     except UNFIT:  # the model can be used without a cache
         return whole
-    wanted = torch.stack([*alone, last(*prompts[1], 9), last(*prompts[1], 9, 11)])
     return cached if _close(torch.stack([*batch.logits, *later]), wanted, apart) else whole
 
 

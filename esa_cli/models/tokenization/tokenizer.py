@@ -1,10 +1,10 @@
 """Tokenizers of models: of transformers, or `PlainTokenizer`, which takes its place.
 
-The import of transformers takes longer than reading a tokenizer's file. `PlainTokenizer` does what
-is asked of a tokenizer here by the package tokenizers alone, which transformers uses too; the rest
-is left to the tokenizer of transformers, loaded when it is first needed. When transformers has
-loaded a tokenizer, its facts are kept, or that it does more, until a file of the tokenizer or one
-of the packages changes; see `settings_cache`.
+The import of transformers takes longer than reading a tokenizer's file. `PlainTokenizer` works by
+the package tokenizers alone, which transformers uses too; what it does not know is left to the
+tokenizer of transformers, loaded when it is first needed. When transformers has loaded a tokenizer,
+its facts are kept, or that it does more, until one of its files or of the packages changes; see
+`settings_cache`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
 from esa_cli.models.files.model_reference import ModelRef
 from esa_cli.models.files.prepared_models import path_of
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.files.settings_cache import cache_settings, cached_settings, installed
-from esa_cli.models.loading.quiet_transformers import gc_paused, quiet_transformers
 from esa_cli.models.tokenization.chat_rendering import check_template
 from esa_cli.system.text import text_digest
 
@@ -59,29 +59,21 @@ def plain_backend(folder: Path) -> Any:
     return backend
 
 
-def check_expansion(backend: Any, folder: Path) -> None:
+def check_backend(backend: Any, folder: Path) -> None:
     """Raises ModelError where a tokenizer of tokenizers writes many letters in place of one before
-    it cuts a text, so that a page takes minutes."""
+    it cuts a text, so that a page takes minutes, or has ids beyond all vocabularies, whose tables
+    would be larger than the memory."""
     rules, letters = [], 1
     if backend.normalizer is not None:
         rules.append(json.loads(backend.normalizer.__getstate__()))
     for rule in rules:  # the list grows
         rules += rule.get("normalizers", [])
         letters *= max(1, len(rule.get("content", "")), len(rule.get("prepend", "")))
-    if letters > MOST_EXPANSION:
+    largest = max(backend.get_vocab().values(), default=0)
+    if letters > MOST_EXPANSION or largest > MOST_IDS:
         raise ModelError(
             f"the tokenizer in {folder} must write at most {MOST_EXPANSION} letters in place of "
-            f"one, got rules that write {letters:,}",
-            "use another model",
-        )
-
-
-def _check_ids(backend: Any, folder: Path) -> None:
-    """Raises ModelError where ids are beyond all vocabularies: tables of them would be larger than
-    the memory."""
-    if (largest := max(backend.get_vocab().values(), default=0)) > MOST_IDS:
-        raise ModelError(
-            f"the ids of the tokenizer in {folder} must be at most {MOST_IDS:,}, got {largest:,}",
+            f"one and have ids up to {MOST_IDS:,}, got {letters:,} letters and ids to {largest:,}",
             "use another model",
         )
 
@@ -125,7 +117,7 @@ class PlainTokenizer:
         **others: Any,
     ) -> Any:
         """Ids, and offsets where they are asked for, of one text or of several."""
-        texts = [text] if isinstance(text, str) else text
+        texts = [text] if isinstance(text, str) else list(text)
         if others or not texts or not all(isinstance(one, str) for one in texts):
             return self.whole(
                 text, add_special_tokens=add_special_tokens,
@@ -136,7 +128,7 @@ class PlainTokenizer:
         with _ENCODING:
             if backend.encode_special_tokens != split_special_tokens:
                 backend.encode_special_tokens = split_special_tokens
-            encoded = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            encoded = backend.encode_batch(texts, add_special_tokens=add_special_tokens)
         out = {"input_ids": [one.ids for one in encoded]}
         if return_offsets_mapping:
             out["offset_mapping"] = [one.offsets for one in encoded]
@@ -163,24 +155,21 @@ class PlainTokenizer:
         self, conversation: Sequence[dict[str, str]], *, tokenize: bool = True, **options: Any
     ) -> Any:
         """A conversation in the model's template."""
-        texts_alone = len(conversation) > 0 and all(
+        texts_alone = conversation and all(
             isinstance(one, dict) and all(type(text) is str for text in one.values())
             for one in conversation
         )
-        known = not tokenize and options.keys() <= CHAT_OPTIONS and texts_alone
-        if known and self.chat_template:
+        if self.chat_template and not tokenize and options.keys() <= CHAT_OPTIONS and texts_alone:
             from jinja2 import TemplateError
 
             from esa_cli.models.tokenization.chat_rendering import render_chat
 
-            values: dict[str, Any] = {
-                "tools": None,
-                "documents": None,
-                "add_generation_prompt": False,
-            }
-            values |= {"messages": conversation, **self.special_tokens_map, **options}
+            values = {"tools": None, "documents": None, "add_generation_prompt": False, **options}
             with suppress(TemplateError):  # what transformers says of it is better known
-                return render_chat(self.chat_template, values)
+                return render_chat(
+                    self.chat_template,
+                    {**values, "messages": conversation, **self.special_tokens_map},
+                )
         return self.whole.apply_chat_template(conversation, tokenize=tokenize, **options)
 
 
@@ -191,12 +180,12 @@ FILES = (
     "vocab*", "merges*", "*.model", "chat_template*", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 """Files of a model's folder from which transformers makes its tokenizer."""
-OWN = (
+MEMBERS = (
     "__call__", "_encode_plus", "_convert_encoding", "set_truncation_and_padding", "decode",
     "_decode", "convert_ids_to_tokens", "apply_chat_template", "get_chat_template",
     "special_tokens_map", "backend_tokenizer",
 )  # fmt: skip
-"""Members of the general class that a family's may replace by its own."""
+"""Members of the general class that a family's may replace."""
 
 
 def cached_facts(folder: Path) -> TokenizerFacts | None:
@@ -232,7 +221,7 @@ def _is_plain(folder: Path, tokenizer: Any) -> bool:
 
     general = transformers.PreTrainedTokenizerFast
     if not isinstance(tokenizer, general) or any(
-        getattr(type(tokenizer), name) is not getattr(general, name) for name in OWN
+        getattr(type(tokenizer), name) is not getattr(general, name) for name in MEMBERS
     ):
         return False
     try:
@@ -258,15 +247,11 @@ def _kept(folder: Path) -> tuple[str, list[Path]]:
     return kind, sorted(files)
 
 
-GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Names of the class for any tokenizer.json."""
-
-
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of transformers in a model's folder. Raises ModelError."""
     check_tokenizer(folder)
     hint = "fetch the model again, or check that its tokenizer needs no code of its own"
-    with reading(f"the tokenizer in {folder}", hint), quiet_transformers(), gc_paused():
+    with reading(f"the tokenizer in {folder}", hint), quiet_transformers():
         tokenizer = _tokenizer_class(folder).from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
@@ -275,8 +260,7 @@ def load_tokenizer(folder: Path) -> Any:
             tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
         check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
-            check_expansion(tokenizer.backend_tokenizer, folder)
-            _check_ids(tokenizer.backend_tokenizer, folder)
+            check_backend(tokenizer.backend_tokenizer, folder)
         cache_facts(folder, tokenizer)
         return tokenizer
 
@@ -291,7 +275,7 @@ def _tokenizer_class(folder: Path) -> Any:
         settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
         if (
             kind == "llama"
-            and settings.get("tokenizer_class") in GENERAL
+            and settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
             and "auto_map" not in settings
             and (folder / "tokenizer.json").is_file()
         ):

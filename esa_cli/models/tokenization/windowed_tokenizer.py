@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from esa_cli.errors import DocumentError
+from esa_cli.models.files.checkpoint_files import reading
 
 WINDOW = 1 << 18
 """Characters that are tokenised by one call."""
@@ -58,6 +60,36 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
+
+
+def count_tokens(folder: Path, text: str) -> int:
+    """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder;
+    without transformers where that can be. Raises ModelError: the tokenizer cannot be read.
+    DocumentError: as `token_rows`."""
+    file = folder / "tokenizer.json"
+    with reading(f"the tokenizer in {folder}"):
+        if not file.is_file():
+            from transformers import AutoTokenizer
+
+            slow: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+            return len(slow(text, **options)["input_ids"])
+        from tokenizers import Tokenizer
+
+        from esa_cli.models.tokenization.tokenizer import check_backend
+
+        tokenizer = Tokenizer.from_file(str(file))
+        check_backend(tokenizer, folder)
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # those that the text spells out are text
+
+        def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+            out = tokenizer.encode(part, add_special_tokens=False)
+            return out.ids, out.offsets
+
+        return sum(map(len, token_rows(encode, text)))
 
 
 def token_rows(encode: Encode, text: str) -> Iterator[Rows]:

@@ -18,9 +18,9 @@ from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete, Tur
 from esa_cli.attention.step import ChunkTrace, Projection
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, last_alone
-from esa_cli.models.attachment.families import keeps_state
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.generation import Streamer, end_ids, generate
+from esa_cli.models.files.families import keeps_state
+from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.planning.cache_placement import CachePlacement

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.families import key_shapes, latent_block
-from esa_cli.models.inspection import kv_dtype
+from esa_cli.models.attachment.inspection import kv_dtype
+from esa_cli.models.files.families import key_shapes, latent_block
 from esa_cli.qa.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
@@ -26,7 +26,7 @@ from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers
     from esa_cli.attention.step import LayerState
-    from esa_cli.models.attachment.layer_state import State
+    from esa_cli.models.attachment.kv_cache import State
     from esa_cli.qa.answering.session import Session
 
 SERVES = {"int8": ("int8", "native"), "native": ("native",)}

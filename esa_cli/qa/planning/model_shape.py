@@ -12,14 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.families import (
-    FAMILIES,
-    family_of,
-    key_shape,
-    key_shapes,
-    layer_kinds,
-)
 from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, weight_files
+from esa_cli.models.files.families import FAMILIES, family_of, key_shape, key_shapes, layer_kinds
 from esa_cli.models.loading.quantization import (
     bytes_needed,
     kept_bytes,

@@ -14,6 +14,8 @@ import torch
 
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
+from esa_cli.methods.plugin_loading import load_installed
+from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
 from esa_cli.system.registry import nearest
 
@@ -97,7 +99,6 @@ def build_method(preset: Preset) -> Method:
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import blame_plugins
-    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
@@ -128,7 +129,6 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     which some position encodings stretch. Raises UsageError: no such method. PluginError: its
     recipe fails, or gives what none may set. PresetError: its settings do not hold, or it takes
     more tokens."""
-    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     recipe = registry.find_recipe(name)
@@ -262,9 +262,8 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 
 def check_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError where a method has maps or heads that were found for another model."""
-    from esa_cli.methods.voting import VoteScore
-    from esa_cli.models.attachment.families import FAMILIES, method_layers
-    from esa_cli.models.fingerprint import check_maps
+    from esa_cli.models.attachment.fingerprint import check_maps
+    from esa_cli.models.files.families import FAMILIES, method_layers
 
     check_maps(method.compressor, model, method)
     last, layers = method.score.last_layer, model.config.num_hidden_layers
@@ -288,7 +287,7 @@ def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: to
     config.json. Raises UsageError: it cannot run there, or computes no soft cap of the model's.
     ModelError: config.json lacks a size."""
     from esa_cli.attention.kernels import choose
-    from esa_cli.models.attachment.families import family_of, key_shape
+    from esa_cli.models.files.families import family_of, key_shape
 
     if method.kernel == "auto":
         return

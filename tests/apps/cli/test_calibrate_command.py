@@ -14,7 +14,7 @@ from command import TINY, Esa
 from esa_cli.attention.compression import Learned
 from esa_cli.evaluation.calibration.activations import Shards
 from esa_cli.evaluation.calibration.fitted_maps import METHODS
-from esa_cli.models.fingerprint import fingerprint_in
+from esa_cli.models.attachment.fingerprint import fingerprint_in
 
 __all__ = ["cache", "surroundings"]
 

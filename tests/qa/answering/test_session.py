@@ -16,7 +16,7 @@ from tokenizers import processors
 
 from esa_cli.attention.compression import Linear, save_learned
 from esa_cli.errors import LengthError, PresetError, UsageError
-from esa_cli.models.generation import Streamer
+from esa_cli.models.text_passes.generation import Streamer
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset

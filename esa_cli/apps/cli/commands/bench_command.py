@@ -138,7 +138,7 @@ def _run(
             return True
         from esa_cli.evaluation.bench.bench_run import RecordAsker
         from esa_cli.evaluation.row_run import write_rows
-        from esa_cli.models.loading.quiet_transformers import quiet_transformers
+        from esa_cli.models.files.quiet_transformers import quiet_transformers
         from esa_cli.qa.answering.session import Session
 
         with quiet_transformers():

@@ -184,7 +184,7 @@ def _calibrate(
         open_job,
         target_preset,
     )
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
 
     given = model.method_preset()

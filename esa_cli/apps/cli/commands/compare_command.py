@@ -43,7 +43,7 @@ def compare(
     from esa_cli.errors import UsageError
     from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
     from esa_cli.storage import check_in_memory

@@ -150,7 +150,7 @@ def _find(
     from esa_cli.evaluation.selftest.run_plan import tokens
     from esa_cli.evaluation.selftest.selftest_run import count_tokens
     from esa_cli.evaluation.tasks import Haystack, TaskRequest, find_task
-    from esa_cli.models.loading.quiet_transformers import quiet_transformers
+    from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import inspect_model
 
     retrieval_heads.voting(chosen)

@@ -149,7 +149,7 @@ def _run(
     display = SelftestDisplay(reporter, journal.rows)
 
     def ask() -> bool:
-        from esa_cli.models.loading.quiet_transformers import quiet_transformers
+        from esa_cli.models.files.quiet_transformers import quiet_transformers
 
         with quiet_transformers():
             loaded = known.load(reporter)

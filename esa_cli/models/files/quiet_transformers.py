@@ -1,12 +1,10 @@
-"""Context managers that make transformers silent, and quicker to import and load.
+"""Makes transformers silent: errors are logged, and no progress bar or warning is shown.
 
-They change process-wide settings (log level, progress bars, warnings, the garbage collector) while
-they are open: other threads see the change too.
+These are settings of the process: other threads see the change, too.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import sys
@@ -15,20 +13,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pauses garbage collection, which takes a quarter of the time of importing torch and
-    transformers, and frees nothing of theirs."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
 
 _lock = threading.RLock()
 _open = 0
@@ -66,6 +50,12 @@ def quiet_transformers(imported: bool = True) -> Iterator[None]:
 
 
 def _silence() -> None:
+    # torchao, where it is installed, reports each GPU kernel that it could not load.
+    importlib.import_module("torch")  # which sets levels of its own
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logger = logging.getLogger(name)
+        _undo.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
     # Through Any: these functions of transformers carry no annotations.
     settings: Any = importlib.import_module("transformers.utils.logging")
     _undo.callback(settings.set_verbosity, settings.get_verbosity())
@@ -73,19 +63,3 @@ def _silence() -> None:
         _undo.callback(settings.enable_progress_bar)
     settings.set_verbosity_error()
     settings.disable_progress_bar()
-
-
-@contextmanager
-def quiet_imports() -> Iterator[None]:
-    """Context in which torchao, which transformers imports where it is installed, does not report
-    the GPU kernels that it could not load."""
-    importlib.import_module("torch")  # which sets its own levels
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

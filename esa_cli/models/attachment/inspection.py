@@ -1,51 +1,25 @@
-"""Inspection of a loaded model: each layer's device, the type of its keys and values, its weights.
+"""Inspection of a loaded model: attention modules, type of keys and values, weights.
 
-It reads transformers' and accelerate's models through their torch modules only.
+It reads transformers' models through their torch modules only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.attachment.families import (
-    MIXED_TYPES,
-    STATE_TYPES,
-    family_of,
-    keeps_state,
-    layer_types,
-    source_layers,
-)
+from esa_cli.models.files.families import STATE_TYPES, family_of, layer_types, source_layers
+from esa_cli.models.text_passes.small_decoder import is_plain
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
 """A hint for weights that cannot be read."""
 _ATTENTION = ("self_attn", "mixer", "attention")
 """What layers name their attention."""
-
-
-def offloaded(model: Any) -> bool:
-    """True if some weights are not in memory: accelerate fetches them when they are used."""
-    return any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
-
-
-def layer_devices(model: Any) -> list[torch.device]:
-    """The device of keys and values, that of the value projection: of each layer that has any."""
-    return [_device(part[-1], model.device) for part in projections(model)]
-
-
-def state_devices(model: Any) -> list[torch.device]:
-    """The device of each layer that keeps a state, in place of keys or beside them."""
-    if not keeps_state(model.config):
-        return []
-    layers = zip(model.base_model.layers, layer_types(model.config), strict=True)
-    keeping = (*STATE_TYPES, *MIXED_TYPES)
-    return [_device(layer, model.device) for layer, kind in layers if kind in keeping]
 
 
 def attention_modules(model: Any) -> list[Any | None]:
@@ -68,16 +42,15 @@ def row_layers(model: Any) -> list[int]:
     return [i for i, module in modules if module is not None and i not in readers]
 
 
-def check_readers(model: Any) -> None:
-    """Raises ModelError when a layer is on another device than the one whose rows it reads."""
-    modules, name = attention_modules(model), family_of(model.config).projections[0]
-    for reader, source in source_layers(model.config).items():
-        places = {_device(getattr(modules[at], name), model.device) for at in (reader, source)}
-        if len(places) > 1:
-            raise ModelError(
-                f"layer {reader} reads the rows of layer {source}, and they are on several devices",
-                "load the model on one device, such as --device cuda or cpu",
-            )
+def layer_devices(model: Any) -> list[torch.device]:
+    """The device of each layer that keeps keys and values: a model is on one."""
+    return [model.device] * len(row_layers(model))
+
+
+def state_devices(model: Any) -> list[torch.device]:
+    """The device of each layer that keeps a state, in place of keys or beside them."""
+    kinds = layer_types(model.config)
+    return [model.device for kind in kinds if kind in (*STATE_TYPES, "hybrid")]
 
 
 def projections(model: Any) -> list[list[Any]]:
@@ -86,12 +59,6 @@ def projections(model: Any) -> list[list[Any]]:
     names, modules = family_of(model.config).projections, attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
-
-
-def _device(module: Any, otherwise: torch.device) -> torch.device:
-    for tensor in chain(module.parameters(), module.buffers()):
-        return torch.device(tensor.device)
-    return otherwise
 
 
 def kv_dtype(model: Any) -> torch.dtype:
@@ -114,20 +81,13 @@ def plain_weight(module: Any) -> Tensor | None:
     return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
 
 
-def is_plain(weight: Tensor) -> bool:
-    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
-    such as torchao's quantised ones."""
-    own = type(weight) in (Tensor, nn.Parameter)
-    return own and weight.is_floating_point() and weight.dtype.itemsize > 1
-
-
 def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of each plain parameter, then of all else in the model's state. Quantised
     weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError,
     as `state_tensors`."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     plain = {name for name, weight in parameters.items() if is_plain(weight)}
-    yield from ((name, one) for name, one in model.named_parameters() if name in plain)
+    yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
     for name, tensor in state_tensors(model, plain):
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
@@ -136,26 +96,26 @@ def state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str
     """Name and tensor of each parameter, buffer and dequantised weight of a module, but for the
     names that are `known`. Raises ModelError: its state has something other than tensors."""
     for name, part in module.named_modules():
-        own = _own_state(part, f"{name}." if name else "")
-        for key in sorted(own):
+        state = _module_state(part, f"{name}." if name else "")
+        for key in sorted(state):
             if key not in known:
-                yield from _tensors(key, own[key])
+                yield from _tensors(key, state[key])
 
 
-def _own_state(part: Any, prefix: str) -> dict[str, Any]:
+def _module_state(part: Any, prefix: str) -> dict[str, Any]:
     """A module's entries of `state_dict`, which on a whole model would dequantise it twice."""
-    own: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     packing = getattr(getattr(part, "weight", None), "quant_state", None)
     if packing is None:
-        part._save_to_state_dict(own, prefix, False)
-        return own
+        part._save_to_state_dict(state, prefix, False)
+        return state
     # That method of bitsandbytes 0.50 spoils the scales of weights that a CPU has used.
-    own |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
-    for at, state in (("", packing), (".state2", getattr(packing, "state2", None))):
-        for key, value in vars(state).items() if state is not None else ():
+    state |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
+    for at, inner in (("", packing), (".state2", getattr(packing, "state2", None))):
+        for key, value in vars(inner).items() if inner is not None else ():
             if isinstance(value, Tensor):
-                own[f"{prefix}weight.quant_state{at}.{key}"] = value
-    return own
+                state[f"{prefix}weight.quant_state{at}.{key}"] = value
+    return state
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

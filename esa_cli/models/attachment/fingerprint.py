@@ -24,15 +24,14 @@ from torch import Tensor
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Compressor, blame_plugins
 from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.families import key_shape
-from esa_cli.models.inspection import (
+from esa_cli.models.attachment.inspection import (
     LOADED_PLAIN,
-    offloaded,
     plain_weight,
     projections,
     state_tensors,
     weight_errors,
 )
+from esa_cli.models.files.families import key_shape
 
 KEY = "fingerprint"
 """Metadata entry of a file of maps: the fingerprint of its model."""
@@ -65,18 +64,16 @@ class Fingerprint:
 def fingerprint(model: Any) -> Fingerprint:
     """The fingerprint of a causal language model of transformers. Raises ModelError: its weights
     are not in memory, or are quantised in a way that shows none."""
-    if offloaded(model):
+    if any(weight.is_meta for weight in model.parameters()):
         raise ModelError(
-            "some of this model's weights are offloaded, and esa cannot tell which model it is",
-            "load it whole on a GPU or the CPU, use a smaller one, or ask without a library",
+            "some of this model's weights are not in memory, and esa cannot tell which model it is",
+            "load it whole, or use a smaller one",
         )
     config = model.config
-    layers = projections(model)
-    digest = hashlib.sha256()
-    for layer in (layers[0], layers[-1]):
-        for projection in layer[:2]:
-            for numbers in _numbers(projection):
-                digest.update(numbers.cpu().numpy().tobytes())
+    layers, digest = projections(model), hashlib.sha256()
+    for projection in (*layers[0][:2], *layers[-1][:2]):
+        for numbers in _numbers(projection):
+            digest.update(numbers.cpu().numpy().tobytes())
     groups, dim = key_shape(config)
     return Fingerprint(
         kind=str(config.model_type),
@@ -102,15 +99,11 @@ def _numbers(projection: Any) -> list[Tensor]:
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
     """The fingerprint in a file's metadata; None when it has none. Raises PresetError: it cannot be
     read."""
-    if KEY not in metadata:
-        return None
     try:
-        return Fingerprint(**json.loads(metadata[KEY]))
+        return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
     except (ValueError, TypeError) as error:
-        raise PresetError(
-            "the compressor file's fingerprint of its model cannot be read",
-            "make the file again with `esa calibrate`",
-        ) from error
+        message = "the compressor file's fingerprint of its model cannot be read"
+        raise PresetError(message, "make the file again with `esa calibrate`") from error
 
 
 def query_rotation(method: Method) -> dict[str, str]:
@@ -118,12 +111,6 @@ def query_rotation(method: Method) -> dict[str, str]:
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
-
-
-def _in_words(entries: Mapping[str, str]) -> str:
-    if entries.get(ROTATE) != "true":
-        return "not rotated"
-    return f"rotated to distance {entries.get(DISTANCE)}"
 
 
 def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
@@ -150,8 +137,7 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
     if fitted != (used := query_rotation(method)):
         raise PresetError(
-            f"{file} was made for queries that are {_in_words(fitted)}; this method's are "
-            f"{_in_words(used)}",
+            f"{file} was made for queries rotated as {fitted}; this method's are as {used}",
             "set score.rotate and position.distance as then, or make a file for this method with "
             "`esa calibrate --for`",
         )

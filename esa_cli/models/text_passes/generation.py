@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from esa_cli.models.loading.quiet_transformers import quiet_transformers
+from esa_cli.models.files.quiet_transformers import quiet_transformers
+
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class Streamer:
@@ -68,6 +70,10 @@ def generate(
 ) -> list[int]:
     """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
 
+    Of the model's generation settings only the special token ids count. The others are made for
+    chat: a penalty for repeated words counts those of the whole document, which answers quote, and
+    `use_cache: false` would process the prompt again for every token.
+
     Args:
         ids: the whole prompt; the model reads those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
@@ -75,52 +81,30 @@ def generate(
     """
     from transformers import GenerationConfig
 
-    prompt = torch.tensor([list(ids)], device=model.device)
+    config: Any = GenerationConfig
     settings: dict[str, Any] = {"do_sample": temperature > 0, "max_new_tokens": max_new_tokens}
     if temperature > 0:
         settings |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
+    prompt, before = torch.tensor([list(ids)], device=model.device), model.generation_config
+    special = {name: getattr(before, name, None) for name in _SPECIAL}
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
-    with quiet_transformers(), special_ids_only(model) as special, _seeded(seed, model.device):
+    with quiet_transformers(), ExitStack() as stack:
+        if seed is not None:
+            devices = [] if model.device.type == "cpu" else [model.device]
+            kind = devices[0].type if devices else "cuda"
+            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+            torch.manual_seed(seed)
+        stack.callback(setattr, model, "generation_config", before)
+        model.generation_config = config(**special)
         output = model.generate(
             prompt,
-            generation_config=GenerationConfig(use_cache=True, **settings, **special),  # type: ignore[no-untyped-call]
+            generation_config=config(use_cache=True, **settings, **special),
             attention_mask=torch.ones_like(prompt),
             past_key_values=cache,
             streamer=streamer,
         )
     new: list[int] = output[0, len(ids) :].tolist()
     return new
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seeds torch's global generators, with which `generate` samples, and restores them."""
-    if seed is None:
-        yield
-        return
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=kind):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def special_ids_only(model: Any) -> Iterator[dict[str, Any]]:
-    """Replaces the model's generation settings by its special token ids alone, which it yields.
-
-    The others are made for chat: a penalty for repeated words counts those of the whole document,
-    which answers quote, and `use_cache: false` would process the prompt again for every token.
-    """
-    from transformers import GenerationConfig
-
-    before = model.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    special = {name: getattr(before, name, None) for name in names}
-    model.generation_config = GenerationConfig(**special)  # type: ignore[no-untyped-call]
-    try:
-        yield special
-    finally:
-        model.generation_config = before
 
 
 def end_ids(model: Any) -> list[int]:
