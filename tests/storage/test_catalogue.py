@@ -6,7 +6,7 @@ import os
 import random
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from forked import child, ended, killed, taken
 from test_library import files, ingest
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Entry, FileRecord, Library
-from esa_cli.storage.library import catalogue as catalogue_file
+from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.system import files as system_files
@@ -115,20 +114,6 @@ def test_a_damaged_catalogue_is_made_again(library: Library, damage: str) -> Non
         assert list(path.iterdir()) == []
 
 
-def test_a_catalogue_that_stays_locked_is_done_without(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library.entries()
-    monkeypatch.setattr(catalogue_file, "BUSY_S", 0.1)
-    with closing(sqlite3.connect(library.root / NAME)) as holder, ThreadPoolExecutor(1) as pool:
-        holder.execute("BEGIN EXCLUSIVE")
-        found = pool.submit(library.entries)
-        try:
-            assert len(found.result(timeout=20)) == 3
-        finally:
-            holder.rollback()
-
-
 def test_looking_changes_nothing(library: Library, tmp_path: Path) -> None:
     before = sorted(library.root.rglob("*"))
     library.entries()
@@ -225,25 +210,6 @@ def add_texts(library: Library, count: int) -> None:
         catalogue.in_pieces(one, lambda: left > 0)  # type: ignore[arg-type]
 
 
-def test_words_that_a_file_needs_by_now_stay(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digest = text_digest(TEXTS[0])
-    with library.catalogue() as first, library.catalogue() as second:
-        with first.transaction():
-            first.texts.add(TEXTS[0], digest)
-        begin = first.transaction
-
-        def late() -> AbstractContextManager[None]:
-            with second.transaction():
-                second.files.put(FileRecord("/town/a.txt", "1", digest, 3))
-            return begin()
-
-        monkeypatch.setattr(first, "transaction", late)
-        assert first.drop_unused_texts() == 0
-        assert second.texts.has(digest)
-
-
 def test_threads_with_files_of_one_text_keep_its_words(library: Library) -> None:
     digest = text_digest(TEXTS[0])
 
@@ -317,23 +283,3 @@ def test_a_new_catalogue_is_not_removed_for_the_damage_of_the_one_before(library
     with pytest.raises(LibraryError, match="damaged"), library.catalogue():
         raise error
     assert not (library.root / NAME).exists()
-
-
-def list_and_search(library: Library, wanted: list[Entry]) -> None:
-    """Raises AssertionError where the list or the words are not what the files say."""
-    for _ in range(3):
-        assert library.entries() == wanted
-        with library.catalogue() as catalogue:
-            assert catalogue.add_stored_texts() == []
-            assert len(catalogue.texts.ranked("w1")) == 3
-
-
-@pytest.mark.parametrize("damage", [b"", b"no database" * 999])
-def test_processes_that_remake_the_catalogue_at_once_agree(library: Library, damage: bytes) -> None:
-    wanted, path = library.entries(), library.root / NAME
-    for _ in range(3):
-        path.write_bytes(damage)
-        numbers = [child(partial(list_and_search, library, wanted)) for _ in range(3)]
-        assert [ended(number) for number in numbers] == [0] * 3
-        with closing(sqlite3.connect(path)) as db:
-            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -15,7 +15,7 @@ from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, 
 from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Layout, Library, checksummed_file, segment
+from esa_cli.storage.library import Layout, Library, segment
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_copy import pull, push
 
@@ -211,43 +211,6 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     assert library.verify(longer) == [], "it shares the segment, and has it back"
 
 
-def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
-    data, digest = checksummed_file.encode("text", b"hello")
-    path = tmp_path / "x"
-    assert checksummed_file.decode(data, "text", path, "k" * 40) == b"hello"
-    line, _, payload = data.partition(b"\n")
-    spelled = [
-        line.replace(b" 5 ", b" 05 "), line.upper(), line.replace(b" 1 ", b" 01 "), line + b" ",
-        line.replace(digest.encode(), digest.upper().encode()), line.replace(b"text", b"tokens"),
-    ]  # fmt: skip
-    for wrong in spelled:
-        with pytest.raises(LibraryError):
-            checksummed_file.decode(wrong + b"\n" + payload, "text", path, "k" * 40)
-    with pytest.raises(LibraryError, match="checksum"):
-        checksummed_file.decode(data, "text", path, "k" * 40, digest="0" * 64)
-
-
-def test_what_is_read_of_a_segment_is_the_mapped_file(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-    with torch.inference_mode():  # what is opened while a model runs can be used afterwards
-        [stored, _] = library.open(ingest(library, IDS)).layers()
-    keys, values = stored.span(17, 20)
-    assert keys.data_ptr() - stored.span(16, 17)[0].data_ptr() == LAYOUT.row_bytes
-    assert values.data_ptr() - keys.data_ptr() == LAYOUT.row_bytes // 2
-    block, keys_block = next(stored.feature_blocks(16, 32))[1], next(stored.key_blocks(16, 32))[1]
-    if Path("/proc/self/maps").exists():
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            lines = [line.split() for line in maps if ".seg" in line]
-        bounds = [[int(part, 16) for part in line[0].split("-")] for line in lines]
-        for read in (keys, block, keys_block):
-            assert any(low <= read.data_ptr() < high for low, high in bounds)
-        assert {line[1] for line in lines} == {"rw-p"}, "writing to it would not reach the file"
-    with torch.enable_grad():
-        weight = torch.ones(4, requires_grad=True)
-        (stored.span(0, 20)[0] @ weight).sum().backward()
-    assert weight.grad is not None
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
 def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
     library = Library(tmp_path)
@@ -256,37 +219,6 @@ def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
     stored = library.open(entry)
     assert len(stored.layers()[0].parts) == 13
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_rows_are_checked_once(kept: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, checked, real = kept.open(kept.entries()[0]).layers()[0], list[int](), segment._sums
-
-    def counted(view: memoryview, size: int, name: str, layer: int, rows: Any) -> object:
-        checked.extend(rows.tolist())
-        return real(view, size, name, layer, rows)
-
-    monkeypatch.setattr(segment, "_sums", counted)
-    stored.gather(torch.tensor([1, 4, 9]))
-    stored.gather(torch.tensor([2, 4, 9]))
-    stored.span(8, 11)
-    stored.gather(torch.tensor([8, 10]))
-    assert checked == [1, 4, 9, 2, 8, 10]
-    stored.span(0, 16)
-    assert len(checked) == 6, "many are checked at once"
-
-
-@pytest.mark.parametrize("wrong", ["width", "type"])
-def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) -> None:
-    layout = Layout(1, 1, 2, "float32", reduced=(3,), segment=4)
-    library = Library(tmp_path)
-    with library.write("a" * 40, WITH, [1, 2, 3, 4], layout) as writer:
-        assert isinstance(writer, Writer)
-        writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
-        features = torch.zeros(4, 5 if wrong == "width" else 3)
-        writer.layers[0].append_features(features.half() if wrong == "type" else features)
-        with pytest.raises(ValueError, match=r"must be \(4, 3\) of float32"):
-            writer.flush([None])
-        assert writer.done == 0
 
 
 @pytest.mark.parametrize("kind", ["native", "int8"])

@@ -64,29 +64,3 @@ def test_earlier_turns_come_between_document_and_question(session: Session) -> N
     first = session.ask(QUESTION, history=turns)
     assert session.cache.get_seq_length() == session.document_tokens
     assert session.ask(QUESTION, history=turns).text == first.text
-
-
-def test_turns_beyond_the_window_are_refused(session: Session) -> None:
-    session.use(preset.load("tiny-random", ["window.ending=0"]))
-    session.read(TEXT)
-    long = [Turn("What? " * 2000, "This.")]
-    with pytest.raises(UsageError, match="window has room") as caught:
-        session.ask(QUESTION, history=long)
-    assert "oldest turns" in str(caught.value.hint)
-    assert session.ask(QUESTION).text
-
-
-def test_earlier_turns_stay_in_view_while_the_question_is_read_twice(session: Session) -> None:
-    """Only what is behind the document is local here, and none of it is ever selected."""
-    both = ["window.ending=0", "selector.name=consensus", "selector.rounds=2", "score.name=vote"]
-    session.use(preset.load("tiny-random", both))
-    session.read(TEXT)
-    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
-    begins: list[int] = []
-    session.ask(
-        QUESTION,
-        history=turns,
-        max_new_tokens=2,
-        trace=lambda chunk: begins.append(chunk.start - chunk.local),
-    )
-    assert set(begins) == {session.document_tokens}

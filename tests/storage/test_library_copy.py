@@ -13,27 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save
 from test_library import assert_holds, files, ingest
 
-from esa_cli.errors import (
-    ArchiveFileError,
-    DiskError,
-    LibraryError,
-    RemoteError,
-    ResourceError,
-    UsageError,
-)
-from esa_cli.storage.library import Library, checksummed_file, library_paths, maintenance
+from esa_cli.errors import ArchiveFileError, LibraryError, RemoteError, ResourceError, UsageError
+from esa_cli.storage.library import Library, checksummed_file, maintenance
 from esa_cli.storage.library.document_files import pack_tokens
 from esa_cli.storage.library.library_copy import CopyPlace, pull, push, without_password
-from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
+from esa_cli.storage.library.library_paths import MARKER
 
 IDS = [*range(40)]
 
@@ -206,28 +197,6 @@ def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Pa
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (PermissionError(13, "Permission denied"), RemoteError),
-        (OSError(errno.ENOSPC, "No space left on device", "there"), DiskError),
-        (ZeroDivisionError("division by zero"), RemoteError),
-    ],
-)
-def test_a_disk_that_fails_is_the_urls(
-    library: Library, tmp_path: Path, error: Exception, kind: type[LibraryError]
-) -> None:
-    def fails(*given: Any, **more: Any) -> None:
-        raise error
-
-    for name in ("put_file", "mv"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalFileSystem, name, fails)
-            with pytest.raises(kind, match="far"):
-                push(library, str(tmp_path / "far"), library.entries())
-        assert not list((tmp_path / "far").iterdir()), "no part is left"
-
-
 def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     library: Library, other: Library, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,24 +217,6 @@ def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     assert decided.wait(10)
     pull(other, url)
     pruning.join()
-    assert same(library, other)
-
-
-def test_pushes_of_the_same_documents_at_the_same_time(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far, move = str(tmp_path / "far"), LocalFileSystem.mv
-
-    def meanwhile(*given: Any) -> None:
-        with pytest.MonkeyPatch.context() as second:
-            second.setattr(LocalFileSystem, "mv", move)
-            push(library, far, library.entries())
-        move(*given)
-
-    with pytest.MonkeyPatch.context() as first:
-        first.setattr(LocalFileSystem, "mv", meanwhile)
-        push(library, far, library.entries())
-    pull(other, far)
     assert same(library, other)
 
 
@@ -314,29 +265,6 @@ def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
         other.remove(other.entries()[0])
 
 
-def test_a_document_that_lacks_a_file_there_stops_no_other(
-    library: Library, other: Library, url: str
-) -> None:
-    push(library, url, library.entries())
-    first, second = sorted(entry.key for entry in library.entries())
-    remote = CopyPlace(url)
-    remote._fs.rm_file(remote._path(f"documents/{first}.tokens"))
-    done = pull(other, url)
-    assert (len(done.failed), done.copied) == (1, [second])
-
-
-def test_a_document_of_another_format_is_not_to_be_deleted(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far = tmp_path / "far"
-    push(library, str(far), library.entries())
-    path = min(far.glob("documents/*.doc"))
-    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 4 ", 1))
-    (error,) = pull(other, str(far)).failed
-    assert "is of format 4; this esa reads format 1 to 3" in error.message
-    assert error.hint == "use the esa that wrote it"
-
-
 def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library, url: str) -> None:
     first, second = library.entries()
     push(library, url, [first, second])
@@ -346,36 +274,6 @@ def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library
     path.write_bytes(path.read_bytes()[:-1])
     pull(other, url)
     assert same(library, other)
-
-
-def test_a_pull_says_that_it_waits_for_an_ingest(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far = str(tmp_path / "far")
-    push(library, far, library.entries())
-
-    def waiting() -> None:
-        raise InterruptedError("as Ctrl-C")
-
-    paths = LibraryPaths(other.root)
-    paths.make()
-    with paths.locked(library.entries()[0].key), pytest.raises(InterruptedError):
-        pull(other, far, waiting=waiting)
-    assert len(pull(other, far, waiting=waiting).copied) >= 1
-
-
-def test_a_pull_needs_room_for_what_is_not_there(
-    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far = str(tmp_path / "far")
-    push(library, far, library.entries())
-    pull(other, far)
-    for path in other.root.glob("documents/*.doc"):
-        path.unlink()
-    monkeypatch.setattr(library_paths.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    assert len(pull(other, far).copied) == 2
-    with pytest.raises(DiskError, match="the document would take"):
-        pull(Library(tmp_path / "new"), far)
 
 
 # Contents that no esa wrote, with valid checksums.
@@ -525,20 +423,6 @@ def test_an_archive_brings_documents_as_they_were(
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path / "out", filter="data")
     assert same(library, Library(tmp_path / "out")), "unpacked it is a library"
-
-
-def test_an_archive_of_an_earlier_esa_is_read(
-    library: Library, other: Library, archive: Path, tmp_path: Path
-) -> None:
-    """Its first member was an index, and it had no marker."""
-    with tarfile.open(archive) as tar, tarfile.open(tmp_path / "old.tar", "w") as old:
-        old.addfile(tarfile.TarInfo("esa-export"))
-        for member in tar.getmembers()[1:]:
-            old.addfile(member, tar.extractfile(member))
-    data = (tmp_path / "old.tar").read_bytes().rstrip(b"\0")
-    (tmp_path / "old.tar").write_bytes(data + bytes(-len(data) % 512 + 1024))
-    assert len(pull(other, str(tmp_path / "old.tar")).copied) == 2
-    assert same(library, other)
 
 
 def test_every_flipped_bit_of_an_archive_is_found_or_harmless(

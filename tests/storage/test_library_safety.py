@@ -14,7 +14,6 @@ from test_library import LAYOUT, WITH, files, ingest, part_of, text_of, used_at
 
 from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import Entry, Library, maintenance
-from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.storage.library.maintenance import NeededFiles
 
@@ -58,17 +57,6 @@ def test_what_is_not_ours_is_neither_listed_nor_counted_nor_swept(library: Libra
     assert foreign(library.root) == list(FOREIGN)
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_removing_leaves_what_is_not_ours(library: Library, damaged: bool) -> None:
-    entry = ingest(library, IDS)
-    put(library.root)
-    if damaged:
-        manifest(library, entry).write_bytes(b"rotten")
-    library.remove(library.entries()[0])
-    assert foreign(library.root) == list(FOREIGN)
-    assert files(library) <= set(FOREIGN)
-
-
 def test_the_parts_that_dead_ingests_left_are_ours(library: Library) -> None:
     ingest(library, IDS)
     names = files(library)
@@ -96,15 +84,6 @@ def test_a_folder_of_somebodys_own_is_refused(library: Library, call: str) -> No
         CALLS[call](library)
     assert "point ESA_LIBRARY to a folder of its own" in raised.value.hint
     assert sorted(library.root.rglob("*")) == before
-
-
-@pytest.mark.parametrize("below", ["", "b/c"])
-def test_the_part_of_the_path_that_is_a_file_is_named(tmp_path: Path, below: str) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(LibraryError, match=r"notes\.txt is a file") as raised:
-        ingest(Library(tmp_path / "notes.txt" / below), IDS)
-    assert f"point ESA_LIBRARY to a folder, as {tmp_path / 'library'}" in raised.value.hint
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -227,33 +206,6 @@ def test_projections_that_come_while_others_prune_stay(
         assert fit.exists()
     library.prune()
     assert not fit.exists()
-
-
-def test_a_claim_that_cannot_be_read_is_heeded(
-    library: Library, hide: Callable[[Path], None]
-) -> None:
-    entry = ingest(library, IDS)
-    part_of(library, [*range(70)], 50)
-    (claim,) = (library.root / "claims").iterdir()
-    hide(claim)
-    library.remove(entry)
-    with library.write(library.key(WITH, text_of(range(70))), WITH, [*range(70)], LAYOUT) as writer:
-        assert isinstance(writer, Writer)
-        assert writer.done == 48
-
-
-def test_a_document_that_goes_while_it_is_looked_for_is_not_found(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry, real = ingest(library, IDS), Path.read_bytes
-
-    def read(path: Path) -> bytes:
-        if path.suffix == ".doc":
-            path.unlink()
-        return real(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read)
-    assert library.find(entry.key) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows always has locks")

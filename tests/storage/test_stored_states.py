@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from test_library import (
     text_of,
 )
 
-from esa_cli.errors import ForeignVersionError, LibraryError
-from esa_cli.storage.library import Entry, Library, checksummed_file
-from esa_cli.storage.library.document_files import pack_states, unpack_states
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import Library, checksummed_file
+from esa_cli.storage.library.document_files import pack_states
 from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(70)]
@@ -196,43 +195,3 @@ def test_contents_that_are_not_its_own_are_refused(
     far = tmp_path / "library"
     assert len(pull(other, str(far)).failed) == 1
     assert not other.entries()
-
-
-def test_more_layers_than_there_are_tensors_are_refused(library: Library) -> None:
-    """A list of so many would not fit into memory."""
-    entry = ingest(library, IDS, WITH_STATES)
-    many = replace(entry, layout=replace(entry.layout, states=10**12))
-    name = entry.segments[-1].partition("-")[0].encode()
-    packed = save({"layers": torch.tensor(10**12), "0.conv.0": torch.ones(1)})
-    with pytest.raises(LibraryError, match="no states as esa writes them"):
-        unpack_states(name + b"\n" + packed, state_file(library), many.layout, many.key)
-
-
-def test_documents_with_states_are_exported_and_copied(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    entries = [ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])]
-    push(library, str(tmp_path / "books.tar"), entries)
-    pull(other, str(tmp_path / "books.tar"))
-    push(library, str(tmp_path / "far"), entries)
-    third = Library(tmp_path / "third")
-    pull(third, str(tmp_path / "far"))
-    for one in (other, third):
-        assert contents(one) == contents(library)
-        found = one.find(entries[0].key)
-        assert isinstance(found, Entry)
-        assert one.verify(found) == []
-        assert equal(one.open(found).states, states_of(IDS, 70))
-
-
-def test_versions_without_states_refuse_them_and_read_all_others(
-    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_states, without = ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])
-    push(library, str(tmp_path / "books.tar"), [with_states, without])
-    monkeypatch.setattr(checksummed_file, "NEWEST", {})
-    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1 to 1"):
-        library.find(with_states.key)
-    assert library.find(without.key)
-    done = pull(other, str(tmp_path / "books.tar"))
-    assert (done.copied, len(done.failed)) == ([without.key], 1)
