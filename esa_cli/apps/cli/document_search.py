@@ -142,12 +142,12 @@ def _library_texts(catalogue: Catalogue, reporter: Reporter) -> LibraryTexts:
 
 def _report_left_out(library: LibraryTexts, reporter: Reporter) -> None:
     _report_refused(library.refused, {}, reporter)
-    errors = [entry.error for entry in library.damaged]
-    if len(errors) == 1:
-        reporter.warn(f"esa: left out: {errors[0].message}")
-    elif errors:
+    damaged = library.damaged
+    if len(damaged) == 1:
+        reporter.warn(f"esa: left out: {damaged[0].damage}")
+    elif damaged:
         reporter.warn(
-            f"esa: left out: {len(errors):,} documents of the library that cannot be used; "
+            f"esa: left out: {len(damaged):,} documents of the library that cannot be used; "
             "`esa library list` says why"
         )
 

@@ -16,7 +16,7 @@ from esa_cli.system.machine import size_text
 
 if TYPE_CHECKING:
     from esa_cli.errors import LibraryError
-    from esa_cli.storage.library import Entry, Library
+    from esa_cli.storage.library import Entry
 
 app = typer.Typer(help="List, check, copy and remove the documents that are kept.")
 _BAD = ("damaged", "another format", "unreadable")
@@ -109,19 +109,10 @@ def verify(names: AnyIds = None, as_json: options.Json = False) -> None:
 
 
 def _state(found: Sequence[LibraryError]) -> str:
-    from esa_cli.errors import ForeignVersionError, UnreadableError
+    from esa_cli.storage.library.manifest import state_of
 
-    if not found:
-        return "good"
-    states = {
-        "another format"
-        if isinstance(error, ForeignVersionError)
-        else "unreadable"
-        if isinstance(error, UnreadableError)
-        else "damaged"
-        for error in found
-    }
-    return next(state for state in _BAD if state in states)
+    states = set(map(state_of, found)) or {"good"}
+    return next(state for state in (*_BAD, "good") if state in states)
 
 
 def _complain(results: Sequence[tuple[Entry, Sequence[LibraryError]]]) -> None:
@@ -166,15 +157,6 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
     for entry in chosen:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({entry_label(entry)}), {freed} freed")
-    _say_note(library)
-
-
-def _say_note(library: Library) -> None:
-    """Says, once, that words of what was removed are still in the catalogue."""
-    from esa_cli.apps.cli.output.terminal import Reporter
-
-    if library.catalogue_note:
-        Reporter().warn(f"esa: {library.catalogue_note}")
 
 
 @app.command("prune")
@@ -198,7 +180,6 @@ def prune(
     most = None if max_size is None else parse_size(max_size, "--max-size")
     library = Library()
     done = library.prune(most, dry_run=dry_run)
-    _say_note(library)
     if as_json:
         print_json(
             {

@@ -63,7 +63,7 @@ def entry_label(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
         damage = one_line(entry.damage)
-        return damage if entry.unreadable else f"{entry.state}: {damage}"
+        return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
     return one_line(entry.name) or "without a name"
 
 
