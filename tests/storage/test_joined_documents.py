@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.storage.joined_store import text_rows
@@ -50,17 +49,3 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     session.ask(QUESTION, trace=lambda chunk: seen.update(chunk.far.tolist()))
     ranges = text_rows(helds)
     assert all(any(at in rows for at in seen) for rows in ranges)
-
-
-def test_earlier_turns_come_between_document_and_question(session: Session) -> None:
-    session.read(TEXT)
-    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
-    before, ids = session.prompt.history(turns), session.prompt.question(QUESTION, later=True)
-    text = session.tokenizer.decode(before + ids)
-    assert all(text.count(word) == 1 for turn in turns for word in turn)
-    assert text.index("closes") < text.index("The market") < text.index("At dusk")
-    low, high = session.prompt.question_span(QUESTION, later=True)
-    assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
-    first = session.ask(QUESTION, history=turns)
-    assert session.cache.get_seq_length() == session.document_tokens
-    assert session.ask(QUESTION, history=turns).text == first.text

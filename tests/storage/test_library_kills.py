@@ -10,7 +10,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import stat
@@ -234,18 +233,6 @@ def test_an_ingest_that_is_refused_leaves_the_library_as_it_was(
         with pytest.raises(ResourceError, match="the disk has"):
             ingest(library, IDS)
     assert contents(library) == there
-
-
-def test_a_limit_on_files_ends_the_same_way(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        with pytest.raises(ResourceError, match="File too large"):
-            ingest(library, IDS)
-
-    assert ended(child(limited)) == 0
-    assert files(library) == set()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no names of open files")

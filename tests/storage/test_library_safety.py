@@ -14,7 +14,6 @@ from test_library import LAYOUT, WITH, files, ingest, part_of, text_of
 
 from esa_cli.errors import LibraryError, UnreadableError
 from esa_cli.storage.library import Entry, Library, maintenance
-from esa_cli.storage.library.library_paths import MARKER
 from esa_cli.storage.library.maintenance import NeededFiles
 
 IDS = [*range(40)]
@@ -84,18 +83,6 @@ def test_a_folder_of_somebodys_own_is_refused(library: Library, call: str) -> No
         CALLS[call](library)
     assert "point ESA_LIBRARY to a folder of its own" in raised.value.hint
     assert sorted(library.root.rglob("*")) == before
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_folder_that_is_empty_or_missing_becomes_a_library(library: Library, there: bool) -> None:
-    if there:
-        library.root.mkdir()
-    assert library.entries() == []
-    assert library.find("a" * 40) is None
-    assert not there or os.listdir(library.root) == []
-    entry = ingest(library, IDS)
-    assert (library.root / MARKER).is_file()
-    assert library.verify(entry) == []
 
 
 def manifest(library: Library, entry: Entry) -> Path:

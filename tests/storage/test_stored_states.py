@@ -155,14 +155,7 @@ def test_every_byte_is_covered(library: Library) -> None:
         path.write_bytes(changed)
         (found,) = library.verify(entry)
         assert path.name in found.message
-    for wrong in (data[:-1], data + b"\0", b""):
-        path.write_bytes(wrong)
-        with pytest.raises(LibraryError, match=r"states is damaged") as raised:
-            library.open(entry)
-        assert f"esa library rm {entry.id}" in raised.value.hint
     path.unlink()
-    (found,) = library.verify(entry)
-    assert found.message == f"{path} is missing"
     with pytest.raises(LibraryError, match="is missing"):
         library.open(entry)
 
@@ -170,12 +163,8 @@ def test_every_byte_is_covered(library: Library) -> None:
 WRONG = {
     "another segment's": pack_states("a" * 40, states_of(IDS, 70)),
     "too few": pack_states("SEGMENT", states_of(IDS, 70)[:2]),
-    "another layer": b"SEGMENT\n" + save({"layers": torch.tensor(3), "3.conv.0": torch.ones(1)}),
     "another name": b"SEGMENT\n" + save({"layers": torch.tensor(3), "0.keys.0": torch.ones(1)}),
-    "no number": b"SEGMENT\n" + save({"0.conv.0": torch.ones(1)}),
     "no tensors": b"SEGMENT\nabc",
-    "no line": b"SEGMENT",
-    "no letters": b"\xff\n",
 }
 
 

@@ -232,7 +232,7 @@ class Segment:
 
 
 class SegmentLayer:
-    """One layer's rows in a segment, as a `KVStore` that is read and not written.
+    """One layer's rows in a segment, as a `KVStore` that is only read.
 
     Args:
         device: where what is read is put.
@@ -253,21 +253,18 @@ class SegmentLayer:
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop), each (G, stop - start, D); views on the CPU."""
         rows = decode(self.segment.records(self.layer, start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         rows = self.segment.gather(self.layer, at.to(CPU)).to(self.device)
         return split_rows(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (start, keys (G, n, D)) over [start, stop), n <= most; of int8 rows only the heads
-        of `groups` are decoded."""
+        """Of int8 rows only the heads of `groups` are decoded."""
         records = self.segment.records(self.layer, start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
@@ -276,13 +273,11 @@ class SegmentLayer:
 
     @property
     def reduced(self) -> int:
-        """The number of tokens that have a reduced key: all or none."""
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (start, reduced keys (n, R)) over [start, stop), n <= most."""
         assert stop <= self.reduced, "tokens must have reduced keys"
         features = self.segment.reduced(self.layer)[start:stop].to(self.device)
         for low in range(0, stop - start, most):
