@@ -249,22 +249,6 @@ def test_segments_are_shared_only_where_the_compressor_saw_the_same(library: Lib
     assert_holds(library.open(entry).layers(), second, layout)
 
 
-def test_an_interrupted_ingest_goes_on_after_its_last_whole_segment(library: Library) -> None:
-    ids = [*range(70)]
-    part_of(library, ids, 41)
-    assert library.entries() == []
-    with library.write(library.key(WITH, text_of(ids)), WITH, ids, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
-        assert writer.done == 32
-        assert_holds(writer.layers, ids[:32])
-        read(writer, ids)
-        entry = finish(writer, ids)
-    assert_holds(library.open(entry).layers(), ids)
-    whole = Library(library.root.with_name("other"))
-    ingest(whole, ids)
-    assert contents(library) == contents(whole)
-
-
 def test_an_ingest_that_wrote_nothing_leaves_nothing(library: Library) -> None:
     part_of(library, [*range(70)], 8)
     assert files(library) == set()

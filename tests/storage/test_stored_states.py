@@ -73,21 +73,6 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
     assert files(library) == set()
 
 
-@pytest.mark.parametrize("stop", [8, 40, 64])
-def test_an_interrupted_ingest_goes_on_to_the_same_bytes(
-    library: Library, other: Library, stop: int
-) -> None:
-    ingest(other, IDS, WITH_STATES)
-    part_of(library, IDS, stop, WITH_STATES)
-    with writing(library) as writer:
-        done = stop // 16 * 16
-        assert writer.done == done
-        assert equal(writer.states, states_of(IDS, done) if done else [{}] * 3)
-        read(writer, IDS)
-        finish(writer, IDS)
-    assert contents(library) == contents(other)
-
-
 def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
     library: Library, other: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

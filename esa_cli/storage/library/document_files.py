@@ -16,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -243,17 +242,7 @@ def _are_states(entry: Entry, payload: bytes, path: Path) -> bool:
 _CHECKS = {"text": _is_text, "tokens": _are_tokens, "fit": _are_projections, "states": _are_states}
 
 
-@dataclass
-class _Provenance:
-    name: str
-    source: str
-    bytes: int
-    missing: list[str]
-    path: str = ""
-    model: str = ""
-    preset: str = ""
-    esa: str = ""
-    rows: str = ""
+_PROVENANCE = {"name": str, "source": str, "bytes": int, "missing": list}
 
 
 def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
@@ -264,22 +253,19 @@ def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = manifest.decode_entry(paths, key, data)
-        TypeAdapter(_Provenance).validate_json(json.dumps(entry.provenance), strict=True)
-        if _fits_itself(paths, entry, set(json.loads(payload))):
+        if set(json.loads(payload)) == set(manifest.facts(entry)) and _fits_itself(paths, entry):
             return entry
     except _UNPACKING as error:
         raise damage_error(path, "its contents are not what esa writes", key) from error
     raise damage_error(path, "its contents are not what esa writes", key)
 
 
-def _fits_itself(paths: LibraryPaths, entry: Entry, fields: set[str]) -> bool:
-    """Whether a manifest has the fields that esa writes, numbers that can be, and names of files
-    that esa makes, of its own."""
-    layout, sizes = entry.layout, entry.sizes
-    counts = [entry.head, entry.characters, entry.provenance["bytes"], *sizes.values()]
-    counts += [start for start, *_ in entry.marks]
+def _fits_itself(paths: LibraryPaths, entry: Entry) -> bool:
+    """Whether a manifest has numbers that can be, and names of files that esa makes, of its own."""
+    layout, sizes, known = entry.layout, entry.sizes, entry.provenance
+    counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
     return (
-        fields == set(manifest.facts(entry))
+        all(type(known[name]) is kind for name, kind in _PROVENANCE.items())
         and min(counts) >= 0
         and 0 < entry.tokens >= entry.head
         and 0 <= entry.created < 1 << 40

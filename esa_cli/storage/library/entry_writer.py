@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,50 +39,6 @@ from esa_cli.storage.memory_store import CPU, MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 
 
-@dataclass(frozen=True)
-class ResumedSegments:
-    """First segments of a document, the fit of their reduced keys, and the states after them."""
-
-    segments: list[Segment] = field(default_factory=list)
-    fit: str = NO_FIT
-    projections: list[Any] | None = None
-    states: list[State] = field(default_factory=list)
-
-
-def resumed_segments(
-    paths: LibraryPaths, key: str, prefixes: Sequence[str], layout: Layout, tokens: int
-) -> ResumedSegments:
-    """The longest run of whole first segments on disk, every byte of it checked. If layers of the
-    model keep states, all segments up to the one after which these were stored, or none.
-
-    Args:
-        key: the document's. prefixes: names of all its segments, without that of the fit.
-        tokens: of the whole document.
-    """
-    best, states = ResumedSegments(), list[State]()
-    whole, fewest = prefixes[: tokens // layout.segment], 1
-    if layout.states:
-        try:
-            stored = read_states(paths, layout, key)
-            whole = prefixes[: prefixes.index(stored.segment) + 1]
-        except (LibraryError, ValueError):
-            return best
-        states, fewest = stored.states, len(whole)
-    first = paths.segments.glob(f"{prefixes[0]}-*.seg")
-    for fit in sorted(path.stem.partition("-")[2] for path in first):
-        segments = list[Segment]()
-        with suppress(LibraryError):
-            projections = read_fit(paths, fit, key)
-            for name in whole:
-                size = min(layout.segment, tokens - len(segments) * layout.segment)
-                segment = Segment(paths.segment(f"{name}-{fit}"), layout, size, key)
-                segment.check()
-                segments.append(segment)
-        if len(segments) >= fewest and len(segments) > len(best.segments):
-            best = ResumedSegments(segments, fit, projections, states)
-    return best
-
-
 class Writer:
     """A running ingest; `Library.write` makes it while it holds the document's lock.
 
@@ -110,19 +65,48 @@ class Writer:
         with write_errors(paths.root), paths.locked("library"):
             self._continued = paths.reservation(key).exists()
             reserve(paths, key, self._prefixes)
-        resumed = resumed_segments(paths, key, self._prefixes, layout, len(ids))
-        self._names, self._fit = [one.path.stem for one in resumed.segments], resumed.fit
-        self.projections: list[Any] | None = resumed.projections
-        self.states: list[State] = resumed.states or [{} for _ in range(layout.states)]
-        self.done = sum(segment.tokens for segment in resumed.segments)
+        self._names, self._fit = list[str](), NO_FIT
+        self.projections: list[Any] | None = None
+        self.states: list[State] = [{} for _ in range(layout.states)]
+        segments = self._resumed()
+        self.done = sum(segment.tokens for segment in segments)
         self.layers = list[JoinedStore]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
         for i, device in enumerate(devices or [CPU] * layout.layers):
             own = layout.of(i)
             tail = MemoryStore(own.heads, own.dim, dtype, torch.device(device), own.shared)
             tail.expect(layout.segment)
-            parts = [SegmentLayer(one, i, tail.device) for one in resumed.segments]
+            parts = [SegmentLayer(one, i, tail.device) for one in segments]
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
+
+    def _resumed(self) -> list[Segment]:
+        """The longest run of whole first segments on disk, every byte of it checked. If layers of
+        the model keep states, all segments up to the one after which these were stored, or none."""
+        layout, best, states = self.layout, list[Segment](), self.states
+        whole, fewest = self._prefixes[: len(self.ids) // layout.segment], 1
+        if layout.states:
+            try:
+                stored = read_states(self.paths, layout, self.key)
+                whole = self._prefixes[: self._prefixes.index(stored.segment) + 1]
+            except (LibraryError, ValueError):
+                return []
+            states, fewest = stored.states, len(whole)
+        first = self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")
+        for fit in sorted(path.stem.partition("-")[2] for path in first):
+            segments = list[Segment]()
+            with suppress(LibraryError):
+                projections = read_fit(self.paths, fit, self.key)
+                for name in whole:
+                    size = min(layout.segment, len(self.ids) - len(segments) * layout.segment)
+                    path = self.paths.segment(f"{name}-{fit}")
+                    segment = Segment(path, layout, size, self.key)
+                    segment.check()
+                    segments.append(segment)
+            if len(segments) >= fewest and len(segments) > len(best):
+                best, self.states = segments, states
+                self._fit, self.projections = fit, projections
+                self._names = [one.path.stem for one in segments]
+        return best
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.

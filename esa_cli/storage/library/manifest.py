@@ -6,9 +6,7 @@ depend on the first tokens (`Layout.fit`), which are therefore in every name.
 
 A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-    rows        n records, one for each token: keys, then values of all heads, unless the keys are
-                the values; as they are (native) or as bytes followed by a float32 scale for each
-                block of them: of the 2 * G heads, or a part of one (int8)
+    rows        n records, one for each token: keys, then values of all heads (`segment.encode`)
     reduced     n reduced keys (R numbers), if the layer has any
     checksums   n of 64 bits, one for each record
 
@@ -300,15 +298,12 @@ class Entry:
 
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON data, as `esa library --json` prints it."""
-        if self.damage:
-            state = {"state": self.state, "damage": self.damage}
-            return {"id": self.id, "key": self.key, **state}
+        known = {"id": self.id, "key": self.key}
+        if self.error:
+            return known | {"state": self.state, "damage": self.damage}
         return {
-            "id": self.id,
-            "key": self.key,
-            "name": self.name,
-            "tokens": self.tokens,
-            "characters": self.characters,
+            **known,
+            **{name: getattr(self, name) for name in ("name", "tokens", "characters")},
             "bytes": self.nbytes,
             "created": self.created,
             "used": self.used,
