@@ -17,7 +17,7 @@ import re
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,54 +255,47 @@ def push(
             document can be copied to an archive. UsageError: the archive exists and is something
             else. DocumentError, ResourceError: it cannot be written.
     """
-    paths = LibraryPaths(library.root)
+    paths, result, sizes = LibraryPaths(library.root), CopyResult(), dict[str, int]()
     if not entries:
-        return CopyResult()
-    if not is_archive(place):
-        folder = CopyPlace(place)
-        return _push_all(paths, entries, folder.make(paths.root / MARKER), folder.put, progress)
-    with _new_archive(Path(place)) as put:
-        put(paths.root / MARKER, MARKER)
-        result = _push_all(paths, entries, {}, put, progress)
-        if result.failed and not result.copied:
+        return result
+    with ExitStack() as stack:
+        if is_archive(place):
+            put = stack.enter_context(_new_archive(Path(place)))
+            put(paths.root / MARKER, MARKER)
+        else:
+            folder = CopyPlace(place)
+            put, sizes = folder.put, folder.make(paths.root / MARKER)
+        for number, entry in enumerate(entries, 1):
+            try:
+                new = _new_files(paths, entry, sizes)
+            except LibraryError as error:
+                result.failed.append(error)
+            else:
+                for name, path in new.items():
+                    put(path, name)
+                    sizes[name] = size_of(path)
+                    result.bytes += sizes[name]
+                result.copied += [entry.key] if new else []
+                result.there += not new
+            if progress:
+                progress(number, len(entries))
+        if is_archive(place) and result.failed and not result.copied:
             raise result.failed[0]
     return result
 
 
-def _push_all(
-    paths: LibraryPaths,
-    entries: Sequence[Entry],
-    sizes: dict[str, int],
-    put: Put,
-    progress: Progress | None,
-) -> CopyResult:
-    """Puts each document's files that are not there, if all of these are good; `sizes` has those
-    there."""
-    result = CopyResult()
-    for number, entry in enumerate(entries, 1):
-        needed = {file_name(paths, path): path for path in needed_paths(paths, entry)}
-        new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
-        try:
-            manifest.read(paths, entry.key)
-            for path in new.values():
-                check_file(path, path, entry)
-        except LibraryError as error:
-            result.failed.append(error)
-        else:
-            last = paths.document(entry.key)
-            if not sizes.get(file_name(paths, last)):  # else another machine's, of these contents
-                new[file_name(paths, last)] = last
-            for name, path in new.items():
-                put(path, name)
-                sizes[name] = size_of(path)
-                result.bytes += sizes[name]
-            if new:
-                result.copied.append(entry.key)
-            else:
-                result.there += 1
-        if progress:
-            progress(number, len(entries))
-    return result
+def _new_files(paths: LibraryPaths, entry: Entry, sizes: dict[str, int]) -> dict[str, Path]:
+    """A document's files by name, the manifest last, that are not in a place that has files of
+    these sizes. Raises LibraryError: one of them is damaged."""
+    manifest.read(paths, entry.key)
+    needed = {file_name(paths, path): path for path in needed_paths(paths, entry)}
+    new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
+    for path in new.values():
+        check_file(path, path, entry)
+    last = paths.document(entry.key)
+    if not sizes.get(file_name(paths, last)):  # else another machine's, of these contents
+        new[file_name(paths, last)] = last
+    return new
 
 
 def pull(
