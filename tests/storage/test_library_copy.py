@@ -8,6 +8,8 @@ import os
 import random
 import re
 import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from safetensors.torch import save
 from test_library import assert_holds, files, ingest
 
 from esa_cli.errors import ArchiveFileError, LibraryError, RemoteError, UsageError
-from esa_cli.storage.library import Library, checksummed_file
+from esa_cli.storage.library import Library, checksummed_file, maintenance
 from esa_cli.storage.library.document_files import pack_tokens
 from esa_cli.storage.library.library_copy import CopyPlace, pull, push, without_password
 from esa_cli.storage.library.library_paths import MARKER
@@ -163,6 +165,40 @@ def test_the_folder_of_a_disk_is_a_library(library: Library, tmp_path: Path) -> 
     assert all(far.verify(entry) == [] for entry in far.entries())
     assert far.prune().leftovers == 0
     assert ingest(far, IDS).key in {entry.key for entry in library.entries()}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such rights")
+def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path: Path) -> None:
+    made, before = tmp_path / "far" / "made", tmp_path / "before"
+    before.mkdir()
+    before.chmod(0o750)
+    for place in (made, before):
+        push(library, str(place), library.entries())
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert before.stat().st_mode & 0o777 == 0o750, "another's folder keeps its rights"
+
+
+def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
+    library: Library, other: Library, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(library, url, library.entries())
+    pull(other, url)
+    for path in other.root.glob("documents/*"):
+        path.unlink()  # segments that no document needs
+    decided, delete = threading.Event(), maintenance._delete
+
+    def later(*given: Any) -> int:
+        decided.set()
+        time.sleep(0.5)
+        return delete(*given)
+
+    monkeypatch.setattr(maintenance, "_delete", later)
+    pruning = threading.Thread(target=other.prune)
+    pruning.start()
+    assert decided.wait(10)
+    pull(other, url)
+    pruning.join()
+    assert same(library, other)
 
 
 def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Path) -> None:
