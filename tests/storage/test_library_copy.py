@@ -279,7 +279,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "tokens": lambda facts: facts.update(tokens=facts["tokens"] - 1),
     "negative": lambda facts: facts.update(head=-1),
     "rows": lambda facts: facts["sizes"].update(segments=facts["sizes"]["segments"] + 1),
-    "path": lambda facts: facts.update(segments=["../../x-none"] * len(facts["segments"])),
+    "path": lambda facts: facts.update(
+        segments=[f"../../x-{facts['fit']}"] * len(facts["segments"])
+    ),
     "fit": lambda facts: facts.update(fit="../x"),
     "layers": lambda facts: facts["layout"].update(layers=10**12),
     "states": lambda facts: facts["layout"].update(states=10**12),
