@@ -91,8 +91,6 @@ class Bm25Score(Score):
     def __post_init__(self) -> None:
         if self.window < 2 or self.window % 2:
             raise ValueError(f"window must be even and at least 2, got {self.window}")
-        if self.layers not in ("first", "all"):
-            raise ValueError(f"layers must be first or all, got {self.layers!r}")
 
     @property
     def last_layer(self) -> int | None:

@@ -136,10 +136,6 @@ class LayerSums(Selector):
     answer: Literal["keep", "vote"] = "keep"
 
     def __post_init__(self) -> None:
-        if self.rounds not in (1, 2):
-            raise ValueError(f"rounds must be 1 or 2, got {self.rounds}")
-        if self.answer not in ("keep", "vote"):
-            raise ValueError(f"answer must be keep or vote, got {self.answer!r}")
         if self.rounds == 2 and self.answer == "vote":
             raise ValueError("answer must be keep where rounds is 2, got 'vote'")
 
@@ -173,10 +169,9 @@ class LayerSums(Selector):
         if same is None or same.layer >= step.layer:
             same = question
             # Scores of layers after this one are left from an earlier pass.
-            for start in [
-                s for s, a in layer_scores.items() if a.layer > step.layer and a is not question
-            ]:
-                del layer_scores[start]
+            for start, other in list(layer_scores.items()):
+                if other.layer > step.layer and other is not question:
+                    del layer_scores[start]
         scores = step.scores()
         # A token without a score counts as the lowest that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)

@@ -74,7 +74,7 @@ def register(
             raise PluginError(
                 f"{kind} {name!r} is not a dataclass", "put @dataclass(frozen=True) under @register"
             )
-        if any(field.name == "name" for field in dataclasses.fields(cls)):
+        if "name" in {field.name for field in dataclasses.fields(cls)}:
             raise PluginError(
                 f"{kind} {name!r} has a setting 'name', which means the method itself",
                 "call it something else",
@@ -149,41 +149,26 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
             raise PresetError(
                 f"{kind} {name!r} has no setting {key!r}", nearest(key, sorted(known))
             )
-    hints = _hints(cls, f"{kind} {name!r}")
-    values = {key: _typed(value, hints[key], f"{kind}.{key}") for key, value in fields.items()}
-    try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
-        raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
-
-
-def _hints(cls: type, what: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(cls)
-    except NameError as error:
-        raise PluginError(
-            f"{what}: {error}", "import what the fields' types name outside `if TYPE_CHECKING`"
-        ) from error
-
-
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """The value if it is of the type `hint`; whole numbers may stand for floats, no more.
-
-    Raises:
-        PresetError: it is not. PluginError: no preset can hold a value of that type.
-    """
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+    key = ""
     try:
-        return TypeAdapter(hint).validate_python(value, strict=True)
+        hints = get_type_hints(cls)
+        for key, value in fields.items():
+            fields[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+        return cls(**fields)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
-        raise PresetError(f"{where} = {value!r}: {message[0].lower()}{message[1:]}", "") from error
-    except PydanticUserError as error:
+        reason = f"{kind}.{key} = {fields[key]!r}: {message[0].lower()}{message[1:]}"
+        raise PresetError(reason) from error
+    except (NameError, PydanticUserError) as error:
+        setting = f"{kind}.{key} is a {hints[key]!r}" if key else error
         raise PluginError(
-            f"{where} is a {hint!r}, which a preset cannot hold",
-            "use int, float, bool, str or Literal",
+            f"{kind} {name!r} has a setting that a preset cannot hold: {setting}",
+            "use int, float, bool, str or Literal, imported outside `if TYPE_CHECKING`",
         ) from error
+    except (TypeError, ValueError) as error:
+        raise PresetError(f"{kind} {name!r}: {error}", "see `esa presets show`") from error
 
 
 class Base(NamedTuple):

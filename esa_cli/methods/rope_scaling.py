@@ -121,17 +121,6 @@ class Interpolation(StretchedPositions):
         return inverse.float() / self.factor, factor
 
 
-@recipe(
-    "interpolation",
-    about="full attention, positions divided to fit into the trained window",
-    source="Chen et al. 2023, position interpolation",
-    cost=FULL_COST,
-    full=True,
-)
-def interpolation(base: Base) -> dict[str, Any]:
-    return everything({"name": "interpolation", "factor": whole_stretch(base)})
-
-
 def _of_larger_base(base: float, stretch: float, inverse: Tensor) -> Tensor:
     """Inverse frequencies (D / 2,) of b' = base * stretch^(D / (D - 2)), where `inverse` is."""
     dim = 2 * inverse.shape[0]
@@ -174,29 +163,6 @@ class DynamicNTK(StretchedPositions):
             return inverse, factor
         stretch = self.factor * length / self.trained - (self.factor - 1)
         return _of_larger_base(base, stretch, inverse), factor
-
-
-@recipe(
-    "ntk",
-    about="full attention, a larger rotary base for the document's length",
-    source="bloc97 2023, NTK-aware scaling",
-    cost=FULL_COST,
-    full=True,
-)
-def ntk(base: Base) -> dict[str, Any]:
-    return everything({"name": "ntk", "factor": whole_stretch(base)})
-
-
-@recipe(
-    "ntk-dynamic",
-    about="full attention, a rotary base that grows with the tokens cached",
-    source="emozilla 2023, dynamic NTK-aware scaling",
-    cost=FULL_COST,
-    full=True,
-)
-def ntk_dynamic(base: Base) -> dict[str, Any]:
-    position = {"name": "ntk-dynamic", "factor": whole_stretch(base)}
-    return everything({**position, "trained": base.context})
 
 
 @register("position", "yarn", about="true positions, slow frequencies stretched")
@@ -245,18 +211,6 @@ class YaRN(StretchedPositions):
         return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
 
 
-@recipe(
-    "yarn",
-    about="full attention, slow frequencies stretched to the document's length",
-    source="Peng et al. 2023, YaRN",
-    cost=FULL_COST,
-    full=True,
-)
-def yarn(base: Base) -> dict[str, Any]:
-    position = {"name": "yarn", "factor": whole_stretch(base)}
-    return everything({**position, "trained": base.context})
-
-
 @register(
     "position",
     "rerope",
@@ -289,3 +243,25 @@ class ReRoPE(FixedDistance):
         if not self.trained:
             return None
         return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)
+
+
+def _recipe(name: str, about: str, source: str, trained: bool) -> None:
+    """Full attention with the position encoding of this name; `trained`: it has that setting."""
+
+    def settings(base: Base) -> dict[str, Any]:
+        window = {"trained": base.context} if trained else {}
+        return everything({"name": name, "factor": whole_stretch(base), **window})
+
+    recipe(name, about=f"full attention, {about}", source=source, cost=FULL_COST, full=True)(
+        settings
+    )
+
+
+_recipe("interpolation", "positions divided to fit into the trained window",
+        "Chen et al. 2023, position interpolation", trained=False)  # fmt: skip
+_recipe("ntk", "a larger rotary base for the document's length",
+        "bloc97 2023, NTK-aware scaling", trained=False)  # fmt: skip
+_recipe("ntk-dynamic", "a rotary base that grows with the tokens cached",
+        "emozilla 2023, dynamic NTK-aware scaling", trained=True)  # fmt: skip
+_recipe("yarn", "slow frequencies stretched to the document's length",
+        "Peng et al. 2023, YaRN", trained=True)  # fmt: skip

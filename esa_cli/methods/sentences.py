@@ -143,8 +143,6 @@ class PhraseScore(Score):
 
     def __post_init__(self) -> None:
         check_at_least(1, phrase=self.phrase)
-        if self.layers not in ("last", "all"):
-            raise ValueError(f"layers must be last or all, got {self.layers!r}")
 
     @property
     def rotates(self) -> bool:

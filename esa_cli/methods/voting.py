@@ -73,14 +73,10 @@ class VoteScore(Score):
         for pair in self.heads:
             if len(pair) != 2 or not all(isinstance(i, int) and i >= 0 for i in pair):
                 raise ValueError(f"heads must be pairs of a layer and a head, got {pair!r}")
-        if self.normalise not in ("head", "query"):
-            raise ValueError(f"normalise must be head or query, got {self.normalise!r}")
         if self.normalise == "query" and self.rule != "max":
             raise ValueError(f"rule must be max where normalise is query, got {self.rule!r}")
         if self.contrast and self.rule != "softmax":
             raise ValueError(f"rule must be softmax where contrast is on, got {self.rule!r}")
-        if self.rule not in ("softmax", "max"):
-            raise ValueError(f"rule must be softmax or max, got {self.rule!r}")
         check_at_least(0, shortlist=self.shortlist)
 
     @property

@@ -1,8 +1,8 @@
-"""Prefilled documents, and one layer's `KVStore` over the rows of several, and a growing tail.
+"""Prefilled documents, and one layer's `KVStore` over the rows of several and a growing tail.
 
 Keys are unrotated, so rows of several documents can follow each other as if they had been prefilled
 in one sequence. The documents' rows are only read; the question and its answer are appended to the
-tail. Every document keeps its own fitted compressor (`PerDocumentMaps`).
+tail.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class StoreSlice(NamedTuple):
 
 
 def refuse_change(store: Any, *arguments: Any) -> None:
-    """The method of a store that is only read, in place of those that change it."""
+    """`append`, `append_features` and `crop` of a store that is only read."""
     raise TypeError("stored rows are read-only; JoinedStore appends after them")
 
 
 class StoreChain:
-    """The rows of slices of stores, one after another, which are only read.
+    """The rows of slices of stores, one after another, which are only read; see `KVStore`.
 
     Args:
         like: a store of the same heads and dimension as all parts.
@@ -62,12 +62,10 @@ class StoreChain:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slices' stores."""
         return sum(part.store.nbytes for part in self._slices())
 
     @property
     def resident(self) -> bool:
-        """Whether all parts are in the memory of the device."""
         return all(part.store.resident for part in self._parts)
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
@@ -78,12 +76,11 @@ class StoreChain:
             yield edges[i] + low, store, first + low, first + high
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
-        spans = [store.span(low, high) for _, store, low, high in self._pieces(start, stop)]
-        return self._together(spans)
+        return self._together(
+            [store.span(low, high) for _, store, low, high in self._pieces(start, stop)]
+        )
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         slices, edges, pairs = self._slices(), self._edges(), list[tuple[Tensor, Tensor]]()
         for i, rows in divided(edges, at):
             store, first, _ = slices[i]
@@ -100,14 +97,12 @@ class StoreChain:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for begin, store, low, high in self._pieces(start, stop):
             for at, keys in store.key_blocks(low, high, most, groups):
                 yield at - low + begin, keys
 
     @property
     def reduced(self) -> int:
-        """The number of tokens that have a reduced key."""
         for start, part in zip(self._edges(), self._slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
@@ -116,7 +111,7 @@ class StoreChain:
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, reduced keys (n, R)) over [start, stop), never across parts."""
+        """Never across parts."""
         for begin, store, low, high in self._pieces(start, stop):
             for at, features in store.feature_blocks(low, high, most):
                 yield at - low + begin, features
@@ -150,11 +145,9 @@ class JoinedStore(StoreChain):
         return self.stored + len(self.tail)
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens to the tail: k and v (G, C, D), unrotated."""
         self.tail.append(k, v)
 
     def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) to the tail."""
         assert self.reduced >= self.stored, "the parts must have reduced keys, too"
         self.tail.append_features(features)
 
@@ -164,7 +157,7 @@ class JoinedStore(StoreChain):
         self.tail.drop_first(len(store))
 
     def crop(self, tokens: int) -> None:
-        """Removes the last -tokens tokens of the tail. Raises ValueError if it has fewer."""
+        """Raises ValueError if the tail has fewer than -tokens tokens."""
         if -tokens > len(self.tail):
             raise ValueError(f"tokens must be at least {-len(self.tail)}, got {tokens}")
         self.tail.crop(tokens)
@@ -172,12 +165,11 @@ class JoinedStore(StoreChain):
 
 @dataclass(frozen=True)
 class PerDocumentMaps(Projection):
-    """The projections of several documents, each for its own rows.
+    """The projections of several documents, each for its own rows. Questions are asked after the
+    last document, by its projections.
 
     Args:
-        starts: the first row of each document, ascending from 0; what comes after the last one
-            belongs to it.
-        maps: their projections.
+        starts: the first row of each document, ascending from 0. maps: their projections.
     """
 
     starts: Sequence[int]
@@ -188,11 +180,9 @@ class PerDocumentMaps(Projection):
         return self.maps[bisect_right(self.starts, row) - 1]
 
     def queries(self, q: Tensor) -> Tensor:
-        """Of the last document, after which questions are asked: (C, F) -> (C, R)."""
         return self.maps[-1].queries(q)
 
     def keys(self, k: Tensor) -> Tensor:
-        """Likewise: (n, F) -> (n, R)."""
         return self.maps[-1].keys(k)
 
 
@@ -244,7 +234,7 @@ def concatenate(
         stores.append(JoinedStore(parts, tail))
         maps = [document.projections[layer] for document in documents]
         fitted = [one for one in maps if one is not None]
-        if not fitted or len(fitted) < len(maps):
+        if len(fitted) < len(maps):
             projections.append(None)
         else:
             projections.append(fitted[0] if len(fitted) == 1 else PerDocumentMaps(starts, fitted))

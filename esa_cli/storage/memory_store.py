@@ -71,9 +71,8 @@ class GrowingRows:
     """A growing (N, width) matrix, stored as a list of contiguous segments.
 
     On the CPU no segment is ever copied (1,024 rows, then doubling up to 16,384), so a 300k-token
-    document never needs twice its memory, and the system gives no memory for what was not written
-    to. On a GPU there is one segment: of as many rows as are expected, and copied into a longer one
-    when it is full.
+    document never needs twice its memory. On a GPU there is one segment: of as many rows as are
+    expected, and copied into a longer one when it is full.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -89,7 +88,7 @@ class GrowingRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated; on the CPU those of the rows in use."""
+        """Bytes allocated; on the CPU, which gives memory when it is written to, of rows in use."""
         rows = self.capacity if self._whole else self.length
         return rows * self.width * self.dtype.itemsize
 
@@ -152,9 +151,7 @@ class GrowingRows:
             return self._segments[0].index_select(0, at)
         out = torch.empty(at.shape[0], self.width, dtype=self.dtype, device=self.device)
         for part, rows in divided([*self._starts, self.capacity], at):
-            torch.index_select(
-                self._segments[part], 0, at[rows] - self._starts[part], out=out[rows]
-            )
+            out[rows] = self._segments[part].index_select(0, at[rows] - self._starts[part])
         return out
 
     def after(self, start: int) -> GrowingRows:
@@ -178,7 +175,7 @@ def split_rows(rows: Tensor, heads: int, shared: bool = False) -> tuple[Tensor, 
 
 
 class MemoryStore:
-    """Keys and values of N tokens of one layer, and the side data that belongs to them.
+    """Keys and values of N tokens of one layer, and their reduced keys; see `KVStore`.
 
     Args:
         heads: G, key/value heads. dim: D, the head dimension. device: that computes.
@@ -210,36 +207,30 @@ class MemoryStore:
         return self._rows.nbytes + (self._features.nbytes if self._features else 0)
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens: k and v (G, C, D), unrotated."""
         both = (k,) if self.shared else (k, v)
         rows = torch.stack([part.transpose(0, 1) for part in both], dim=1)
         self._rows.append(rows.reshape(k.shape[1], self._rows.width))
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop), each (G, stop - start, D)."""
         rows = self._rows.span(start, stop).to(self.device)
         return split_rows(rows, self.heads, self.shared)
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         rows = self._rows.gather(at.to(self._rows.device)).to(self.device)
         return split_rows(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), n <= most; see `KVStore`."""
         for at, rows in self._rows.blocks(start, stop, most):
             keys = split_rows(rows, self.heads, self.shared)[0].to(self.device)
             yield at, keys if groups is None else keys[as_index(groups)]
 
     @property
     def reduced(self) -> int:
-        """The number of tokens that have a reduced key."""
         return self._features.length if self._features else 0
 
     def append_features(self, features: Tensor) -> None:
-        """Adds reduced keys (n, R) for the next n tokens that have none."""
         if self._features is None:
             self._features = GrowingRows(features.shape[1], features.dtype, features.device)
             self._features.expect(self._expected)
@@ -248,12 +239,10 @@ class MemoryStore:
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, reduced keys (n, R)) over [start, stop), n <= most."""
         assert self._features is not None, "the store must have reduced keys"
         yield from self._features.blocks(start, stop, most)
 
     def crop(self, tokens: int) -> None:
-        """Takes back the last -tokens tokens; `tokens` is negative, like the host's `crop`."""
         length = len(self) + tokens
         if self._features is not None:
             self._features.truncate(length)
@@ -278,10 +267,7 @@ class MakeStore(Protocol):
         self, layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
         shared: bool = False,
     ) -> KVStore:  # fmt: skip
-        """
-        Args:
-            device: of the keys. shared: the keys are the values, too.
-        """
+        ...
 
 
 class StorePlaces:

@@ -362,7 +362,6 @@ def test_voting_answers_add_to_the_question() -> None:
         ({"smooth": 4}, "odd"),
         ({"smooth": -3}, "odd"),
         ({"proximity": -1}, "at least 0"),
-        ({"answer": "drop"}, "keep or vote"),
     ],
     ids=str,
 )

@@ -30,7 +30,6 @@ from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLM
 from esa_cli.methods.loki import Loki
-from esa_cli.methods.tokenselect import TokenSelect
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import preset, resolved_preset
@@ -528,7 +527,7 @@ def test_methods_conform_with_other_settings(name: str) -> None:
     [
         {"name": "lm-infinite-topk", "count": 5, "first_layer": 0},
         {"name": "infllm", "block": 1, "representatives": 1},
-        {"name": "tokenselect", "reuse": 0.9, "pool": 5},
+        {"name": "tokenselect", "pool": 5},
         {"name": "quest", "dense_layers": 2},
         {"name": "loki", "rank": 1, "fit_tokens": 1},
         {"name": "loki", "rank": 999},
@@ -538,46 +537,14 @@ def test_options_conform(options: dict[str, Any]) -> None:
     assert failed(check("selector", options["name"], options)) == []
 
 
-def decode_step(step: Step, query: torch.Tensor) -> Step:
-    """The answer's next token, with a query (H, D) of our own."""
-    return replace(advance(step, 1, decoding=True), queries=query[:, None])
-
-
-def test_tokenselect_reuses_what_a_like_query_selected() -> None:
-    selector = registry.build("selector", {"name": "tokenselect", "reuse": 0.9})
-    every = registry.build("selector", {"name": "tokenselect"})
-    query = torch.randn(HEADS, 16)
-    step = make_step(middle=60)
-    selector.select(step, 8)
-    first = decode_step(step, query)
-    kept = selector.select(first, 8).tolist()
-    assert kept == every.select(first, 8).tolist(), "a question's selection is not taken over"
-    away = torch.randn(HEADS, 16)
-    away -= (away * query).sum() / (query * query).sum() * query  # all heads together: cosine 0
-    for share, reused in ((0.4, True), (0.6, False)):
-        # cos = 1 / sqrt(1 + share^2) = 0.928 and 0.857, of what was selected for first
-        near = query + share * away / away.norm() * query.norm()
-        second = decode_step(first, near)
-        want = kept if reused else every.select(second, 8).tolist()
-        assert selector.select(second, 8).tolist() == want
-    assert want != kept
-    word = replace(decode_step(second, near), decoding=False)
-    assert selector.select(word, 8).tolist() == every.select(word, 8).tolist()
-    assert word.states[TokenSelect].last is None, "a question begins anew"
-
-
-def test_tokenselect_forgets_its_selection_with_the_answer() -> None:
-    selector = registry.build("selector", {"name": "tokenselect", "reuse": 0.0})
-    step = decode_step(make_step(middle=60), torch.randn(HEADS, 16))
-    kept = selector.select(step, 8).tolist()
-    far = decode_step(step, torch.randn(HEADS, 16).abs() * step.queries[:, 0].sign())
-    assert selector.select(far, 8).tolist() == kept, "any cosine from 0 will do"
-    assert len(selector.select(far, 5)) == 5, "another budget is another selection"
-    step.store.crop(-2)
-    step.states[TokenSelect].crop(len(step.store))
-    other = decode_step(step, torch.randn(HEADS, 16))
-    fresh = registry.build("selector", {"name": "tokenselect"})
-    assert selector.select(other, 8).tolist() == fresh.select(other, 8).tolist()
+def test_lm_infinite_leaves_the_first_layers_alone() -> None:
+    selector = registry.build("selector", {"name": "lm-infinite-topk"})
+    for layer, count in ((0, 0), (3, 0), (4, 16), (30, 16)):
+        assert {len(row) for row in selected(selector, make_step(layer=layer), 16)} == {count}
+    five = registry.build("selector", {"name": "lm-infinite-topk", "count": 5})
+    assert {len(row) for row in selected(five, make_step(layer=9), 16)} == {5}
+    assert {len(row) for row in selected(five, make_step(layer=9), 3)} == {3}
+    assert selected(five, make_step(layer=9, middle=4), 16) == [[0, 1, 2, 3]] * HEADS
 
 
 def test_tokenselect_votes_with_the_key_head_it_attends_with() -> None:

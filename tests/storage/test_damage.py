@@ -10,12 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from test_library import LAYOUT, WITH, files, finish, ingest, offsets_of, read, rows_of, text_of
+from test_library import (
+    LAYOUT,
+    WITH,
+    assert_holds,
+    files,
+    finish,
+    ingest,
+    offsets_of,
+    read,
+    rows_of,
+    text_of,
+)
 
 from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Layout, Library, checksummed_file, segment
+from esa_cli.storage.library import Layout, Library, segment
 from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_copy import pull, push
 
@@ -31,23 +42,16 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return library
 
 
-def use(library: Library) -> bool:
-    """Finds, opens and reads all of the document; whether everything in it was right."""
+def use(library: Library) -> None:
+    """Finds, opens and reads all of the document, in which everything must be right."""
     entry = library.find(library.key(WITH, text_of(IDS)))
-    if entry is None:
-        return False
+    assert entry is not None
     stored = library.open(entry)
-    good = (stored.text, stored.ids) == (text_of(IDS), IDS)
-    good = good and stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
-    assert stored.projections is not None
-    for i, (layer, maps) in enumerate(zip(stored.layers(), stored.projections, strict=True)):
-        k, v = rows_of(IDS, 0, len(IDS), i)
-        good = good and torch.equal(layer.span(0, 40)[0], k)
-        good = good and torch.equal(layer.gather(torch.arange(40))[1], v)
-        features = torch.cat([block for _, block in layer.feature_blocks(0, 40)])
-        assert maps is not None
-        good = good and torch.allclose(features, maps.keys(flatten_keys(k)), 1e-4, 1e-4)
-    return good
+    assert (stored.text, stored.ids) == (text_of(IDS), IDS)
+    assert stored.offsets.tolist() == [list(pair) for pair in offsets_of(IDS)]
+    assert_holds(stored.layers(), IDS)
+    for i, layer in enumerate(stored.layers()):
+        assert torch.equal(layer.gather(torch.arange(40))[1], rows_of(IDS, 0, len(IDS), i)[1])
 
 
 def hurt(data: bytes, draw: random.Random) -> bytes:
@@ -65,7 +69,7 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
     names = sorted(files(kept))
     assert len(names) == 7
     entry = kept.entries()[0]
-    assert use(kept)
+    use(kept)
     for i in range(PLACES):
         path = kept.root / names[i % len(names)]
         data = path.read_bytes()
@@ -80,7 +84,7 @@ def test_damage_at_random_places_is_found_and_never_used(kept: Library) -> None:
                 assert kept.entries()[0].damage
         finally:
             path.write_bytes(data)
-    assert use(kept)
+    use(kept)
     assert kept.verify(entry) == []
 
 
@@ -154,18 +158,6 @@ def test_good_rows_in_wrong_places_are_found(kept: Library) -> None:
         path.write_bytes(data)
 
 
-def test_another_segment_in_its_place_is_found(kept: Library) -> None:
-    entry = kept.entries()[0]
-    first, second = (kept.root / "segments" / f"{name}.seg" for name in entry.segments[:2])
-    data = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    try:
-        with pytest.raises(LibraryError, match="another segment"):
-            kept.open(entry)
-    finally:
-        first.write_bytes(data)
-
-
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     library = Library(tmp_path)
     ingest(library, IDS)
@@ -183,7 +175,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         library.prune()
         assert files(library) == set()
     ingest(library, IDS)
-    assert use(library)
+    use(library)
 
 
 def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> None:
@@ -207,86 +199,8 @@ def test_a_damaged_document_can_be_removed_and_read_again(tmp_path: Path) -> Non
     path.write_bytes(data)
     assert library.verify(longer)
     ingest(library, IDS)
-    assert use(library)
+    use(library)
     assert library.verify(longer) == [], "it shares the segment, and has it back"
-
-
-def test_sealed_lines_have_one_spelling(tmp_path: Path) -> None:
-    data, digest = checksummed_file.encode("text", b"hello")
-    path = tmp_path / "x"
-    assert checksummed_file.decode(data, "text", path, "k" * 40) == b"hello"
-    line, _, payload = data.partition(b"\n")
-    spelled = [
-        line.replace(b" 5 ", b" 05 "), line.upper(), line.replace(b" 1 ", b" 01 "), line + b" ",
-        line.replace(digest.encode(), digest.upper().encode()), line.replace(b"text", b"tokens"),
-    ]  # fmt: skip
-    for wrong in spelled:
-        with pytest.raises(LibraryError):
-            checksummed_file.decode(wrong + b"\n" + payload, "text", path, "k" * 40)
-    with pytest.raises(LibraryError, match="checksum"):
-        checksummed_file.decode(data, "text", path, "k" * 40, digest="0" * 64)
-
-
-def test_what_is_read_of_a_segment_is_the_mapped_file(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-    with torch.inference_mode():  # what is opened while a model runs can be used afterwards
-        [stored, _] = library.open(ingest(library, IDS)).layers()
-    keys, values = stored.span(17, 20)
-    assert keys.data_ptr() - stored.span(16, 17)[0].data_ptr() == LAYOUT.row_bytes
-    assert values.data_ptr() - keys.data_ptr() == LAYOUT.row_bytes // 2
-    block, keys_block = next(stored.feature_blocks(16, 32))[1], next(stored.key_blocks(16, 32))[1]
-    if Path("/proc/self/maps").exists():
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            lines = [line.split() for line in maps if ".seg" in line]
-        bounds = [[int(part, 16) for part in line[0].split("-")] for line in lines]
-        for read in (keys, block, keys_block):
-            assert any(low <= read.data_ptr() < high for low, high in bounds)
-        assert {line[1] for line in lines} == {"rw-p"}, "writing to it would not reach the file"
-    with torch.enable_grad():
-        weight = torch.ones(4, requires_grad=True)
-        (stored.span(0, 20)[0] @ weight).sum().backward()
-    assert weight.grad is not None
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no list of open files")
-def test_an_open_document_keeps_no_file_open(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-    entry = ingest(library, [*range(200)])
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    stored = library.open(entry)
-    assert len(stored.layers()[0].parts) == 13
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_rows_are_checked_once(kept: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, checked, real = kept.open(kept.entries()[0]).layers()[0], list[int](), segment._sums
-
-    def counted(view: memoryview, size: int, name: str, layer: int, rows: Any) -> object:
-        checked.extend(rows.tolist())
-        return real(view, size, name, layer, rows)
-
-    monkeypatch.setattr(segment, "_sums", counted)
-    stored.gather(torch.tensor([1, 4, 9]))
-    stored.gather(torch.tensor([2, 4, 9]))
-    stored.span(8, 11)
-    stored.gather(torch.tensor([8, 10]))
-    assert checked == [1, 4, 9, 2, 8, 10]
-    stored.span(0, 16)
-    assert len(checked) == 6, "many are checked at once"
-
-
-@pytest.mark.parametrize("wrong", ["width", "type"])
-def test_what_the_layout_does_not_say_is_not_stored(tmp_path: Path, wrong: str) -> None:
-    layout = Layout(1, 1, 2, "float32", reduced=(3,), segment=4)
-    library = Library(tmp_path)
-    with library.write("a" * 40, WITH, [1, 2, 3, 4], layout) as writer:
-        assert isinstance(writer, Writer)
-        writer.layers[0].append(*torch.zeros(2, 1, 4, 2))
-        features = torch.zeros(4, 5 if wrong == "width" else 3)
-        writer.layers[0].append_features(features.half() if wrong == "type" else features)
-        with pytest.raises(ValueError, match=r"must be \(4, 3\) of float32"):
-            writer.flush([None])
-        assert writer.done == 0
 
 
 @pytest.mark.parametrize("kind", ["native", "int8"])
@@ -331,7 +245,7 @@ def test_layouts_that_make_no_sense() -> None:
         {"reduced_dtype": "float64"}, {"fit": -1}, {"block": 3}, {"layers": 10**12}, {"states": -1},
         {"shapes": ((2, 4),)}, {"shapes": ((2, 4), (0, 4))}, {"shapes": ((2, 4), (2, -1))},
     ):  # fmt: skip
-        with pytest.raises(ValueError, match=r"must (be|have|divide)"):
+        with pytest.raises(ValueError, match=r"layout|layers must be"):
             Layout(**{"layers": 2, "heads": 2, "dim": 4, "dtype": "float32", **wrong})
     assert Layout.of_json(LAYOUT.as_json()) == LAYOUT
     plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
 from esa_cli.storage.joined_store import text_rows
@@ -50,43 +49,3 @@ def test_two_documents_are_asked_together(session: Session) -> None:
     session.ask(QUESTION, trace=lambda chunk: seen.update(chunk.far.tolist()))
     ranges = text_rows(helds)
     assert all(any(at in rows for at in seen) for rows in ranges)
-
-
-def test_earlier_turns_come_between_document_and_question(session: Session) -> None:
-    session.read(TEXT)
-    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
-    before, ids = session.prompt.history(turns), session.prompt.question(QUESTION, later=True)
-    text = session.tokenizer.decode(before + ids)
-    assert all(text.count(word) == 1 for turn in turns for word in turn)
-    assert text.index("closes") < text.index("The market") < text.index("At dusk")
-    low, high = session.prompt.question_span(QUESTION, later=True)
-    assert session.tokenizer.decode(ids[low:high]).strip() == QUESTION
-    first = session.ask(QUESTION, history=turns)
-    assert session.cache.get_seq_length() == session.document_tokens
-    assert session.ask(QUESTION, history=turns).text == first.text
-
-
-def test_turns_beyond_the_window_are_refused(session: Session) -> None:
-    session.use(preset.load("tiny-random", ["window.ending=0"]))
-    session.read(TEXT)
-    long = [Turn("What? " * 2000, "This.")]
-    with pytest.raises(UsageError, match="window has room") as caught:
-        session.ask(QUESTION, history=long)
-    assert "oldest turns" in str(caught.value.hint)
-    assert session.ask(QUESTION).text
-
-
-def test_earlier_turns_stay_in_view_while_the_question_is_read_twice(session: Session) -> None:
-    """Only what is behind the document is local here, and none of it is ever selected."""
-    both = ["window.ending=0", "selector.name=consensus", "selector.rounds=2", "score.name=vote"]
-    session.use(preset.load("tiny-random", both))
-    session.read(TEXT)
-    turns = [Turn("What closes?", "The market."), Turn("When?", "At dusk.")]
-    begins: list[int] = []
-    session.ask(
-        QUESTION,
-        history=turns,
-        max_new_tokens=2,
-        trace=lambda chunk: begins.append(chunk.start - chunk.local),
-    )
-    assert set(begins) == {session.document_tokens}

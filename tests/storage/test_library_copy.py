@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import os
@@ -13,27 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save
 from test_library import assert_holds, files, ingest
 
-from esa_cli.errors import (
-    ArchiveFileError,
-    DiskError,
-    LibraryError,
-    RemoteError,
-    ResourceError,
-    UsageError,
-)
-from esa_cli.storage.library import Library, checksummed_file, library_paths, maintenance
+from esa_cli.errors import ArchiveFileError, LibraryError, RemoteError, UsageError
+from esa_cli.storage.library import Library, checksummed_file, maintenance
 from esa_cli.storage.library.document_files import pack_tokens
 from esa_cli.storage.library.library_copy import CopyPlace, pull, push, without_password
-from esa_cli.storage.library.library_paths import MARKER, LibraryPaths
+from esa_cli.storage.library.library_paths import MARKER
 
 IDS = [*range(40)]
 
@@ -188,46 +178,6 @@ def test_a_folder_that_push_makes_is_its_owners_alone(library: Library, tmp_path
     assert before.stat().st_mode & 0o777 == 0o750, "another's folder keeps its rights"
 
 
-def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "letter.txt").write_text("mine", "utf-8")
-    with pytest.raises(RemoteError, match="is not a library of esa, and not empty"):
-        push(library, str(tmp_path / "own"), library.entries())
-    assert len(list((tmp_path / "own").iterdir())) == 1
-    for url in (str(tmp_path / "own"), str(tmp_path / "none"), "memory://none"):
-        with pytest.raises(RemoteError, match="is not a library of esa"):
-            pull(other, url)
-    with pytest.raises(RemoteError, match="Protocol not known: nowhere"):
-        pull(other, "nowhere://bucket/library")
-    assert not other.root.exists()
-    assert files(Library(tmp_path / "none")) == set()
-    assert without_password("sftp://me:secret@host/a") == "sftp://host/a"
-    assert push(Library(tmp_path / "none"), str(tmp_path / "new"), []).copied == []
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (PermissionError(13, "Permission denied"), RemoteError),
-        (OSError(errno.ENOSPC, "No space left on device", "there"), DiskError),
-        (ZeroDivisionError("division by zero"), RemoteError),
-    ],
-)
-def test_a_disk_that_fails_is_the_urls(
-    library: Library, tmp_path: Path, error: Exception, kind: type[LibraryError]
-) -> None:
-    def fails(*given: Any, **more: Any) -> None:
-        raise error
-
-    for name in ("put_file", "mv"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalFileSystem, name, fails)
-            with pytest.raises(kind, match="far"):
-                push(library, str(tmp_path / "far"), library.entries())
-        assert not list((tmp_path / "far").iterdir()), "no part is left"
-
-
 def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     library: Library, other: Library, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,138 +201,55 @@ def test_a_prune_that_has_decided_removes_nothing_of_a_pull(
     assert same(library, other)
 
 
-def test_pushes_of_the_same_documents_at_the_same_time(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far, move = str(tmp_path / "far"), LocalFileSystem.mv
+def test_folders_that_are_refused(library: Library, other: Library, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "letter.txt").write_text("mine", "utf-8")
+    with pytest.raises(RemoteError, match="is not a library of esa, and not empty"):
+        push(library, str(tmp_path / "own"), library.entries())
+    assert len(list((tmp_path / "own").iterdir())) == 1
+    for url in (str(tmp_path / "own"), str(tmp_path / "none"), "memory://none"):
+        with pytest.raises(RemoteError, match="is not a library of esa"):
+            pull(other, url)
+    with pytest.raises(RemoteError, match="Protocol not known: nowhere"):
+        pull(other, "nowhere://bucket/library")
+    assert not other.root.exists()
+    assert files(Library(tmp_path / "none")) == set()
+    assert without_password("sftp://me:secret@host/a") == "sftp://host/a"
+    assert push(Library(tmp_path / "none"), str(tmp_path / "new"), []).copied == []
+    assert not (tmp_path / "new").exists()
 
-    def meanwhile(*given: Any) -> None:
-        with pytest.MonkeyPatch.context() as second:
-            second.setattr(LocalFileSystem, "mv", move)
-            push(library, far, library.entries())
-        move(*given)
 
-    with pytest.MonkeyPatch.context() as first:
-        first.setattr(LocalFileSystem, "mv", meanwhile)
-        push(library, far, library.entries())
-    pull(other, far)
-    assert same(library, other)
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another text"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
 def test_damage_is_found_before_a_document_exists_and_the_hint_mends_it(
     library: Library, other: Library, tmp_path: Path, damage: str
 ) -> None:
     far, entry = tmp_path / "far", library.entries()[-1]
     push(library, str(far), [entry])
-    for kind in (
-        "documents/*.doc",
-        "documents/*.text",
-        "documents/*.tokens",
-        "segments/*",
-        "fits/*",
-    ):
-        path = min(far.glob(kind))
+    kinds = ("documents/*.doc", "documents/*.text", "documents/*.tokens", "segments/*", "fits/*")
+    for path in [min(far.glob(kind)) for kind in kinds]:
         whole = path.read_bytes()
+        changed = {"flipped": bytes([*whole[:-9], whole[-9] ^ 4, *whole[-8:]]), "cut": whole[:-1]}
         if damage == "missing":
             path.unlink()
-        elif damage == "another text":  # with which its manifest agrees
-            path = far / "documents" / f"{entry.key}.text"
-            data, digest = checksummed_file.encode(
-                "text", library.text(entry)[::-1].encode("utf-8", "surrogatepass")
-            )
-            path.write_bytes(data)
-            document = path.with_suffix(".doc")
-            facts = json.loads(document.read_bytes().partition(b"\n")[2])
-            facts["digests"]["text"] = digest
-            document.write_bytes(checksummed_file.encode("document", json.dumps(facts).encode())[0])
         else:
-            flipped = bytes([*whole[:-9], whole[-9] ^ 4, *whole[-8:]])
-            path.write_bytes(flipped if damage == "flipped" else whole[:-1])
-        name = path.relative_to(far).as_posix()
+            path.write_bytes(changed[damage])
         result = pull(other, str(far))
+        assert other.entries() == []
         if path.suffix != ".doc" or damage != "missing":
             (error,) = result.failed
-            assert f"document {entry.id} in {far} cannot be used: {name} is " in error.message
-            assert str(other.root) not in error.message
+            assert path.relative_to(far).as_posix() in error.message
             for one in re.findall(r"(?:documents|segments|fits)/\S+", error.hint):
                 (far / one).unlink(missing_ok=True)
-        assert other.entries() == []
         push(library, str(far), [entry])
         assert pull(other, str(far)).copied == [entry.key]
-        assert other.verify(other.entries()[0]) == []
         other.remove(other.entries()[0])
-
-
-def test_a_document_that_lacks_a_file_there_stops_no_other(
-    library: Library, other: Library, url: str
-) -> None:
-    push(library, url, library.entries())
-    first, second = sorted(entry.key for entry in library.entries())
-    remote = CopyPlace(url)
-    remote._fs.rm_file(remote._path(f"documents/{first}.tokens"))
-    done = pull(other, url)
-    assert (len(done.failed), done.copied) == (1, [second])
-
-
-def test_a_document_of_another_format_is_not_to_be_deleted(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far = tmp_path / "far"
-    push(library, str(far), library.entries())
-    path = min(far.glob("documents/*.doc"))
-    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 4 ", 1))
-    (error,) = pull(other, str(far)).failed
-    assert "is of format 4; this esa reads format 1 to 3" in error.message
-    assert error.hint == "use the esa that wrote it"
-
-
-def test_damage_of_a_shared_segment_is_repaired(library: Library, other: Library, url: str) -> None:
-    first, second = library.entries()
-    push(library, url, [first, second])
-    pull(other, url, [first.key])
-    path = other.root / "segments" / f"{first.segments[0]}.seg"
-    assert first.segments[0] == second.segments[0]
-    path.write_bytes(path.read_bytes()[:-1])
-    pull(other, url)
-    assert same(library, other)
-
-
-def test_a_pull_says_that_it_waits_for_an_ingest(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    far = str(tmp_path / "far")
-    push(library, far, library.entries())
-
-    def waiting() -> None:
-        raise InterruptedError("as Ctrl-C")
-
-    paths = LibraryPaths(other.root)
-    paths.make()
-    with paths.locked(library.entries()[0].key), pytest.raises(InterruptedError):
-        pull(other, far, waiting=waiting)
-    assert len(pull(other, far, waiting=waiting).copied) >= 1
-
-
-def test_a_pull_needs_room_for_what_is_not_there(
-    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far = str(tmp_path / "far")
-    push(library, far, library.entries())
-    pull(other, far)
-    for path in other.root.glob("documents/*.doc"):
-        path.unlink()
-    monkeypatch.setattr(library_paths.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    assert len(pull(other, far).copied) == 2
-    with pytest.raises(DiskError, match="the document would take"):
-        pull(Library(tmp_path / "new"), far)
 
 
 # Contents that no esa wrote, with valid checksums.
 
 
-def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str) -> None:
-    """Copies these files from a folder, which brings all documents but that of the key."""
+def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str) -> str:
+    """Copies these files from a folder, which brings all documents but that of the key; why."""
     for name, data in [(MARKER, b""), *given.items()]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -392,6 +259,7 @@ def not_pulled(library: Library, given: dict[str, bytes], folder: Path, key: str
     assert result.failed[0].exit_code == 3
     assert key not in [entry.key for entry in library.entries()]
     assert all(library.verify(entry) == [] for entry in library.entries())
+    return result.failed[0].message
 
 
 def remade(given: dict[str, bytes], key: str, change: Callable[[Any], None]) -> dict[str, bytes]:
@@ -407,29 +275,21 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "one more": lambda facts: facts.update(used=1),
     "another's key": lambda facts: facts.update(key="a" * 40),
     "identity": lambda facts: facts.update(identity="another"),
-    "no number": lambda facts: facts.update(tokens="many"),
     "true": lambda facts: facts.update(head=True),
     "tokens": lambda facts: facts.update(tokens=facts["tokens"] - 1),
-    "head": lambda facts: facts.update(head=facts["tokens"] + 1),
     "negative": lambda facts: facts.update(head=-1),
     "rows": lambda facts: facts["sizes"].update(segments=facts["sizes"]["segments"] + 1),
-    "path": lambda facts: facts.update(segments=["../../x-none"] * len(facts["segments"])),
-    "order": lambda facts: facts["segments"].reverse(),
+    "path": lambda facts: facts.update(
+        segments=[f"../../x-{facts['fit']}"] * len(facts["segments"])
+    ),
     "fit": lambda facts: facts.update(fit="../x"),
     "layers": lambda facts: facts["layout"].update(layers=10**12),
-    "reduced": lambda facts: facts["layout"].update(reduced=[-1, 5]),
     "states": lambda facts: facts["layout"].update(states=10**12),
-    "no states": lambda facts: facts["layout"].update(states=-1),
-    "dtype": lambda facts: facts["layout"].update(dtype="float8"),
     "sizes": lambda facts: facts["sizes"].update(text=facts["sizes"]["text"] + 1),
     "digests": lambda facts: facts.update(digests={}),
-    "text": lambda facts: facts.update(text_sha256="0" * 64),
     "characters": lambda facts: facts.update(characters=10**9),
-    "marks": lambda facts: facts.update(marks=[["a", None, None]]),
     "provenance": lambda facts: facts.update(provenance=[]),
-    "name": lambda facts: facts["provenance"].update(name=3),
     "created": lambda facts: facts.update(created=float("nan")),
-    "future": lambda facts: facts.update(created=1e300),
 }
 
 
@@ -438,15 +298,10 @@ def test_manifests_with_valid_checksums(
     library: Library, other: Library, tmp_path: Path, change: str
 ) -> None:
     key = library.entries()[0].key
-    not_pulled(other, remade(bytes_of(library), key, CHANGES[change]), tmp_path / "far", key)
-
-
-def test_manifests_that_are_no_json(library: Library, other: Library, tmp_path: Path) -> None:
-    key = library.entries()[0].key
-    for i, payload in enumerate((b"", b"[]", b"\xff", b"[" * 100_000, b'{"key": 1, "key": 2}')):
-        data = checksummed_file.encode("document", payload)[0]
-        given = bytes_of(library) | {f"documents/{key}.doc": data}
-        not_pulled(other, given, tmp_path / f"far{i}", key)
+    given = remade(bytes_of(library), key, CHANGES[change])
+    why = not_pulled(other, given, tmp_path / "far", key)
+    # Before a file is looked for under a name that a stranger chose.
+    assert change not in ("path", "fit") or "not what esa writes" in why
 
 
 def test_contents_of_another_document(library: Library, other: Library, tmp_path: Path) -> None:
@@ -525,20 +380,6 @@ def test_an_archive_brings_documents_as_they_were(
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path / "out", filter="data")
     assert same(library, Library(tmp_path / "out")), "unpacked it is a library"
-
-
-def test_an_archive_of_an_earlier_esa_is_read(
-    library: Library, other: Library, archive: Path, tmp_path: Path
-) -> None:
-    """Its first member was an index, and it had no marker."""
-    with tarfile.open(archive) as tar, tarfile.open(tmp_path / "old.tar", "w") as old:
-        old.addfile(tarfile.TarInfo("esa-export"))
-        for member in tar.getmembers()[1:]:
-            old.addfile(member, tar.extractfile(member))
-    data = (tmp_path / "old.tar").read_bytes().rstrip(b"\0")
-    (tmp_path / "old.tar").write_bytes(data + bytes(-len(data) % 512 + 1024))
-    assert len(pull(other, str(tmp_path / "old.tar")).copied) == 2
-    assert same(library, other)
 
 
 def test_every_flipped_bit_of_an_archive_is_found_or_harmless(
@@ -634,23 +475,3 @@ def test_documents_that_are_damaged_are_left_out(
     with pytest.raises(LibraryError):
         push(library, str(tmp_path / "new.tar"), library.entries())
     assert not (tmp_path / "new.tar").exists()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
-def test_an_archive_that_is_stopped_leaves_what_was_there(
-    library: Library, archive: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    before, real, left = archive.read_bytes(), tarfile.TarFile.addfile, 3
-
-    def fails(*given: Any) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise error
-        real(*given)
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", fails)
-    with pytest.raises((KeyboardInterrupt, ResourceError)):
-        push(library, str(archive), library.entries())
-    assert archive.read_bytes() == before
-    assert not list(archive.parent.glob(".*"))

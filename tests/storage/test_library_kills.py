@@ -10,11 +10,9 @@ import itertools
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import stat
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -36,7 +34,7 @@ from test_library import (
     used_at,
 )
 
-from esa_cli.errors import LibraryError, ResourceError
+from esa_cli.errors import ResourceError
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
 
@@ -235,72 +233,6 @@ def test_an_ingest_that_is_refused_leaves_the_library_as_it_was(
         with pytest.raises(ResourceError, match="the disk has"):
             ingest(library, IDS)
     assert contents(library) == there
-
-
-def test_a_full_disk_keeps_what_an_earlier_ingest_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = Library(tmp_path)
-    part_of(library, IDS, 40)
-    with monkeypatch.context() as patch:
-        full_after(6, patch)
-        with pytest.raises(ResourceError):
-            ingest(library, IDS)
-    with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT) as writer:
-        assert isinstance(writer, Writer)
-        assert writer.done == 32
-
-
-def test_a_limit_on_files_ends_the_same_way(tmp_path: Path) -> None:
-    library = Library(tmp_path)
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        with pytest.raises(ResourceError, match="File too large"):
-            ingest(library, IDS)
-
-    assert ended(child(limited)) == 0
-    assert files(library) == set()
-
-
-@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="cannot mount")
-def test_a_small_disk(tmp_path: Path) -> None:
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], check=False
-    )
-    if made.returncode:
-        pytest.skip("cannot mount")
-    try:
-        library = Library(tmp_path / "library")
-        other = ingest(library, IDS[:20])
-        before = contents(library)
-        long = [*range(1000, 1500)]
-        with pytest.raises(ResourceError, match="the disk has"):
-            ingest(library, long)
-        library.check_room = lambda nbytes: None  # type: ignore[method-assign]
-        with pytest.raises(ResourceError, match="No space left"):
-            ingest(library, long)
-        assert contents(library) == before
-        assert library.verify(other) == []
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
-
-
-def test_a_file_that_cannot_be_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on Windows, where a mapped file cannot be removed."""
-    library = Library(tmp_path)
-    entry = ingest(library, IDS)
-
-    def refuse(self: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EACCES, "it is in use", str(self))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(LibraryError, match=r"it is in use \(.*doc\)"):
-        library.remove(entry)
-    monkeypatch.undo()
-    assert library.verify(entry) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no names of open files")

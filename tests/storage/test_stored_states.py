@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from test_library import (
     text_of,
 )
 
-from esa_cli.errors import ForeignVersionError, LibraryError
-from esa_cli.storage.library import Entry, Library, checksummed_file
-from esa_cli.storage.library.document_files import pack_states, unpack_states
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import Library, checksummed_file
+from esa_cli.storage.library.document_files import pack_states
 from esa_cli.storage.library.library_copy import pull, push
 
 IDS = [*range(70)]
@@ -60,8 +59,8 @@ def equal(one: list[dict[str, torch.Tensor]], two: list[dict[str, torch.Tensor]]
 def test_states_come_back_bit_for_bit(library: Library) -> None:
     with writing(library) as writer:
         read(writer, IDS)
-        with pytest.raises(ValueError, match="states must be 3, got 1"):
-            writer.finish(text="", offsets=[], states=states_of(IDS, 70)[:1])
+        with pytest.raises(ValueError, match="tokens must have"):
+            writer.finish(text="", offsets=[(0, 0)] * 70, states=states_of(IDS, 70)[:1])
         entry = finish(writer, IDS)
     stored = library.open(entry)
     assert equal(stored.states, states_of(IDS, 70))
@@ -72,21 +71,6 @@ def test_states_come_back_bit_for_bit(library: Library) -> None:
     assert library.verify(entry) == []
     library.remove(entry)
     assert files(library) == set()
-
-
-@pytest.mark.parametrize("stop", [8, 40, 64])
-def test_an_interrupted_ingest_goes_on_to_the_same_bytes(
-    library: Library, other: Library, stop: int
-) -> None:
-    ingest(other, IDS, WITH_STATES)
-    part_of(library, IDS, stop, WITH_STATES)
-    with writing(library) as writer:
-        done = stop // 16 * 16
-        assert writer.done == done
-        assert equal(writer.states, states_of(IDS, done) if done else [{}] * 3)
-        read(writer, IDS)
-        finish(writer, IDS)
-    assert contents(library) == contents(other)
 
 
 def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
@@ -156,14 +140,7 @@ def test_every_byte_is_covered(library: Library) -> None:
         path.write_bytes(changed)
         (found,) = library.verify(entry)
         assert path.name in found.message
-    for wrong in (data[:-1], data + b"\0", b""):
-        path.write_bytes(wrong)
-        with pytest.raises(LibraryError, match=r"states is damaged") as raised:
-            library.open(entry)
-        assert f"esa library rm {entry.id}" in raised.value.hint
     path.unlink()
-    (found,) = library.verify(entry)
-    assert found.message == f"{path} is missing"
     with pytest.raises(LibraryError, match="is missing"):
         library.open(entry)
 
@@ -171,12 +148,8 @@ def test_every_byte_is_covered(library: Library) -> None:
 WRONG = {
     "another segment's": pack_states("a" * 40, states_of(IDS, 70)),
     "too few": pack_states("SEGMENT", states_of(IDS, 70)[:2]),
-    "another layer": b"SEGMENT\n" + save({"layers": torch.tensor(3), "3.conv.0": torch.ones(1)}),
     "another name": b"SEGMENT\n" + save({"layers": torch.tensor(3), "0.keys.0": torch.ones(1)}),
-    "no number": b"SEGMENT\n" + save({"0.conv.0": torch.ones(1)}),
     "no tensors": b"SEGMENT\nabc",
-    "no line": b"SEGMENT",
-    "no letters": b"\xff\n",
 }
 
 
@@ -196,43 +169,3 @@ def test_contents_that_are_not_its_own_are_refused(
     far = tmp_path / "library"
     assert len(pull(other, str(far)).failed) == 1
     assert not other.entries()
-
-
-def test_more_layers_than_there_are_tensors_are_refused(library: Library) -> None:
-    """A list of so many would not fit into memory."""
-    entry = ingest(library, IDS, WITH_STATES)
-    many = replace(entry, layout=replace(entry.layout, states=10**12))
-    name = entry.segments[-1].partition("-")[0].encode()
-    packed = save({"layers": torch.tensor(10**12), "0.conv.0": torch.ones(1)})
-    with pytest.raises(LibraryError, match="no states as esa writes them"):
-        unpack_states(name + b"\n" + packed, state_file(library), many.layout, many.key)
-
-
-def test_documents_with_states_are_exported_and_copied(
-    library: Library, other: Library, tmp_path: Path
-) -> None:
-    entries = [ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])]
-    push(library, str(tmp_path / "books.tar"), entries)
-    pull(other, str(tmp_path / "books.tar"))
-    push(library, str(tmp_path / "far"), entries)
-    third = Library(tmp_path / "third")
-    pull(third, str(tmp_path / "far"))
-    for one in (other, third):
-        assert contents(one) == contents(library)
-        found = one.find(entries[0].key)
-        assert isinstance(found, Entry)
-        assert one.verify(found) == []
-        assert equal(one.open(found).states, states_of(IDS, 70))
-
-
-def test_versions_without_states_refuse_them_and_read_all_others(
-    library: Library, other: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_states, without = ingest(library, IDS, WITH_STATES), ingest(library, IDS[:20])
-    push(library, str(tmp_path / "books.tar"), [with_states, without])
-    monkeypatch.setattr(checksummed_file, "NEWEST", {})
-    with pytest.raises(ForeignVersionError, match="is of format 2; this esa reads format 1 to 1"):
-        library.find(with_states.key)
-    assert library.find(without.key)
-    done = pull(other, str(tmp_path / "books.tar"))
-    assert (done.copied, len(done.failed)) == ([without.key], 1)

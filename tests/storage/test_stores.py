@@ -22,8 +22,8 @@ from esa_cli.storage.joined_store import (
 )
 from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.segment import DiskStore, decode, encode
-from esa_cli.storage.memory_store import LAST_SEGMENT, RESERVE, GrowingRows, MemoryStore
+from esa_cli.storage.library.segment import decode, encode
+from esa_cli.storage.memory_store import RESERVE, GrowingRows, MemoryStore
 
 HEADS, DIM, RANK = 3, 4, 5
 CPU = torch.device("cpu")
@@ -176,28 +176,6 @@ def filled(count: int) -> GrowingRows:
     return rows
 
 
-def test_rows_never_move_while_they_grow_and_their_memory_is_kept() -> None:
-    rows = filled(1)
-    first, places = rows.span(0, 1), dict[int, int]()
-    for at in range(1, 40000, 997):
-        rows.append(numbered(at, 997))
-        for start, segment in zip(rows._starts, rows._segments, strict=True):
-            assert places.setdefault(start, segment.data_ptr()) == segment.data_ptr()
-    assert rows.span(0, 1).data_ptr() == first.data_ptr()
-    sizes = [segment.shape[0] for segment in rows._segments]
-    assert sizes[:6] == [1024, 1024, 2048, 4096, 8192, 16384]
-    assert max(sizes) == LAST_SEGMENT
-    rows.span(10, 12).fill_(-1)
-    assert torch.equal(rows.span(10, 12), torch.full((2, 3), -1.0)), "a view"
-    rows.span(1023, 1025).fill_(-2)
-    assert torch.equal(rows.span(1023, 1025), numbered(1023, 2)), "a copy, across segments"
-    capacity = rows.capacity
-    rows.truncate(0)
-    assert (rows.length, rows.capacity, rows.nbytes) == (0, capacity, 0)
-    rows.append(numbered(0, 30000))
-    assert (rows.capacity, rows.span(0, 1).data_ptr()) == (capacity, first.data_ptr())
-
-
 def test_one_segment_is_as_long_as_expected_and_grows_by_a_quarter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -254,17 +232,6 @@ def test_only_the_tail_of_a_joined_store_is_taken_back(tmp_path: Path) -> None:
         joined.append_features(torch.randn(1, RANK))
 
 
-def test_every_document_is_scored_with_its_own_queries() -> None:
-    q = torch.randn(2, HEADS * DIM)
-    maps = [Linear(*torch.randn(2, HEADS * DIM, RANK)) for _ in range(2)]
-    both = PerDocumentMaps([0, 40], maps)
-    for at, part in [(0, 0), (39, 0), (40, 1), (90, 1)]:
-        assert both.at(at) is maps[part]
-    assert torch.equal(both.queries(q), maps[1].queries(q))
-    assert torch.equal(both.keys(q), maps[1].keys(q))
-    assert maps[0].at(77) is maps[0]
-
-
 def test_a_later_document_leaves_out_the_head() -> None:
     def document(ids: list[int], head: int, maps: Linear | None) -> PrefilledDocument:
         store = MemoryStore(HEADS, DIM, torch.float32, CPU)
@@ -302,29 +269,3 @@ def test_bytes_keep_what_a_byte_can(block: int) -> None:
         wanted = back.view(50, 6, 8)[:, some].flatten(1)
         assert torch.equal(decode(records, layout, heads=some), wanted)
     assert Layout.of_json(layout.as_json()) == layout
-
-
-META = torch.device("meta")
-"""Stands for the device of a later layer: what is there has a place and no numbers."""
-
-
-def test_each_layer_is_on_its_own_device(tmp_path: Path) -> None:
-    library, layout = Library(tmp_path), Layout(2, HEADS, DIM, "float32", segment=16)
-    with library.write("a" * 40, WITH, [*range(20)], layout, devices=[CPU, META]) as writer:
-        assert isinstance(writer, Writer)
-        for layer, device in zip(writer.layers, (CPU, META), strict=True):
-            layer.append(*torch.zeros(2, HEADS, 3, DIM, device=device))
-            assert layer.span(0, 3)[0].device == device
-    with library.write("a" * 40, WITH, [*range(20)], layout) as writer:
-        assert isinstance(writer, Writer)
-        for layer in writer.layers:
-            layer.append(*torch.zeros(2, HEADS, 20, DIM))
-        entry = writer.finish(text="x", offsets=[(0, 1)] * 20)
-    stored = library.open(entry)
-    for store, device in zip(stored.layers([CPU, META]), (CPU, META), strict=True):
-        assert isinstance(store, DiskStore)
-        read = [*store.span(0, 20), *store.span(3, 9), *store.gather(torch.arange(1, 20, 2))]
-        read += [block for _, block in store.key_blocks(0, 20)]
-        assert {one.device for one in read} == {device}
-    with pytest.raises(ValueError, match="shorter"):
-        stored.layers([CPU])

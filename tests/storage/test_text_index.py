@@ -92,12 +92,6 @@ def test_what_is_removed_leaves_nothing(catalogue: Catalogue, tmp_path: Path) ->
     assert catalogue.texts.ranked("zendor mifip") == found
 
 
-def test_a_text_is_stored_once(catalogue: Catalogue) -> None:
-    add(catalogue, "one harp", "one harp", "one loom")
-    add(catalogue, "one harp")
-    assert len(catalogue.texts) == 2
-
-
 def test_words_of_any_script(catalogue: Catalogue) -> None:
     texts = ["O'Neil’s harp's strings", "東京の天気は晴れ", "ÄRGER über Öl", "\ud800 half", "..."]
     made = add(catalogue, *texts)
@@ -124,10 +118,3 @@ def test_one_index_of_texts_in_many_languages(catalogue: Catalogue) -> None:
     ):  # fmt: skip
         assert next(one.digest for one in catalogue.texts.ranked(question)) == made[at], question
     assert catalogue.texts.ranked("of the, der und, et les, и это") == []
-
-
-def test_of_equal_scores_the_longer_text_is_first(catalogue: Catalogue) -> None:
-    begun = "harp " * PASSAGE_WORDS
-    short, long = add(catalogue, begun, begun + "x " * 7)
-    add(catalogue, *(f"loom {n}" for n in range(9)))
-    assert [one.digest for one in catalogue.texts.ranked("harp")] == [long, short]

@@ -240,7 +240,7 @@ class QuestionBooks:
 
     def _report_left_out(self, library: LibraryTexts) -> None:
         self._report_refused([one.path for one in library.refused])
-        errors = [entry.error for entry in library.damaged]
+        errors = [entry.error for entry in library.damaged if entry.error is not None]
         if len(errors) == 1:
             self.reporter.left_out(errors[0].message)
         elif errors:

@@ -100,9 +100,6 @@ class FolderUpdate:
             self._library.remove(entry)
         with self._library.catalogue() as catalogue:
             forget_removed(catalogue, self._folder, self.state)
-        if self._library.catalogue_note:
-            self._reporter.warn(f"esa: {self._library.catalogue_note}")
-            self._library.catalogue_note = ""
         return [entry.id for entry in outdated]
 
     @property

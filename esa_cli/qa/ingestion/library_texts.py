@@ -7,7 +7,7 @@ again first, so a former text neither answers nor is listed, and an unchanged fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,13 +99,14 @@ class FileIndexing:
         """
         changes = FileChanges()
 
-        def next_file() -> Callable[[], None] | None:
-            write = self._next(os.path.abspath(paths[len(changes.records)]), changes)
-            if progress:
-                progress(len(changes.records), len(paths))
-            return write
+        def writes() -> Iterator[Callable[[], None] | None]:
+            for path in paths:
+                write = self._next(os.path.abspath(path), changes)
+                if progress:
+                    progress(len(changes.records), len(paths))
+                yield write
 
-        self._catalogue.in_pieces(next_file, lambda: len(changes.records) < len(paths))
+        self._catalogue.carry_out(writes())
         if changes.former:
             self._catalogue.drop_unused_texts()
         return changes
@@ -289,7 +290,11 @@ def outdated_entries(
     again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
     records = FileIndexing(catalogue).update(again).readable
     now = {resolved_path(one.path): one.digest for one in records}
-    kept = catalogue.files.kept_digests(gone)
+    kept = {
+        one.digest
+        for one in catalogue.files.all()
+        if one.path not in gone and (one.folder or os.path.lexists(one.path))
+    }
 
     def is_outdated(entry: Entry) -> bool:
         path = entry.file

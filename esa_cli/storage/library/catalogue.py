@@ -3,16 +3,15 @@
     files             files that were read, with size, time, text's digest   (`FileRecords`)
     texts, passages   words of texts, each once by its digest                (`TextIndex`)
 
-All of it is made from other files, again where it is missing, damaged or older than these. It is
-written in transactions, so a kill loses at most what is then made again; with a rollback journal,
-because a write-ahead log needs memory that processes share, and a library may be used by several
-machines. The records of a folder of `esa ingest --words` are in a small file of their own, too, for
-a catalogue that is made again.
+It is made from other files, again if it is missing or damaged. It is written in transactions, so a
+kill loses at most what is then made again; with a rollback journal, because a write-ahead log needs
+memory that processes share, and a library may be used by several machines. The records of a folder
+of `esa ingest --words` are also in a file of their own, from which a new catalogue takes them.
 
-A document is former where its file has another text now or was removed, and no other file has its
-text. It stays on disk until it is pruned. What files say is what their records say, so whoever
-answers brings these up to date first (`qa.ingestion.library_texts`). A document stays present where
-nothing is known of its file: it came from standard input or another machine, or its disk is away.
+A document is former if its file has another text now or was removed, and no other file has its
+text. It stays on disk until it is pruned. Whoever answers brings the records up to date first
+(`qa.ingestion.library_texts`). A document stays present if nothing is known of its file: it came
+from standard input or another machine, or its disk is away.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -50,6 +49,7 @@ COMMIT_S, MOST_WRITES = 1.0, 100
 FOLDER_KIND = "folder"
 Write = Callable[[], object]
 """A change of the catalogue, to be called in a transaction."""
+_ERRORS = (sqlite3.Error, UnicodeError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (
@@ -68,9 +68,9 @@ _PASSAGES = "CREATE VIRTUAL TABLE passages USING fts5(words, content='', tokeniz
 class FileRecord(NamedTuple):
     """A file as it was read.
 
-    `path` is absolute. `digest` is that of its text; empty where it cannot be read: `why` and
-    `hint` then say so. `folder`: that of `esa ingest --words`; empty: it was asked only. The record
-    is used while the file has the same size and time.
+    `path` is absolute. `digest` is that of its text; empty if it cannot be read: `why` and `hint`
+    then say so. `folder`: that of `esa ingest --words`; empty: it was asked only. The record is
+    used while the file has the same size and time.
     """
 
     path: str
@@ -89,17 +89,11 @@ class FileRecord(NamedTuple):
         except OSError:
             return False
 
-    def row(self) -> list[Any]:
-        """Its values for the catalogue: text with lone surrogates, as of file names that are not
-        UTF-8, as bytes."""
-        return [
-            text_bytes(one) if isinstance(one, str) and has_lone_surrogate(one) else one
-            for one in self
-        ]
 
-    @staticmethod
-    def of_row(row: Iterable[Any]) -> FileRecord:
-        return FileRecord(*map(_of_sql, row))
+def _to_sql(value: Any) -> Any:
+    """Text with lone surrogates, as of file names that are not UTF-8, as bytes."""
+    lone = isinstance(value, str) and has_lone_surrogate(value)
+    return text_bytes(value) if lone else value
 
 
 def _of_sql(value: Any) -> Any:
@@ -119,19 +113,19 @@ class FileRecords:
     def all(self) -> list[FileRecord]:
         """Those of all files, by path."""
         rows = self._db.execute(f"SELECT {_COLUMNS} FROM files ORDER BY path")
-        return [FileRecord.of_row(row) for row in rows]
+        return [FileRecord(*map(_of_sql, row)) for row in rows]
 
     def find(self, path: str) -> FileRecord | None:
-        key = FileRecord(path, "", "", 0).row()[0]
-        rows = self._db.execute(f"SELECT {_COLUMNS} FROM files WHERE path = ?", (key,))
-        return next((FileRecord.of_row(row) for row in rows.fetchall()), None)
+        key = (_to_sql(path),)
+        rows = self._db.execute(f"SELECT {_COLUMNS} FROM files WHERE path = ?", key).fetchall()
+        return FileRecord(*map(_of_sql, rows[0])) if rows else None
 
     def put(self, record: FileRecord) -> None:
         """Adds or replaces the record of a path."""
-        self._db.execute(f"REPLACE {_PUT}", record.row())
+        self._db.execute(f"REPLACE {_PUT}", list(map(_to_sql, record)))
 
     def remove(self, paths: Iterable[str]) -> None:
-        rows = [FileRecord(path, "", "", 0).row()[:1] for path in paths]
+        rows = [(_to_sql(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def below(self, folder: str) -> list[FileRecord]:
@@ -143,20 +137,6 @@ class FileRecords:
         """Files of folders of `esa ingest --words`, also those that cannot be read or were removed,
         by path."""
         return [one for one in self.all() if one.folder]
-
-    def gone(self) -> list[str]:
-        """Paths of files that do not exist any more, but those of `esa ingest --words`."""
-        return [one.path for one in self.all() if not one.folder and not os.path.exists(one.path)]
-
-    def kept_digests(self, removed: Container[str]) -> set[str]:
-        """Digests of the texts of files, but those removed and those that were asked only and do
-        not exist any more. A file of `esa ingest --words` may be on a disk that is away."""
-        kept = [one for one in self.all() if one.path not in removed]
-        return {one.digest for one in kept if one.folder or os.path.lexists(one.path)}
-
-    def digests(self) -> set[str]:
-        """Digests of the texts of all files."""
-        return {digest for (digest,) in self._db.execute("SELECT digest FROM files")}
 
 
 class Catalogue:
@@ -183,31 +163,33 @@ class Catalogue:
         return KnownFiles(self._paths, self.files.all())
 
     def keep_synced(self, folder: str) -> None:
-        """Writes the records of a synchronised folder beside the documents, from which they come
-        again if the catalogue is lost; without records the file is removed. Raises LibraryError,
-        DiskError."""
+        """Writes the records of a synchronised folder beside the documents, for a catalogue that is
+        made again; without records the file is removed. Raises LibraryError, DiskError."""
         records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
-        name = _folder_name(folder)
-        path = self._paths.synced_folder(name)
+        path = _folder_file(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
-        with self._paths.locked(name), write_errors(self._paths.root):
+        with self._paths.locked(path.stem), write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
             elif _folder_payload(path) != payload:
-                checksummed_file.write(path, FOLDER_KIND, payload, name)
+                checksummed_file.write(path, FOLDER_KIND, payload, path.stem)
 
-    def in_pieces(self, prepare: Callable[[], Write | None], more: Callable[[], bool]) -> None:
-        """Calls `prepare` while there is `more`, and what it returns in transactions of about a
-        second. Nothing is locked while it prepares."""
-        while more():
-            until, writes = time.monotonic() + COMMIT_S, list[Write]()
-            while more() and len(writes) < MOST_WRITES and time.monotonic() < until:
-                if (write := prepare()) is not None:
-                    writes.append(write)
-            if writes:
-                with self.transaction():
-                    for write in writes:
-                        write()
+    def carry_out(self, writes: Iterable[Write | None]) -> None:
+        """Carries out writes in transactions of about a second. Nothing is locked while the next
+        one is prepared; None: there is nothing to write."""
+        batch, until = list[Write](), time.monotonic() + COMMIT_S
+        for write in writes:
+            batch += [write] if write else []
+            if len(batch) == MOST_WRITES or time.monotonic() > until:
+                self._commit(batch)
+                batch, until = [], time.monotonic() + COMMIT_S
+        self._commit(batch)
+
+    def _commit(self, batch: Sequence[Write]) -> None:
+        if batch:
+            with self.transaction():
+                for write in batch:
+                    write()
 
     def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
         """Adds the words of stored documents that it has not, and returns the errors of those whose
@@ -218,54 +200,56 @@ class Catalogue:
         """
         known, errors = self.texts.digests(), list[LibraryError]()
         stored = stored_keys(self._paths)
-        missing = [keys[0] for digest, keys in stored.items() if digest not in known]
-        keys = iter(missing)
-        done = 0
+        missing = [key for digest, key in stored.items() if digest not in known]
 
-        def add_next() -> Write | None:
-            nonlocal done
-            done += 1
-            if progress:
-                progress(done, len(missing))
-            try:
-                entry = manifest.read(self._paths, next(keys))
-                text = manifest.read_text(self._paths, entry)
-            except LibraryError as error:
-                errors.append(error)
-                return None
-            return partial(self.texts.add, text, entry.text_sha256)
+        def writes() -> Iterator[Write]:
+            for done, key in enumerate(missing, 1):
+                if progress:
+                    progress(done, len(missing))
+                try:
+                    entry = manifest.read(self._paths, key)
+                    text = manifest.read_text(self._paths, entry)
+                except LibraryError as error:
+                    errors.append(error)
+                else:
+                    yield partial(self.texts.add, text, entry.text_sha256)
 
-        self.in_pieces(add_next, lambda: done < len(missing))
+        self.carry_out(writes())
         return errors
 
     def drop_unused_texts(self) -> int:
         """Removes the words of texts of no document and no file; how many texts these were."""
         stored = {*stored_keys(self._paths)}
-        if not self.texts.digests() - stored - self.files.digests():
+
+        def unused() -> set[str]:
+            return self.texts.digests() - stored - {one.digest for one in self.files.all()}
+
+        if not unused():
             return 0
         with self.transaction():  # within it no other process can begin to use one
-            unused = self.texts.digests() - stored - self.files.digests()
-            for digest in unused:
+            digests = unused()
+            for digest in digests:
                 self.texts.remove(digest)
-        return len(unused)
+        return len(digests)
 
     def tidy(self) -> None:
         """Forgets files that do not exist any more, but those of `esa ingest --words`, and words
         that nothing needs; then rewrites the file without them."""
-        gone = self.files.gone()
+        records = [one for one in self.files.all() if not one.folder]
+        gone = [one.path for one in records if not os.path.exists(one.path)]
         with self.transaction():
             self.files.remove(gone)
         self.drop_unused_texts()
         self.texts.compact()
 
 
-def stored_keys(paths: LibraryPaths) -> dict[str, list[str]]:
-    """Keys of the library's documents by the digest of their text, in the order in which they were
-    stored. Raises LibraryError: the folder may not be read."""
-    keys: dict[str, list[str]] = {}
+def stored_keys(paths: LibraryPaths) -> dict[str, str]:
+    """The key of the first stored document with each text, by the digest of the text. Raises
+    LibraryError: the folder may not be read."""
+    keys: dict[str, str] = {}
     for entry in sorted(manifest.read_all(paths), key=lambda one: (one.created, one.key)):
-        if not entry.damage:
-            keys.setdefault(entry.text_sha256, []).append(entry.key)
+        if not entry.error:
+            keys.setdefault(entry.text_sha256, entry.key)
     return keys
 
 
@@ -283,18 +267,19 @@ def is_away(paths: LibraryPaths, folder: str) -> bool:
     try:
         if os.listdir(folder):
             return False
-        written = paths.synced_folder(_folder_name(folder)).stat().st_mtime_ns
+        written = _folder_file(paths, folder).stat().st_mtime_ns
         return os.stat(folder).st_mtime_ns < written
     except OSError:
         return not os.path.isdir(folder)
 
 
-def _folder_name(folder: str) -> str:
-    return hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
+def _folder_file(paths: LibraryPaths, folder: str) -> Path:
+    name = hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
+    return paths.folders / f"{name}.folder"
 
 
 def _folder_payload(path: Path) -> bytes:
-    """Empty where the file is missing, damaged or of another version."""
+    """Empty if the file is missing, damaged or of another version."""
     try:
         return checksummed_file.read(path, FOLDER_KIND, path.stem)
     except LibraryError:
@@ -303,7 +288,7 @@ def _folder_payload(path: Path) -> bytes:
 
 class DividedEntries(NamedTuple):
     """Stored documents: those that are present, with the name and path of a file that has their
-    text, and former ones. Both in the order in which they were given."""
+    text, and former ones. Both in their former order."""
 
     present: list[Entry]
     former: list[Entry]
@@ -328,11 +313,11 @@ class KnownFiles:
                 self._of_text.setdefault(record.digest, record)
 
     def is_removed(self, record: FileRecord) -> bool:
-        """Whether a file was removed: one of `esa ingest --words` does not exist, though its folder
-        does; of another its folder must have been read since."""
-        if not record.folder:
-            return not record.digest and not os.path.lexists(record.path)
-        return not os.path.lexists(record.path) and not self._is_away(record.folder)
+        """Whether a file was removed: of a folder of `esa ingest --words`, if it does not exist and
+        its disk is not away; else if its record says so."""
+        if os.path.lexists(record.path):
+            return False
+        return not self._is_away(record.folder) if record.folder else not record.digest
 
     def of_path(self, path: str) -> list[FileRecord]:
         """Records of a file, by whatever path it was read; the current ones, if there are some."""
@@ -343,16 +328,17 @@ class KnownFiles:
         """Present and former documents; damaged ones are present."""
         divided = DividedEntries([], [])
         for entry in entries:
-            present = entry if entry.damage else self._present(entry)
+            present = entry if entry.error else self._present(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
     def _present(self, entry: Entry) -> Entry | None:
         """The document, under the name of a file that has its text; None: it is former."""
         known = self.of_path(entry.file)
-        if not known:
-            return entry
-        if any(one.digest == entry.text_sha256 and not self.is_removed(one) for one in known):
+        has_text = any(
+            one.digest == entry.text_sha256 and not self.is_removed(one) for one in known
+        )
+        if has_text or not known:
             return entry
         other = self._of_text.get(entry.text_sha256)
         if other is None:
@@ -371,9 +357,9 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 
 
 def file_records(paths: LibraryPaths) -> list[FileRecord]:
-    """The records of all files; those of synchronised folders where the catalogue cannot be read.
+    """The records of all files; those of synchronised folders if the catalogue cannot be read.
     Changes nothing. Raises LibraryError: the folder may not be read."""
-    with suppress(sqlite3.Error, UnicodeError), closing(_existing(paths)) as db:
+    with suppress(*_ERRORS), closing(_existing(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
             return FileRecords(db).all()
@@ -387,67 +373,47 @@ def known_files(paths: LibraryPaths) -> KnownFiles:
 
 @contextmanager
 def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue]:
-    """The library's catalogue; an empty one in memory if not `keep`. One that is damaged is removed
-    before or when it is found to be. Raises LibraryError, DiskError: it cannot be written."""
+    """The library's catalogue; an empty one in memory if not `keep`. One that is damaged is deleted
+    and made again: here, or after an error in the block by whoever opens it next. Raises
+    LibraryError, DiskError: it cannot be written."""
     if not keep:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
             prepare(db)
             yield Catalogue(paths, db)
         return
-    with write_errors(paths.root):
-        paths.make()
+    paths.make()
     path = catalogue_path(paths)
+    inode = _inode(path)
     try:
-        before = _inode(path)
         try:
             db = _connect(paths)
-        except (sqlite3.Error, UnicodeError) as error:
-            if not _remove_damaged(paths, before, error):
-                raise
+        except _ERRORS as error:
+            _delete_damaged(paths, inode, error)
             db = _connect(paths)
         with closing(db):
-            opened = _inode(path)
-            try:
-                yield Catalogue(paths, db)
-            except (sqlite3.Error, UnicodeError) as error:
-                _remove_damaged(paths, opened, error)
-                raise
-    except (sqlite3.Error, UnicodeError) as error:
-        full = _code(error) == sqlite3.SQLITE_FULL
-        raise (DiskError if full else LibraryError)(
+            inode = _inode(path)
+            yield Catalogue(paths, db)
+    except _ERRORS as error:
+        _delete_damaged(paths, inode, error)
+        raise (DiskError if _code(error) == sqlite3.SQLITE_FULL else LibraryError)(
             f"the catalogue {path} cannot be written: {error}",
             "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
             "the file may be deleted, and is made again",
         ) from error
 
 
-def change_catalogue(paths: LibraryPaths, work: Callable[[Catalogue], object]) -> str:
-    """Does `work`, a change after which nothing else depends on the catalogue. What to tell people
-    where it could not be done; empty: it was, or the catalogue was damaged and is removed."""
-    try:
-        with open_catalogue(paths) as catalogue:
-            work(catalogue)
-    except (EsaError, OSError) as error:
-        if catalogue_path(paths).exists():
-            return (
-                f"{error}: words of what was removed are still in it, until `esa library prune` "
-                "can change it, or it is deleted"
-            )
-    return ""
-
-
 @contextmanager
 def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalogue]:
-    """The library's catalogue, to be searched; where it cannot be written, or is not to be, a copy
-    that ends with the block. Raises LibraryError: the folder is no library, or may not be read.
-    DiskError: there is no room for what is written into it."""
+    """The library's catalogue, to be searched; if it cannot be written, or `copy`, a copy that ends
+    with the block. Raises LibraryError: the folder is no library, or may not be read. DiskError:
+    there is no room for what is written into it."""
     with ExitStack() as stack:
         try:
             opened = None if copy else stack.enter_context(open_catalogue(paths))
         except EsaError:
-            paths.check()
             opened = None
         if opened is None:
+            paths.check()
             db = stack.enter_context(closing(_copied(paths)))
             prepare(db)
             _restore(db, paths)
@@ -456,25 +422,22 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
 
 
 def _copied(paths: LibraryPaths) -> sqlite3.Connection:
-    """A copy of the catalogue, in a file without a name where it is large; empty where it cannot be
+    """A copy of the catalogue, in a file without a name if it is large; empty if it cannot be
     copied."""
     copy = sqlite3.connect("", isolation_level=None)
-    try:
-        with closing(_existing(paths)) as db:
-            # While this reads nobody else can lock it, for which `backup` would wait without end.
-            db.execute("BEGIN")
-            db.execute("SELECT 1 FROM sqlite_master").fetchone()
-            db.backup(copy)
+    with suppress(*_ERRORS), closing(_existing(paths)) as db:
+        # While this reads nobody else can lock it, for which `backup` would wait without end.
+        db.execute("BEGIN")
+        db.execute("SELECT 1 FROM sqlite_master").fetchone()
+        db.backup(copy)
         if copy.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)]:
             return copy
-    except (sqlite3.Error, UnicodeError):
-        pass
     copy.close()
     return sqlite3.connect("", isolation_level=None)
 
 
 def _existing(paths: LibraryPaths) -> sqlite3.Connection:
-    """Raises sqlite3.Error: the catalogue is not there."""
+    """Raises sqlite3.Error: there is no catalogue."""
     address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
@@ -496,7 +459,7 @@ def _connect(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def prepare(db: sqlite3.Connection) -> None:
-    """Makes the tables that are not there."""
+    """Makes the tables that are missing."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
     db.executescript(_TABLES)
@@ -515,7 +478,7 @@ def _restore(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    rows = [] if version else [one.row() for one in synced_records(paths)]
+    rows = [] if version else [list(map(_to_sql, one)) for one in synced_records(paths)]
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):
@@ -528,27 +491,26 @@ def _restore(db: sqlite3.Connection, paths: LibraryPaths) -> None:
         db.execute(f"PRAGMA user_version = {words}")
 
 
-def _remove_damaged(paths: LibraryPaths, inode: int, error: sqlite3.Error | UnicodeError) -> bool:
-    """Removes the catalogue if it is to blame for an error: what is in it, or that its tables are
-    not ours; unless another process has made a new one by now. Whether it was to blame.
+def _delete_damaged(paths: LibraryPaths, inode: int, error: Exception) -> None:
+    """Deletes the catalogue if an error says that it is damaged, or that its tables are not ours;
+    unless another process has made a new one by now.
 
     Args:
         inode: of the file that was opened.
     """
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
     if not decoding and _code(error) not in _DAMAGED:
-        return False
+        return
     path = catalogue_path(paths)
     with paths.locked("catalogue"):
         if _inode(path) == inode:
             # A journal that is left would be applied to the catalogue that is made next.
             for suffix in ("-journal", ""):
                 path.with_name(NAME + suffix).unlink(missing_ok=True)
-    return True
 
 
 def _inode(path: Path) -> int:
-    """0 where there is no such file."""
+    """0 if there is no such file."""
     try:
         return path.stat().st_ino
     except OSError:

@@ -1,10 +1,8 @@
 """The format of the library's small files, their atomic writing, and the errors of its disk.
 
 A file is one line `esa-library KIND FORMAT LENGTH DIGEST` and the payload. The digest covers kind,
-format, length and payload, and the line has only one valid spelling, so a change of any byte is
-found. Format 2 is that of manifests of documents with states, format 3 that of
-manifests of documents whose layers have rows of several sizes: versions of esa that know none
-refuse these, and read all others.
+format, length and payload. A manifest has format 2 if its document has states, and 3 if its layers
+have rows of several sizes, so that older versions of esa refuse it.
 """
 
 from __future__ import annotations
@@ -24,32 +22,27 @@ FORMAT = 1
 WITH_STATES = 2
 WITH_SHAPES = 3
 NEWEST = {"document": WITH_SHAPES}
-"""The newest format that is read, of the kinds that have several."""
+"""The newest format of the kinds that have several."""
 LINE_BYTES = 200
 """Upper bound of the first line, in this format and later ones."""
-READ_HINT = "check who may read it, and the disk; then try again"
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
+ANOTHER_FOLDER = "check who may read and write there, or point ESA_LIBRARY to another folder"
 
 
-def reingest_hint(key: str) -> str:
-    """The hint for a damaged file of the document with this key."""
+def _again(key: str) -> str:
     return f"remove it with `esa library rm {key[:12]}` and ingest the document again"
 
 
-def foreign_hint(key: str) -> str:
-    """The hint for a file of another format."""
-    return f"use the esa that wrote it, or {reingest_hint(key)}"
-
-
 def damage_error(path: Path, what: str, key: str) -> LibraryError:
-    return LibraryError(f"{path} is damaged: {what}", reingest_hint(key))
+    return LibraryError(f"{path} is damaged: {what}", _again(key))
 
 
 def reading_error(path: Path, error: OSError, key: str) -> LibraryError:
-    """The error for a file that is missing or that the system does not give out."""
+    """The error for a file that is missing or that the system refuses to read."""
     if isinstance(error, FileNotFoundError):
-        return LibraryError(f"{path} is missing", reingest_hint(key))
-    return UnreadableError(f"{path} cannot be read: {error.strerror or error}", READ_HINT)
+        return LibraryError(f"{path} is missing", _again(key))
+    reason = f"{path} cannot be read: {error.strerror or error}"
+    return UnreadableError(reason, "check who may read it, and the disk; then try again")
 
 
 def encode(kind: str, payload: bytes, form: int = FORMAT) -> tuple[bytes, str]:
@@ -64,7 +57,7 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
     """The payload of a file, checked.
 
     Args:
-        data: the file's bytes, or its checksummed beginning. path, key: for the message.
+        data: the file's bytes, or its checksummed beginning. path, key: for messages.
         digest: the expected one, if known.
 
     Raises:
@@ -77,24 +70,22 @@ def decode(data: bytes, kind: str, path: Path, key: str, digest: str | None = No
     if not FORMAT <= form <= newest:
         raise ForeignVersionError(
             f"{path} is of format {form}; this esa reads format {FORMAT} to {newest}",
-            foreign_hint(key),
+            f"use the esa that wrote it, or {_again(key)}",
         )
     payload = data[line.end() :]
-    # All bytes are compared: 007 and 7 are the same length, spelled in two ways.
-    wanted, actual = encode(kind, payload, form)
-    if data != wanted or digest not in (None, actual):
+    expected, actual = encode(kind, payload, form)
+    if data != expected or digest not in (None, actual):
         raise damage_error(path, "its length or checksum is wrong", key)
     return payload
 
 
 def read(path: Path, kind: str, key: str, digest: str | None = None) -> bytes:
-    """The payload of a file on disk, checked. Raises: as `read_bytes` and `decode`."""
+    """The payload of a file on disk. Raises: as `read_bytes` and `decode`."""
     return decode(read_bytes(path, key), kind, path, key, digest)
 
 
 def read_bytes(path: Path, key: str) -> bytes:
-    """A whole file. Raises UnreadableError: the system does not give it out. LibraryError: it is
-    missing."""
+    """A whole file. Raises UnreadableError: the system refuses. LibraryError: it is missing."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -110,7 +101,7 @@ def write(path: Path, kind: str, payload: bytes, owner: str, form: int = FORMAT)
 
 
 def part_path(path: Path, owner: str) -> Path:
-    """The name of a file of `new_file` until its block ends."""
+    """Where the bytes of a `new_file` are until its block ends."""
     return path.with_name(f".{path.name}.{owner}.part")
 
 
@@ -144,11 +135,9 @@ def read_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise LibraryError(
-            f"the library in {root} cannot be read: {error.strerror or error}"
-            + (f" ({error.filename})" if error.filename else ""),
-            "check who may read there, or point ESA_LIBRARY to another folder",
-        ) from error
+        file = f" ({error.filename})" if error.filename else ""
+        reason = f"the library in {root} cannot be read: {error.strerror or error}{file}"
+        raise LibraryError(reason, ANOTHER_FOLDER) from error
 
 
 def write_errors(root: Path) -> AbstractContextManager[None]:
@@ -156,8 +145,7 @@ def write_errors(root: Path) -> AbstractContextManager[None]:
     return writing_errors(
         f"the library in {root}",
         "free some space, `esa library prune`, or point ESA_LIBRARY to another disk",
-        "check who may write there and whether another esa has it open, or point ESA_LIBRARY "
-        "to another folder",
+        f"{ANOTHER_FOLDER}; on Windows, end other esa processes that use it",
         no_room=DiskError,
         failed=LibraryError,
     )

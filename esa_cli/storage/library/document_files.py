@@ -1,15 +1,13 @@
 """A document's small files: token ids, offsets, projections and states; a stored document that is
-open; and the check of contents that `verify` and every copy use.
+open; and the checks of contents that `verify` and every copy use.
 
-States are those of the layers that keep one in place of rows, or beside them, after the last token
-of a segment. While a document is written, that is the last complete one, and the file is replaced
-with each: an interrupted ingest resumes from there. Of a finished document it is the last segment,
-after which questions are asked. Numbers are stored as they are, whatever is done with rows. The
-payload is a line with the first part of the segment's name, which covers all tokens up to its end,
-and the tensors as safetensors.
+States are those of the layers that keep one in place of rows, or beside them. While a document is
+written, the file has those after its last whole segment, from which an interrupted ingest resumes;
+of a finished document, those after its last token. The payload is a line with the first part of
+that segment's name, and the tensors as safetensors.
 
-The manifest of a stranger may have any contents and a valid checksum, so `checked_entry` checks
-every field; a library's own are only checked for damage where they are read.
+A stranger can write any contents with a valid checksum, so what is copied into the library is
+checked by `checked_entry` and `check_file`; the library's own files are only checked for damage.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -42,19 +39,13 @@ from esa_cli.system.text import text_digest
 State = dict[str, Tensor]
 """One layer's state, by the name of the tensor."""
 Projections = Sequence[Linear | None]
-"""One for each layer; None where a layer scores with the whole folded keys."""
+"""One for each layer; None for a layer without reduced keys."""
 NO_FIT = "none"
 _NAME = re.compile(r"([0-9]+)\.((?:conv|recurrent)\.[0-9]+)")
 _UNPACKING = (
-    AttributeError,
-    LookupError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    SafetensorError,
-    TypeError,
-    ValueError,
-)
+    AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError,
+    TypeError, ValueError,
+)  # fmt: skip
 """What contents of other names, types and shapes raise."""
 
 
@@ -75,13 +66,11 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
     return f"{segment}\n".encode() + save({"layers": torch.tensor(len(states)), **tensors})
 
 
-def unpack_states(
-    payload: bytes, path: Path, layout: Layout, key: str, segment: str = ""
-) -> StoredStates:
+def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
     """What `pack_states` packed. Raises LibraryError: it is something else.
 
     Args:
-        path, key: for messages. segment: after which they must be; empty: any.
+        path, key: for messages.
     """
     name, _, packed = payload.partition(b"\n")
     try:
@@ -95,27 +84,24 @@ def unpack_states(
             if match is None:
                 raise ValueError(tensor)
             states[int(match[1])][match[2]] = value
-        stored = StoredStates(name.decode("ascii"), states)
+        return StoredStates(name.decode("ascii"), states)
     except _UNPACKING as error:
         raise damage_error(path, "it has no states as esa writes them", key) from error
-    if segment and stored.segment != segment:
-        raise damage_error(path, "it has the states of another document", key)
-    return stored
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
     """The states of a document. Raises LibraryError: they are missing, damaged, of another version,
-    or not those after `segment`, see `unpack_states`."""
+    or not those after `segment`; empty: any."""
     path = paths.document(key, "states")
-    payload = checksummed_file.read(path, "states", key)
-    return unpack_states(payload, path, layout, key, segment)
+    stored = unpack_states(checksummed_file.read(path, "states", key), path, layout, key)
+    if segment not in ("", stored.segment):
+        raise damage_error(path, "it has the states of another document", key)
+    return stored
 
 
 def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor) -> bytes:
     """Token ids (n,) and their character offsets (n, 2) as bytes."""
     spans = torch.as_tensor(offsets, dtype=torch.int64).reshape(-1, 2)
-    if spans.shape[0] != len(ids):
-        raise ValueError(f"offsets must be {len(ids)}, one for each token, got {spans.shape[0]}")
     numbers = torch.from_numpy(numpy.array(ids, dtype=numpy.int64))
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
@@ -190,6 +176,7 @@ class StoredDocument:
 
 
 def _last_segment(entry: Entry) -> str:
+    """The first part of its name."""
     return entry.segments[-1].partition("-")[0]
 
 
@@ -201,7 +188,7 @@ def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
 
 
 def check_file(file: Path, path: Path, entry: Entry) -> None:
-    """Reads every byte of what is, or will be, at `path`, one of `needed_paths`. Raises
+    """Reads every byte of a file that is, or will be, at `path`, one of `needed_paths`. Raises
     LibraryError: it is missing, damaged, or another document's."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
@@ -210,10 +197,8 @@ def check_file(file: Path, path: Path, entry: Entry) -> None:
         return
     data = checksummed_file.read_bytes(file, key)
     payload = checksummed_file.decode(data, kind, path, key, entry.digests.get(kind))
-    if kind == "states":
-        unpack_states(payload, path, entry.layout, key, _last_segment(entry))
     try:
-        good = kind == "states" or _CHECKS[kind](entry, payload, path)
+        good = _CHECKS[kind](entry, payload, path)
     except _UNPACKING as error:
         raise damage_error(path, "its contents are not what esa writes", key) from error
     if not good or len(data) != entry.sizes[kind]:
@@ -227,7 +212,7 @@ def _is_text(entry: Entry, payload: bytes, path: Path) -> bool:
 
 
 def _are_tokens(entry: Entry, payload: bytes, path: Path) -> bool:
-    """Whether these are the tokens after which the document's segments are named."""
+    """Whether the document's segments are named after these tokens."""
     tensors = load(payload)
     ids, offsets = tensors["ids"].tolist(), tensors["offsets"]
     names = manifest.segment_names(entry.identity, ids, entry.layout)
@@ -250,20 +235,14 @@ def _are_projections(entry: Entry, payload: bytes, path: Path) -> bool:
     return good and not tensors
 
 
-_CHECKS = {"text": _is_text, "tokens": _are_tokens, "fit": _are_projections}
+def _are_states(entry: Entry, payload: bytes, path: Path) -> bool:
+    return unpack_states(payload, path, entry.layout, entry.key).segment == _last_segment(entry)
 
 
-@dataclass
-class _Provenance:
-    name: str
-    source: str
-    bytes: int
-    missing: list[str]
-    path: str = ""
-    model: str = ""
-    preset: str = ""
-    esa: str = ""
-    rows: str = ""
+_CHECKS = {"text": _is_text, "tokens": _are_tokens, "fit": _are_projections, "states": _are_states}
+
+
+_PROVENANCE = {"name": str, "source": str, "bytes": int, "missing": list}
 
 
 def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
@@ -274,23 +253,19 @@ def checked_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = manifest.decode_entry(paths, key, data)
-        TypeAdapter(_Provenance).validate_json(json.dumps(entry.provenance), strict=True)
-        good = _fits_itself(paths, entry, set(json.loads(payload)))
+        if set(json.loads(payload)) == set(manifest.facts(entry)) and _fits_itself(paths, entry):
+            return entry
     except _UNPACKING as error:
         raise damage_error(path, "its contents are not what esa writes", key) from error
-    if not good:
-        raise damage_error(path, "its contents are not what esa writes", key)
-    return entry
+    raise damage_error(path, "its contents are not what esa writes", key)
 
 
-def _fits_itself(paths: LibraryPaths, entry: Entry, fields: set[str]) -> bool:
-    """Whether a manifest has the fields that esa writes, numbers that can be, and names of files
-    that esa makes, of its own."""
-    layout, sizes = entry.layout, entry.sizes
-    counts = [entry.head, entry.characters, entry.provenance["bytes"], *sizes.values()]
-    counts += [start for start, *_ in entry.marks]
+def _fits_itself(paths: LibraryPaths, entry: Entry) -> bool:
+    """Whether a manifest has numbers that can be, and names of files that esa makes, of its own."""
+    layout, sizes, known = entry.layout, entry.sizes, entry.provenance
+    counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
     return (
-        fields == set(manifest.facts(entry))
+        all(type(known[name]) is kind for name, kind in _PROVENANCE.items())
         and min(counts) >= 0
         and 0 < entry.tokens >= entry.head
         and 0 <= entry.created < 1 << 40

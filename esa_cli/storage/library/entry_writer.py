@@ -1,5 +1,5 @@
 """Writes one document: segments as they fill, with the states after the last one, then its own
-files, and its manifest last; or goes on with what an interrupted ingest left.
+files, and its manifest last; or continues what an interrupted ingest left.
 
 Every file is written atomically, so a kill leaves nothing, complete segments to resume from, or a
 document.
@@ -7,11 +7,9 @@ document.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,50 +39,6 @@ from esa_cli.storage.memory_store import CPU, MemoryStore
 from esa_cli.system.text import text_bytes, text_digest
 
 
-@dataclass(frozen=True)
-class ResumedSegments:
-    """First segments of a document, the fit of their reduced keys, and the states after them."""
-
-    segments: list[Segment] = field(default_factory=list)
-    fit: str = NO_FIT
-    projections: list[Any] | None = None
-    states: list[State] = field(default_factory=list)
-
-
-def resumed_segments(
-    paths: LibraryPaths, key: str, prefixes: Sequence[str], layout: Layout, tokens: int
-) -> ResumedSegments:
-    """The longest run of whole first segments on disk, every byte of it checked. Where layers of
-    the model keep states, all segments up to the one after which they were stored, or none.
-
-    Args:
-        key: the document's. prefixes: names of all its segments, without that of the fit.
-        tokens: of the whole document.
-    """
-    best, states = ResumedSegments(), list[State]()
-    whole, fewest = prefixes[: tokens // layout.segment], 1
-    if layout.states:
-        try:
-            stored = read_states(paths, layout, key)
-            whole = prefixes[: prefixes.index(stored.segment) + 1]
-        except (LibraryError, ValueError):
-            return best
-        states, fewest = stored.states, len(whole)
-    first = paths.segments.glob(f"{prefixes[0]}-*.seg")
-    for fit in sorted(path.stem.partition("-")[2] for path in first):
-        segments = list[Segment]()
-        with contextlib.suppress(LibraryError):
-            projections = read_fit(paths, fit, key)
-            for name in whole:
-                size = min(layout.segment, tokens - len(segments) * layout.segment)
-                segment = Segment(paths.segment(f"{name}-{fit}"), layout, size, key)
-                segment.check()
-                segments.append(segment)
-        if len(segments) >= fewest and len(segments) > len(best.segments):
-            best = ResumedSegments(segments, fit, projections, states)
-    return best
-
-
 class Writer:
     """A running ingest; `Library.write` makes it while it holds the document's lock.
 
@@ -106,27 +60,53 @@ class Writer:
     ) -> None:
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout = ids, layout
-        self.entry: Entry | None = None
-        """The finished document."""
         self._prefixes = manifest.segment_names(identity, ids, layout)
-        self._new, self._full = list[Path](), False
+        self._new, self._finished, self._full = list[Path](), False, False
         with write_errors(paths.root), paths.locked("library"):
             self._continued = paths.reservation(key).exists()
             reserve(paths, key, self._prefixes)
-        resumed = resumed_segments(paths, key, self._prefixes, layout, len(ids))
-        self._names, self._fit = [one.path.stem for one in resumed.segments], resumed.fit
-        self.projections: list[Any] | None = resumed.projections
-        self.states: list[State] = resumed.states or [{} for _ in range(layout.states)]
-        self.done = sum(segment.tokens for segment in resumed.segments)
+        self._names, self._fit = list[str](), NO_FIT
+        self.projections: list[Any] | None = None
+        self.states: list[State] = [{} for _ in range(layout.states)]
+        segments = self._resumed()
+        self.done = sum(segment.tokens for segment in segments)
         self.layers = list[JoinedStore]()
         dtype: torch.dtype = getattr(torch, layout.dtype)
-        places = zip(range(layout.layers), devices or [CPU] * layout.layers, strict=True)
-        for i, device in places:
+        for i, device in enumerate(devices or [CPU] * layout.layers):
             own = layout.of(i)
             tail = MemoryStore(own.heads, own.dim, dtype, torch.device(device), own.shared)
             tail.expect(layout.segment)
-            parts = [SegmentLayer(one, i, tail.device) for one in resumed.segments]
+            parts = [SegmentLayer(one, i, tail.device) for one in segments]
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
+
+    def _resumed(self) -> list[Segment]:
+        """The longest run of whole first segments on disk, every byte of it checked. If layers of
+        the model keep states, all segments up to the one after which these were stored, or none."""
+        layout, best, states = self.layout, list[Segment](), self.states
+        whole, fewest = self._prefixes[: len(self.ids) // layout.segment], 1
+        if layout.states:
+            try:
+                stored = read_states(self.paths, layout, self.key)
+                whole = self._prefixes[: self._prefixes.index(stored.segment) + 1]
+            except (LibraryError, ValueError):
+                return []
+            states, fewest = stored.states, len(whole)
+        first = self.paths.segments.glob(f"{self._prefixes[0]}-*.seg")
+        for fit in sorted(path.stem.partition("-")[2] for path in first):
+            segments = list[Segment]()
+            with suppress(LibraryError):
+                projections = read_fit(self.paths, fit, self.key)
+                for name in whole:
+                    size = min(layout.segment, len(self.ids) - len(segments) * layout.segment)
+                    path = self.paths.segment(f"{name}-{fit}")
+                    segment = Segment(path, layout, size, self.key)
+                    segment.check()
+                    segments.append(segment)
+            if len(segments) >= fewest and len(segments) > len(best):
+                best, self.states = segments, states
+                self._fit, self.projections = fit, projections
+                self._names = [one.path.stem for one in segments]
+        return best
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory.
@@ -135,73 +115,58 @@ class Writer:
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
-            states: of the layers that keep one, after the last token in memory; they are stored
-                where a segment ends with it.
+            states: of the layers that keep one, after the last token in memory; they are stored if
+                a segment ends with it.
 
         Raises:
             ResourceError: the disk is full; what this ingest wrote has been removed.
         """
         while self._complete() >= self.layout.segment:
-            self._write(self.layout.segment, projections)
+            self._write_rows(self.layout.segment, projections)
         if states and self._names and not any(len(layer.tail) for layer in self.layers):
-            self._write_states(states)
+            # After the segment, so that stored states always have all segments before them.
+            packed = pack_states(self._prefixes[len(self._names) - 1], states)
+            self._write(self.paths.document(self.key, "states"), packed)
 
     def _complete(self) -> int:
         """Tokens in memory that are complete in all layers."""
         pairs = zip(self.layers, self.layout.reduced, strict=True)
         return min(layer.tail.reduced if width else len(layer.tail) for layer, width in pairs)
 
-    def _write(self, count: int, projections: Projections | None) -> None:
-        if len(self._names) == len(self._prefixes):
-            raise ValueError(f"tokens must be the document's {len(self.ids)}, got more tokens")
-        with self._changing():
-            if not self._names:
-                self._write_fit(projections)
-            path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
-            # There may be one, and mapped, of a document with the same beginning and other states.
-            try:
-                segment = Segment(path, self.layout, count, self.key)
-                segment.check()
-            except LibraryError:
-                self._new.append(path)
+    def _write_rows(self, count: int, projections: Projections | None) -> None:
+        if not self._names and projections is not None:
+            packed = pack_fit(projections)
+            self._fit, self.projections = fit_name(packed), list(projections)
+            self._write(self.paths.fit(self._fit), packed)
+        path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")
+        # There may be one, and mapped, of a document with the same beginning and other states.
+        try:
+            segment = Segment(path, self.layout, count, self.key)
+            segment.check()
+        except LibraryError:
+            with self._writing(path):
                 rows = (layer.tail.first(count) for layer in self.layers)
                 write_segment(path, self.key, self.layout, count, rows)
-                segment = Segment(path, self.layout, count, self.key)
+            segment = Segment(path, self.layout, count, self.key)
         for i, layer in enumerate(self.layers):
             layer.replace_first(SegmentLayer(segment, i, layer.tail.device))
         self._names.append(path.stem)
         self.done += count
 
-    def _write_states(self, states: Sequence[State]) -> None:
-        """After the segment, so that the states there always have all segments before."""
-        self._write_own("states", pack_states(self._prefixes[len(self._names) - 1], states))
-
-    def _write_own(self, kind: str, payload: bytes) -> str:
-        """Writes a file of the document alone, and returns its digest."""
-        path = self.paths.document(self.key, kind)
-        with self._changing():
-            self._new.append(path)
-            return checksummed_file.write(path, kind, payload, self.key)
+    def _write(self, path: Path, payload: bytes) -> str:
+        """Writes a small file, and returns its digest."""
+        with self._writing(path):
+            return checksummed_file.write(path, path.suffix[1:], payload, self.key)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _writing(self, path: Path) -> Iterator[None]:
+        self._new.append(path)
         try:
             with write_errors(self.paths.root):
                 yield
         except ResourceError:
             self._full = True
             raise
-
-    def _write_fit(self, projections: Projections | None) -> None:
-        if projections is None:
-            if any(self.layout.reduced):
-                raise ValueError("projections must be given with reduced keys, got None")
-            return
-        packed = pack_fit(projections)
-        self._fit, self.projections = fit_name(packed), list(projections)
-        path = self.paths.fit(self._fit)
-        self._new.append(path)
-        checksummed_file.write(path, "fit", packed, self.key)
 
     def finish(
         self,
@@ -224,18 +189,19 @@ class Writer:
         Raises:
             ValueError: tokens or states are missing. ResourceError: as `flush`.
         """
-        if len(states) != self.layout.states:
-            raise ValueError(f"states must be {self.layout.states}, got {len(states)}")
         self.flush(projections)
         rest = len(self.ids) - self.done
-        if {len(layer) for layer in self.layers} != {len(self.ids)} or self._complete() != rest:
-            raise ValueError(f"all layers must have all {len(self.ids)} tokens and reduced keys")
+        lengths = {len(self.ids), len(offsets), *map(len, self.layers)}
+        if len(lengths) > 1 or self._complete() != rest or len(states) != self.layout.states:
+            raise ValueError(f"all {len(self.ids)} tokens must have rows, reduced keys and offsets")
         if rest:
-            self._write(rest, projections)
-        if states:
-            self._write_states(states)
+            self._write_rows(rest, projections)
+        self.flush(states=states)
         payloads = {"text": text_bytes(text), "tokens": pack_tokens(self.ids, offsets)}
-        digests = {kind: self._write_own(kind, one) for kind, one in payloads.items()}
+        digests = {
+            kind: self._write(self.paths.document(self.key, kind), payload)
+            for kind, payload in payloads.items()
+        }
         entry = Entry(
             key=self.key, identity=self.identity, layout=self.layout,
             tokens=len(self.ids), segments=tuple(self._names), fit=self._fit,
@@ -243,12 +209,12 @@ class Writer:
             text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), head=head, provenance=provenance or {},
         )  # fmt: skip
-        with self._changing(), self.paths.locked("library"):
+        with self._writing(self.paths.document(self.key)), self.paths.locked("library"):
             manifest.write(self.paths, entry)
             self.paths.reservation(self.key).unlink()
         manifest.touch(self.paths, self.key)
-        self.entry = manifest.read(self.paths, self.key)
-        return self.entry
+        self._finished = True
+        return manifest.read(self.paths, self.key)
 
     def _sizes(self) -> dict[str, int]:
         kinds = Entry(self.key, layout=self.layout).kinds
@@ -261,7 +227,6 @@ class Writer:
         disk is full, it removes those it has written that nobody else needs. One that was refused
         before it wrote anything leaves no reservation."""
         resumable = self._names and not self._full and (self._new or self._continued)
-        if self.entry is not None or resumable:
-            return
-        with contextlib.suppress(OSError, EsaError):
-            end_reservation(self.paths, self.key, self._new)
+        if not self._finished and not resumable:
+            with suppress(OSError, EsaError):
+                end_reservation(self.paths, self.key, self._new)

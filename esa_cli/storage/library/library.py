@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esa_cli.errors import LibraryError, ResourceError
+from esa_cli.errors import EsaError, LibraryError, ResourceError
 from esa_cli.storage.library import (
     catalogue,
     checksummed_file,
@@ -21,7 +21,6 @@ from esa_cli.storage.library import (
     manifest,
 )
 from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
-from esa_cli.storage.library.checksummed_file import write_errors
 from esa_cli.storage.library.library_paths import LibraryPaths
 from esa_cli.storage.library.manifest import OTHER_BYTES, Entry, Layout
 
@@ -42,8 +41,6 @@ class Library:
     def __init__(self, root: Path | None = None) -> None:
         self.root = library_paths.default_root() if root is None else root
         self._paths = LibraryPaths(self.root)
-        self.catalogue_note = ""
-        """Why `remove` or `prune` left words in the catalogue, for people; empty: they did not."""
 
     def key(self, identity: str, text: str) -> str:
         """The key of a text that was prefilled with what `identity` names."""
@@ -53,22 +50,20 @@ class Library:
         """The document with that key, or None. Raises LibraryError: its manifest is damaged or of
         another version, or the folder may not be read, or is no library."""
         self._paths.check()
-        if not manifest.exists(self._paths, key):
-            return None
-        try:
-            return manifest.read(self._paths, key)
-        except LibraryError:
-            if manifest.exists(self._paths, key):
-                raise
-            return None  # another process removed it meanwhile
+        exists = manifest.exists(self._paths, key)
+        for entry in manifest.read_all(self._paths, [key] if exists else []):
+            if entry.error:
+                raise entry.error
+            return entry
+        return None
 
     def entries(self) -> list[Entry]:
-        """Every present document, the most recently used first; those with `damage` cannot be used.
-        Raises LibraryError: the folder may not be read, or is no library."""
+        """Every present document, the most recently used first; those with an `error` cannot be
+        used. Raises LibraryError: the folder may not be read, or is no library."""
         return self.divided_entries().present
 
     def divided_entries(self) -> DividedEntries:
-        """Present and former documents: of a former one the file has another text now, or was
+        """Present and former documents: the file of a former one has another text now, or was
         removed. Raises: as `entries`."""
         self._paths.check()
         return catalogue.known_files(self._paths).divide(manifest.read_all(self._paths))
@@ -92,8 +87,12 @@ class Library:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files in the library."""
+        """Bytes of all files in the library, without its catalogue."""
         return sum(map(library_paths.size_of, self._paths.files()))
+
+    @property
+    def catalogue_bytes(self) -> int:
+        return library_paths.size_of(catalogue.catalogue_path(self._paths))
 
     @property
     def synced_files(self) -> int:
@@ -101,18 +100,13 @@ class Library:
         records = catalogue.file_records(self._paths)
         return sum(bool(one.folder and one.digest) for one in records)
 
-    @property
-    def catalogue_bytes(self) -> int:
-        """Bytes of its catalogue, which `nbytes` does not include."""
-        return library_paths.size_of(catalogue.catalogue_path(self._paths))
-
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
         """Its catalogue; an empty one in memory if not `keep`. Raises LibraryError, DiskError: it
         cannot be written."""
         return catalogue.open_catalogue(self._paths, keep)
 
     def search_catalogue(self, copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """The same; where it cannot be, or `copy`, a copy. Raises LibraryError, DiskError."""
+        """The same; a copy if it cannot be written, or `copy`. Raises LibraryError, DiskError."""
         return catalogue.search_catalogue(self._paths, copy)
 
     def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
@@ -160,9 +154,7 @@ class Library:
         """
         from esa_cli.storage.library.entry_writer import Writer
 
-        assert ids, "ids must not be empty"
-        with write_errors(self.root):
-            self._paths.make()
+        self._paths.make()
         with self._paths.locked(key, waiting):
             entry = self.find(key)
             if entry is None:
@@ -181,7 +173,7 @@ class Library:
         a file of it is missing, damaged or of another version."""
         from esa_cli.storage.library.document_files import StoredDocument
 
-        if entry.damage:
+        if entry.error:
             raise entry.error
         stored = StoredDocument(self._paths, entry)
         manifest.touch(self._paths, entry.key)
@@ -189,12 +181,12 @@ class Library:
 
     def text(self, entry: Entry) -> str:
         """The document's text. Raises LibraryError: it is missing or damaged."""
-        if entry.damage:
+        if entry.error:
             raise entry.error
         return manifest.read_text(self._paths, entry)
 
     def words(self, entry: Entry) -> bytes | None:
-        """What `keep_words` stored for the document; None where there is nothing, or damage, or
+        """What `keep_words` stored for the document; None if there is nothing, or damage, or
         another document's."""
         path, own = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
         try:
@@ -205,11 +197,13 @@ class Library:
 
     def keep_words(self, entry: Entry, payload: bytes) -> None:
         """Stores what can be made from the document's text again, if the library can be written
-        and no other process is at the document."""
-        with suppress(LibraryError, ResourceError, OSError), self._paths.locked(entry.key, _busy):
+        and no other process has the document's lock."""
+        path, own = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
+        with (
+            suppress(LibraryError, ResourceError, OSError),
+            self._paths.locked(entry.key, library_paths.do_not_wait),
+        ):
             if manifest.exists(self._paths, entry.key):
-                path = self._paths.document(entry.key, "words")
-                own = f"{entry.key}\n".encode()
                 checksummed_file.write(path, "words", own + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
@@ -217,10 +211,9 @@ class Library:
         return maintenance.verify(self._paths, entry)
 
     def remove(self, entry: Entry) -> int:
-        """Removes a document and returns the bytes freed. Segments of other documents are kept.
-        Raises LibraryError: a file cannot be removed."""
-        with write_errors(self.root):
-            self._paths.make()
+        """Removes a document and returns the bytes freed. Segments that others may need stay.
+        Raises LibraryError, DiskError: a file cannot be removed, or the catalogue not changed."""
+        self._paths.make()
         freed = maintenance.remove(self._paths, entry)
         self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
@@ -229,13 +222,12 @@ class Library:
         self, max_bytes: int | None = None, *, dry_run: bool = False
     ) -> maintenance.PruneResult:
         """Removes former documents and what killed ingests left, then the least recently used until
-        the library takes at most `max_bytes` (None: no other). Those that cannot be used stay.
-        Raises LibraryError: these take more, and nothing is changed; or a file cannot be
-        removed."""
-        with write_errors(self.root):
-            if not self.root.is_dir():
-                return maintenance.PruneResult((), 0, 0, 0)
-            self._paths.make()
+        the library takes at most `max_bytes` (None: no other). What a running ingest needs stays,
+        and documents that cannot be used. Raises LibraryError: there are such documents and more
+        bytes than `max_bytes`, and nothing is changed; or as `remove`."""
+        if not self.root.exists():
+            return maintenance.PruneResult((), 0, 0, 0)
+        self._paths.make()
         former = {entry.key for entry in self.divided_entries().former}
         result = maintenance.prune(self._paths, max_bytes, dry_run, former)
         if not dry_run:
@@ -243,9 +235,10 @@ class Library:
         return result
 
     def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
-        note = catalogue.change_catalogue(self._paths, work)
-        self.catalogue_note = note or self.catalogue_note
-
-
-def _busy() -> None:
-    raise BlockingIOError("another process is at the document")
+        """A catalogue that is damaged is removed, and with it the words to be removed."""
+        try:
+            with self.catalogue() as opened:
+                work(opened)
+        except EsaError:
+            if catalogue.catalogue_path(self._paths).exists():
+                raise

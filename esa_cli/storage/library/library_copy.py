@@ -2,7 +2,7 @@
 
 Files have the names that they have in the library, which are those of their contents, so what is
 there is not copied again. A document's manifest is copied last: one whose manifest is there is
-complete, and a copy that was stopped goes on. The other place is a library without locks,
+complete, and a copy that was stopped continues. The other place is a library without locks,
 catalogue and reservations. Every file is checked by `document_files` before it is copied, in either
 direction.
 
@@ -17,16 +17,14 @@ import re
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import (
     ArchiveFileError,
-    DiskError,
     EsaError,
-    ForeignVersionError,
     LibraryError,
     RemoteError,
     UsageError,
@@ -45,18 +43,15 @@ from esa_cli.storage.library.library_paths import (
 )
 from esa_cli.storage.library.maintenance import reserve
 from esa_cli.storage.library.manifest import Entry
-from esa_cli.system.files import lacks_room, replacing, writing_errors
+from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.progress import Progress
 
 SUFFIX = ".tar"
 CHUNK = 1 << 22
-_FIRST = (MARKER, "esa-export")
-"""The first member; before there was `esa library copy`, it was an index of the others."""
 _ATOMIC = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
 """Protocols by which a file appears when it is complete. By others it is written under another name
 and renamed."""
 _PART = re.compile(r"\.[^/]+\.[0-9a-f]{40}\.part")
-_AGAIN = "copy the document again from a library that has it"
 Put = Callable[[Path, str], None]
 """Copies a file to a place, under a name there."""
 
@@ -112,11 +107,6 @@ class CopyPlace:
             names = self._fs.protocol
             self._renames = not _ATOMIC & {names, *(() if isinstance(names, str) else names)}
 
-    def exists(self, name: str) -> bool:
-        with self._errors():
-            self._fs.invalidate_cache()
-            return bool(self._fs.exists(self._path(name)))
-
     def sizes(self) -> dict[str, int]:
         """Bytes of all files, by name."""
         with self._errors():
@@ -145,25 +135,24 @@ class CopyPlace:
         finally:
             file.close()
 
-    def make(self, marker: Path) -> None:
-        """Makes a library there; a folder of a disk is for its owner alone: documents may be
-        private. Raises RemoteError: it has other files."""
-        if self.exists(MARKER):
-            return
-        with self._errors():
-            from fsspec.implementations.local import LocalFileSystem
-
-            files = self._fs.exists(self._root) and self._fs.ls(self._root, detail=False)
-            names = [path.rpartition("/")[2] for path in files or ()]
-            # The marker is looked for again: another machine may have made the library meanwhile.
-            if not all(map(_PART.fullmatch, names)) and not self.exists(MARKER):
+    def make(self, marker: Path) -> dict[str, int]:
+        """Makes a library there, if there is none, and returns the sizes of its files; a folder of
+        a disk is for its owner alone: documents may be private. Raises RemoteError: it has other
+        files."""
+        sizes = self.sizes()
+        if MARKER not in sizes:
+            if not all(_PART.fullmatch(name) for name in sizes):
                 raise RemoteError(
                     f"{self.shown} is not a library of esa, and not empty",
                     "name a folder of its own; it need not exist",
                 )
-            if isinstance(self._fs, LocalFileSystem):
-                Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.put(marker, MARKER)
+            with self._errors():
+                from fsspec.implementations.local import LocalFileSystem
+
+                if isinstance(self._fs, LocalFileSystem):
+                    Path(self._root).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.put(marker, MARKER)
+        return sizes
 
     def put(self, path: Path, name: str) -> None:
         """Uploads a file atomically: it gets its name when it is complete."""
@@ -193,21 +182,15 @@ class CopyPlace:
         except EsaError:
             raise
         except Exception as error:
-            again = "; the same command goes on where it was"
-            reason = f"{self.shown} cannot be used: {first_line(error)}"
             if self.is_archive:
                 raise ArchiveFileError(
                     f"{self.shown} cannot be read as an archive of a library: {first_line(error)}",
                     "check the file; `esa library copy library FILE.tar` makes one",
                 ) from error
-            if isinstance(error, ImportError):
-                needs = "pip install 'esa-cli[url]', and what the protocol needs, as s3fs for s3://"
-                raise RemoteError(reason, needs) from error
-            if lacks_room(error):
-                room = f"there is no space left in {self.shown}"
-                raise DiskError(room, f"free some space there{again}") from error
             raise RemoteError(
-                reason, f"check the URL, the network and your rights{again}"
+                f"{self.shown} cannot be used: {first_line(error)}",
+                "check the URL, the network, your rights and the space there; the same command "
+                "continues. URLs need pip install 'esa-cli[url]', and s3:// for example s3fs",
             ) from error
 
 
@@ -219,7 +202,7 @@ def _archive_files(path: Path) -> Any:
         raise tarfile.ReadError("it is not a file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
-        if not members or members[0].name not in _FIRST:
+        if not members or members[0].name != MARKER:
             raise tarfile.ReadError("it is another archive")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
@@ -242,15 +225,10 @@ def _new_archive(path: Path) -> Iterator[Put]:
             raise UsageError(message, "name another file") from error
 
     def put(source: Path, name: str) -> None:
-        """Raises LibraryError: the file was removed meanwhile."""
-        try:
-            opened = source.open("rb")
-        except OSError as error:
-            raise LibraryError(f"{source} was removed meanwhile", "copy again") from error
-        with opened:
+        with source.open("rb") as file:
             member = tarfile.TarInfo(name)
-            member.size, member.mode = os.fstat(opened.fileno()).st_size, 0o600
-            tar.addfile(member, opened)
+            member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
+            tar.addfile(member, file)
 
     room = "free some space, or name a file on another disk"
     with (
@@ -277,54 +255,47 @@ def push(
             document can be copied to an archive. UsageError: the archive exists and is something
             else. DocumentError, ResourceError: it cannot be written.
     """
-    paths = LibraryPaths(library.root)
-    if not is_archive(place):
-        folder = CopyPlace(place)
-        if entries:
-            folder.make(paths.root / MARKER)
-        return _push_all(paths, entries, folder.sizes(), folder.put, progress)
-    with _new_archive(Path(place)) as put:
-        put(paths.root / MARKER, MARKER)
-        result = _push_all(paths, entries, {}, put, progress)
-        if result.failed and not result.copied:
+    paths, result, sizes = LibraryPaths(library.root), CopyResult(), dict[str, int]()
+    if not entries:
+        return result
+    with ExitStack() as stack:
+        if is_archive(place):
+            put = stack.enter_context(_new_archive(Path(place)))
+            put(paths.root / MARKER, MARKER)
+        else:
+            folder = CopyPlace(place)
+            put, sizes = folder.put, folder.make(paths.root / MARKER)
+        for number, entry in enumerate(entries, 1):
+            try:
+                new = _new_files(paths, entry, sizes)
+            except LibraryError as error:
+                result.failed.append(error)
+            else:
+                for name, path in new.items():
+                    put(path, name)
+                    sizes[name] = size_of(path)
+                    result.bytes += sizes[name]
+                result.copied += [entry.key] if new else []
+                result.there += not new
+            if progress:
+                progress(number, len(entries))
+        if is_archive(place) and result.failed and not result.copied:
             raise result.failed[0]
     return result
 
 
-def _push_all(
-    paths: LibraryPaths,
-    entries: Sequence[Entry],
-    sizes: dict[str, int],
-    put: Put,
-    progress: Progress | None,
-) -> CopyResult:
-    """Puts each document's files that are not there, if all of these are good; `sizes` has those
-    there."""
-    result = CopyResult()
-    for number, entry in enumerate(entries, 1):
-        needed = {file_name(paths, path): path for path in needed_paths(paths, entry)}
-        new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
-        try:
-            manifest.read(paths, entry.key)
-            for path in new.values():
-                check_file(path, path, entry)
-        except LibraryError as error:
-            result.failed.append(error)
-        else:
-            last = paths.document(entry.key)
-            if not sizes.get(file_name(paths, last)):  # else another machine's, of these contents
-                new[file_name(paths, last)] = last
-            for name, path in new.items():
-                put(path, name)
-                sizes[name] = size_of(path)
-                result.bytes += sizes[name]
-            if new:
-                result.copied.append(entry.key)
-            else:
-                result.there += 1
-        if progress:
-            progress(number, len(entries))
-    return result
+def _new_files(paths: LibraryPaths, entry: Entry, sizes: dict[str, int]) -> dict[str, Path]:
+    """A document's files by name, the manifest last, that are not in a place that has files of
+    these sizes. Raises LibraryError: one of them is damaged."""
+    manifest.read(paths, entry.key)
+    needed = {file_name(paths, path): path for path in needed_paths(paths, entry)}
+    new = {name: path for name, path in needed.items() if sizes.get(name) != size_of(path)}
+    for path in new.values():
+        check_file(path, path, entry)
+    last = paths.document(entry.key)
+    if not sizes.get(file_name(paths, last)):  # else another machine's, of these contents
+        new[file_name(paths, last)] = last
+    return new
 
 
 def pull(
@@ -346,15 +317,15 @@ def pull(
     """
     source, paths, result = CopyPlace(place), LibraryPaths(library.root), CopyResult()
     keys = _keys(source, chosen)
-    with write_errors(paths.root):
-        paths.make()
+    paths.make()
     for number, key in enumerate(keys, 1):
         with paths.locked(key, waiting):
             if manifest.exists(paths, key):
                 result.there += 1
             else:
                 try:
-                    _pull_one(paths, source, key, result)
+                    result.bytes += _pull_one(paths, source, key)
+                    result.copied.append(key)
                 except DamagedCopyError as error:
                     result.failed.append(error)
         if progress:
@@ -365,7 +336,7 @@ def pull(
 def _keys(source: CopyPlace, chosen: Sequence[str]) -> list[str]:
     """Keys of the documents there; of those that begin as `chosen`, if there are any."""
     sizes = source.sizes()
-    if not {*_FIRST} & {*sizes}:
+    if MARKER not in sizes:
         hint = "`esa library copy library FOLDER` makes one there"
         raise RemoteError(f"{source.shown} is not a library of esa", hint)
     names = [name.removeprefix("documents/") for name in sizes if name.startswith("documents/")]
@@ -380,16 +351,17 @@ def _keys(source: CopyPlace, chosen: Sequence[str]) -> list[str]:
     return [key for key in keys if not starts or key.startswith(starts)]
 
 
-def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str, result: CopyResult) -> None:
-    """Copies a document, whose lock the caller holds. Raises DamagedCopyError."""
+def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str) -> int:
+    """Copies a document, whose lock the caller holds, and returns the bytes. Raises
+    DamagedCopyError."""
     last = paths.document(key)
     with _copy_errors(paths, source, key, last):
         data = b"".join(source.chunks(file_name(paths, last)))
         entry = checked_entry(paths, key, data)
-    files = needed_paths(paths, entry)
+    files, copied = needed_paths(paths, entry), len(data)
     check_room(paths.root, sum(entry.sizes.values()) - sum(map(size_of, files)))
     with write_errors(paths.root):
-        # As of an ingest: what it needs is not removed, and is found again if this is stopped.
+        # As of an ingest: what it needs is not removed, and is used again if this is stopped.
         with paths.locked("library"):
             reserve(paths, key, [name.partition("-")[0] for name in entry.segments])
         for path in files:
@@ -404,7 +376,7 @@ def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str, result: CopyResu
             ):
                 for chunk in source.chunks(file_name(paths, path)):
                     file.write(chunk)
-                    result.bytes += len(chunk)
+                    copied += len(chunk)
                 file.flush()
                 check_file(checksummed_file.part_path(path, key), path, entry)
         with paths.locked("library"):
@@ -412,8 +384,7 @@ def _pull_one(paths: LibraryPaths, source: CopyPlace, key: str, result: CopyResu
                 file.write(data)
             paths.reservation(key).unlink()
     manifest.touch(paths, key)
-    result.bytes += len(data)
-    result.copied.append(key)
+    return copied
 
 
 @contextmanager
@@ -425,16 +396,15 @@ def _copy_errors(paths: LibraryPaths, source: CopyPlace, key: str, path: Path) -
         raise
     except LibraryError as error:
         name, last = file_name(paths, path), file_name(paths, paths.document(key))
-        reason, hint = error.message, _AGAIN
+        reason = error.message
         for local in (checksummed_file.part_path(path, key), path):
             reason = reason.replace(str(local), name)
-        if isinstance(error, ForeignVersionError):
-            hint = "use the esa that wrote it"
-        elif not source.is_archive:
-            # The manifest may agree with wrong contents; `push` copies what is not there.
-            hint = f"delete {' and '.join({name: 0, last: 0})} there, and {_AGAIN}"
-        message = f"document {key[:12]} in {source.shown} cannot be used: {reason}"
-        raise DamagedCopyError(message, hint) from error
+        raise DamagedCopyError(
+            f"document {key[:12]} in {source.shown} cannot be used: {reason}",
+            # A good copy does not replace files that are there.
+            f"use the esa that wrote it; or, if it is damaged, delete {name} and {last} there and "
+            "copy the document again from a library that has it",
+        ) from error
 
 
 def file_name(paths: LibraryPaths, path: Path) -> str:

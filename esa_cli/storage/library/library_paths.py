@@ -1,33 +1,18 @@
-"""Paths, file names, marker and locks of a library.
-
-    esa-library           the marker file: only a folder that has it, or an empty one, is a library
-    catalogue-1.sqlite    records of files, and words; made again from the other files
-    documents/KEY.doc     a document's manifest: written last, removed first; the document exists
-                          while it does. Beside it KEY.text, KEY.tokens, KEY.used (a time stamp),
-                          of a model whose layers keep states KEY.states and, of a token index,
-                          KEY.words, which is made again where it is missing
-    segments/NAME-FIT.seg rows of up to 4,096 tokens; documents with the same beginning share them
-    fits/FIT.fit          the projections that the reduced keys of these segments were made with
-    folders/NAME.folder   the records of a folder that `esa ingest --words` keeps in the library
-    claims/KEY.claim      a reservation: the segments that an unfinished ingest needs
-    locks/                one for ingesting each document, and `library.lock` for short changes
+"""Paths, file names, marker and locks of a library. docs/library.md lists the files.
 
 A file is written as `.NAME.OWNER.part` beside its place. Lock files are never removed: that would
-let two processes in where one waits. Only files with names of these forms are listed, counted and
-removed. KEY, the first part of a segment's NAME and a folder's NAME are 40 hexadecimal digits, FIT
-is 24.
+let two processes in where one waits. Only files whose names have the forms below are listed,
+counted and removed.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -35,15 +20,9 @@ from esa_cli.errors import DiskError, LibraryError
 from esa_cli.storage.library.checksummed_file import read_errors, write_errors
 from esa_cli.system.machine import in_home, size_text
 
-if TYPE_CHECKING:
-    import filelock
-
-
 ROOT = "ESA_LIBRARY"
 WAIT_S = 0.5
 """Seconds between calls of `waiting` while another process holds a lock."""
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""errno values of file systems without locks."""
 MARKER = "esa-library"
 _MARKER_TEXT = (
     "This folder is a library of esa: documents that were read once.\n"
@@ -74,7 +53,7 @@ def default_root() -> Path:
 
 
 def is_manifest(name: str) -> bool:
-    """True if a file name in `documents` is that of a manifest."""
+    """Whether a file name in `documents` is that of a manifest."""
     return name.endswith(".doc") and _WHOLE["documents"].fullmatch(name) is not None
 
 
@@ -92,31 +71,24 @@ class LibraryPaths:
         LibraryError: it is neither a library nor empty nor missing, or may not be read."""
         root, marker = self.root, self.root / MARKER
         with read_errors(root):
-            if marker.exists():
-                return
-            place = next((one for one in (root, *root.parents) if one.exists()), root)
-            if place.exists() and not place.is_dir():
-                raise LibraryError(
-                    f"the library must be in a folder, got {root}: {place} is a file",
-                    f"point {ROOT} to a folder, as {place.with_name('library')}; it need not exist",
-                )
             # The marker is looked for again: another process may have made the library meanwhile.
-            if root.exists() and os.listdir(root) and not marker.exists():
-                raise LibraryError(
-                    f"{root} is not a library of esa, and not empty",
-                    f"point ESA_LIBRARY to a folder of its own, as {root / 'library'}; "
-                    "it need not exist",
-                )
+            if marker.exists() or not root.exists() or not os.listdir(root) or marker.exists():
+                return
+        raise LibraryError(
+            f"{root} is not a library of esa, and not empty",
+            f"point {ROOT} to a folder of its own, as {root / 'library'}; it need not exist",
+        )
 
     def make(self) -> None:
-        """Makes the folders, for their owner alone: documents may be private. Raises OSError: they
-        cannot be made. LibraryError: as `check`."""
+        """Makes the folders, for their owner alone: documents may be private. Raises LibraryError:
+        they cannot be made, or as `check`."""
         self.check()
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
-            file.write(_MARKER_TEXT)
-        for name in FOLDERS:
-            (self.root / name).mkdir(mode=0o700, exist_ok=True)
+        with write_errors(self.root):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileExistsError), open(self.root / MARKER, "x", encoding="utf-8") as file:
+                file.write(_MARKER_TEXT)
+            for name in FOLDERS:
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
 
     def document(self, key: str, kind: str = "doc") -> Path:
         return self.documents / f"{key}.{kind}"
@@ -131,14 +103,11 @@ class LibraryPaths:
     def fit(self, name: str) -> Path:
         return self.fits / f"{name}.fit"
 
-    def synced_folder(self, name: str) -> Path:
-        return self.folders / f"{name}.folder"
-
     def reservation(self, key: str) -> Path:
         return self.reservations / f"{key}.claim"
 
     def is_whole(self, path: Path) -> bool:
-        """True if a finished file of this path is one that esa makes."""
+        """Whether a finished file of this path is one that esa makes."""
         form = _WHOLE.get(path.parent.name)
         in_root = path.parent.parent == self.root
         return in_root and form is not None and form.fullmatch(path.name) is not None
@@ -168,11 +137,16 @@ class LibraryPaths:
                 lock. An exception it raises ends the waiting and propagates.
 
         Raises:
-            LibraryError, ResourceError: the lock's file cannot be made.
+            LibraryError, ResourceError: the lock's file cannot be made, or the disk has no locks.
         """
-        lock, wait_s = self._lock(name), 0.0
-        while not self._acquire(lock, wait_s):
-            if waiting:
+        import filelock  # takes as long as the rest of the room's imports
+
+        # Marker files in place of locks would stay after a kill.
+        lock, wait_s = filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False), 0.0
+        while not lock.is_locked:
+            with write_errors(self.root), suppress(filelock.Timeout):
+                lock.acquire(timeout=wait_s)
+            if not lock.is_locked and waiting:
                 waiting()
             wait_s = WAIT_S
         try:
@@ -181,36 +155,17 @@ class LibraryPaths:
             lock.release()
 
     def is_locked(self, name: str) -> bool:
-        """True if some process, this one included, holds the lock now."""
-        lock = self._lock(name)
-        if self._acquire(lock, 0.0):
-            lock.release()
-            return False
-        return True
-
-    def _lock(self, name: str) -> filelock.BaseFileLock:
-        import filelock  # takes as long as the rest of the room's imports
-
-        # Marker files in place of locks would stay after a kill.
-        return filelock.FileLock(self.locks / f"{name}.lock", fallback_to_soft=False)
-
-    def _acquire(self, lock: filelock.BaseFileLock, wait_s: float) -> bool:
-        """Takes the lock if it is free, or becomes free within `wait_s`; whether it did."""
-        import filelock
-
-        with write_errors(self.root):
-            try:
-                lock.acquire(timeout=wait_s)
-            except filelock.Timeout:  # a subclass of OSError
+        """Whether some process, this one included, holds the lock now."""
+        try:
+            with self.locked(name, do_not_wait):
                 return False
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                raise LibraryError(
-                    f"the disk of the library in {self.root} has no locks: {error.strerror}",
-                    "point ESA_LIBRARY to another disk; what is here can be asked, not changed",
-                ) from error
-        return True
+        except BlockingIOError:
+            return True
+
+
+def do_not_wait() -> None:
+    """For `LibraryPaths.locked`, of a lock that is only wanted if it is free."""
+    raise BlockingIOError("another process has the lock")
 
 
 def size_of(path: Path) -> int:

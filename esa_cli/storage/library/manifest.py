@@ -6,9 +6,7 @@ depend on the first tokens (`Layout.fit`), which are therefore in every name.
 
 A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-    rows        n records, one for each token: keys, then values of all heads, unless the keys are
-                the values; as they are (native) or as bytes followed by a float32 scale for each
-                block of them: of the 2 * G heads, or a part of one (int8)
+    rows        n records, one for each token: keys, then values of all heads (`segment.encode`)
     reduced     n reduced keys (R numbers), if the layer has any
     checksums   n of 64 bits, one for each record
 
@@ -22,6 +20,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -107,20 +106,17 @@ class Layout:
         for name, value in usual.items():
             object.__setattr__(self, name, value)
         sizes = [self.heads, self.dim, self.segment, self.block, *sum(self.shapes, ())]
-        good = {
-            "heads, dim, segment, block and shapes must be positive": min(sizes) >= 1,
-            "fit, states and reduced must be at least 0": min(self.fit, self.states, *self.reduced)
-            >= 0,
-            "reduced must have one number for each layer": len(self.reduced) == self.layers,
-            "shapes must be one for each layer, without a block": not self.shapes
-            or (len(self.shapes) == self.layers and self.block == self.dim),
-            "block must divide dim": not self.dim % (self.block or 1),
-            f"dtype must be one of {', '.join(ITEM)}": {self.dtype, self.reduced_dtype} <= {*ITEM},
-            "kind must be native or int8": self.kind in ("native", "int8"),
-        }
-        for rule, holds in good.items():
-            if not holds:
-                raise ValueError(f"{rule}, got {vars(self)}")
+        if not (
+            min(sizes) >= 1
+            and min(self.fit, self.states, *self.reduced) >= 0
+            and len(self.reduced) == self.layers
+            and len(self.shapes) in (0, self.layers)
+            and self.dim % self.block == 0
+            and (not self.shapes or self.block == self.dim)
+            and {self.dtype, self.reduced_dtype} <= {*ITEM}
+            and self.kind in ("native", "int8")
+        ):
+            raise ValueError(f"no rows can have the layout {vars(self)}")
 
     def of(self, layer: int) -> Layout:
         """The layout of one layer's rows."""
@@ -235,9 +231,7 @@ class Entry:
         digests: of its text and tokens files. text_sha256, characters: of its text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
         created, used: seconds since 1970; `used` is the last time it was opened.
-        damage: why it cannot be used, for people; other fields may then be empty.
-        foreign: another version of esa wrote it. unreadable: the system does not give its manifest
-            out now; it may be undamaged.
+        error: why it cannot be used; other fields are then empty.
     """
 
     key: str
@@ -255,10 +249,8 @@ class Entry:
     provenance: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0
     used: float = 0.0
-    damage: str = ""
-    foreign: bool = False
-    unreadable: bool = False
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+    error: LibraryError | None = field(default=None, compare=False)
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT | {"arbitrary_types_allowed": True}
 
     @property
     def id(self) -> str:
@@ -270,11 +262,14 @@ class Entry:
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
+    def damage(self) -> str:
+        """Why it cannot be used, for people."""
+        return self.error.message if self.error else ""
+
+    @property
     def state(self) -> str:
         """`good`, or why it cannot be used: `damaged`, `another format` or `unreadable`."""
-        if self.foreign or self.unreadable:
-            return "another format" if self.foreign else "unreadable"
-        return "damaged" if self.damage else "good"
+        return state_of(self.error)
 
     @property
     def name(self) -> str:
@@ -301,26 +296,14 @@ class Entry:
         """Number of tokens in the segment with this index."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
-    @property
-    def error(self) -> LibraryError:
-        """Why it cannot be used, of an entry with `damage`."""
-        if self.unreadable:
-            return UnreadableError(self.damage, checksummed_file.READ_HINT)
-        if self.foreign:
-            return ForeignVersionError(self.damage, checksummed_file.foreign_hint(self.key))
-        return LibraryError(self.damage, checksummed_file.reingest_hint(self.key))
-
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON data, as `esa library --json` prints it."""
-        if self.damage:
-            state = {"state": self.state, "damage": self.damage}
-            return {"id": self.id, "key": self.key, **state}
+        known = {"id": self.id, "key": self.key}
+        if self.error:
+            return known | {"state": self.state, "damage": self.damage}
         return {
-            "id": self.id,
-            "key": self.key,
-            "name": self.name,
-            "tokens": self.tokens,
-            "characters": self.characters,
+            **known,
+            **{name: getattr(self, name) for name in ("name", "tokens", "characters")},
             "bytes": self.nbytes,
             "created": self.created,
             "used": self.used,
@@ -332,11 +315,19 @@ class Entry:
         }
 
 
+def state_of(error: LibraryError | None) -> str:
+    """The state of a document with this error; see `Entry.state`."""
+    if isinstance(error, ForeignVersionError):
+        return "another format"
+    if isinstance(error, UnreadableError):
+        return "unreadable"
+    return "damaged" if error else "good"
+
+
 def facts(entry: Entry) -> dict[str, Any]:
     """The fields that are stored."""
     stored = asdict(entry) | {"layout": entry.layout.as_json()}
-    for name in ("used", "damage", "foreign", "unreadable"):
-        del stored[name]
+    del stored["used"], stored["error"]
     return stored
 
 
@@ -356,8 +347,7 @@ def read(paths: LibraryPaths, key: str) -> Entry:
 
 
 def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """The entry that the bytes of a manifest contain, without `used`. Raises LibraryError: as
-    `read`."""
+    """The entry that the bytes of a manifest contain, without `used`. Raises: as `read`."""
     path = paths.document(key)
     stored = json.loads(checksummed_file.decode(data, "document", path, key))
     if stored["key"] != key:
@@ -377,27 +367,19 @@ def keys(paths: LibraryPaths) -> set[str]:
 
 def read_all(paths: LibraryPaths, chosen: Iterable[str] | None = None) -> list[Entry]:
     """The documents with the chosen keys (None: all), the most recently used first; those that
-    cannot be used have `damage`. Raises LibraryError: the folder may not be read."""
+    cannot be used have an `error`. Raises LibraryError: the folder may not be read."""
     entries = list[Entry]()
     for key in keys(paths) if chosen is None else chosen:
         try:
             entries.append(read(paths, key))
         except LibraryError as error:
             if exists(paths, key):  # else another process has removed it
-                entries.append(
-                    Entry(
-                        key,
-                        used=last_use(paths, key, 0.0),
-                        damage=error.message,
-                        foreign=isinstance(error, ForeignVersionError),
-                        unreadable=isinstance(error, UnreadableError),
-                    )
-                )
+                entries.append(Entry(key, used=last_use(paths, key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
 def exists(paths: LibraryPaths, key: str) -> bool:
-    """True if the document exists. Raises LibraryError if the folder may not be read."""
+    """Whether the document exists. Raises LibraryError: the folder may not be read."""
     with read_errors(paths.root):
         return paths.document(key).exists()
 
@@ -409,17 +391,15 @@ def read_text(paths: LibraryPaths, entry: Entry) -> str:
     return data.decode("utf-8", "surrogatepass")
 
 
-def last_use(paths: LibraryPaths, key: str, otherwise: float) -> float:
-    """When the document was last opened; `otherwise`, where that is not known."""
+def last_use(paths: LibraryPaths, key: str, default: float) -> float:
+    """When the document was last opened; `default` where that is not known."""
     try:
         return paths.document(key, "used").stat().st_mtime
     except OSError:
-        return otherwise
+        return default
 
 
 def touch(paths: LibraryPaths, key: str) -> None:
     """Sets the time of the last use, unless the library is read-only."""
-    try:
+    with suppress(OSError):
         paths.document(key, "used").touch()
-    except OSError:
-        return

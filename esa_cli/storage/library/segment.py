@@ -4,11 +4,11 @@ Rows are stored as they are, or as int8: the D numbers of each head of a token, 
 share one float32 scale, their largest absolute value / 127 (float16 would save 3 % and lose small
 keys). The scales follow the numbers in the same record, so that a token is one read.
 
-Every record has a checksum, so that scattered rows are checked without reading the rest. It is
-mixed with segment, layer and row, so that a valid row in a wrong place is found too. All records of
-a section together have one more, for scans, which are faster than a checksum for each row; so has
-what follows them (reduced keys, checksums, padding). Both are in the header, which has its own
-digest. If a file is cut while it is mapped, the system ends the process (SIGBUS).
+Every record has a checksum, so that a few rows are checked without reading the rest. It is mixed
+with segment, layer and row, so that a valid row in a wrong place is noticed. All records of a
+section together have another, for scans, and so has what follows them (reduced keys, checksums,
+padding); these are in the header. If a file is cut while it is mapped, the system ends the process
+(SIGBUS).
 """
 
 from __future__ import annotations
@@ -80,12 +80,9 @@ def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
 
 def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: list[str]) -> bytes:
     facts = {
-        "name": name,
-        "layout": layout.as_json(),
-        "tokens": tokens,
-        "records": records,
-        "tails": tails,
-    }
+        "name": name, "layout": layout.as_json(), "tokens": tokens,
+        "records": records, "tails": tails,
+    }  # fmt: skip
     text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
     line = len(checksummed_file.encode("segment", bytes(size))[0]) - size
     data, _ = checksummed_file.encode("segment", text.ljust(size - line))
@@ -102,39 +99,31 @@ def write_segment(
     Args:
         owner: see `new_file`. layers: rows (n, width) and reduced keys (n, R) of all tokens.
     """
-    records_sums, tail_sums = list[str](), list[str]()
+    record_sums, tail_sums = list[str](), list[str]()
     sections = layout.sections(tokens)
     with checksummed_file.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
         for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
             own = layout.of(layer)
-            _check_shape(rows, (tokens, own.width), layout.dtype)
-            if layout.reduced[layer]:
-                _check_shape(reduced, (tokens, layout.reduced[layer]), layout.reduced_dtype)
             array: Any = encode(rows.cpu(), own).numpy()
             records = memoryview(array).cast("B")
             sums = _sums(records, own.row_bytes, path.stem, layer, numpy.arange(tokens))
             tail = _tail(section, reduced, sums)
-            records_sums.append(xxhash.xxh3_128_hexdigest(records))
+            if len(records) + len(tail) != section.stop - section.start:
+                raise ValueError(f"rows must be {tokens} of the layout, got {tuple(rows.shape)}")
+            record_sums.append(xxhash.xxh3_128_hexdigest(records))
             tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
             file.write(records)
             file.write(tail)
         file.seek(0)
-        file.write(_header(path.stem, layout, tokens, records_sums, tail_sums))
-
-
-def _check_shape(rows: Tensor | None, shape: tuple[int, int], dtype: str) -> None:
-    """Refuses rows that the layout would read back as other rows."""
-    if rows is None or rows.shape != shape or rows.dtype != getattr(torch, dtype):
-        actual = "None" if rows is None else f"{tuple(rows.shape)} of {rows.dtype}"
-        raise ValueError(f"rows or reduced keys must be {shape} of {dtype}, got {actual}")
+        file.write(_header(path.stem, layout, tokens, record_sums, tail_sums))
 
 
 def _tail(section: Section, reduced: Tensor | None, sums: Any) -> bytearray:
+    """What follows the records: reduced keys and checksums, each at its place."""
     tail = bytearray(section.stop - section.rows_stop)
-    keys = (
-        b"" if reduced is None else reduced.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    )
+    features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
+    keys = features.view(torch.uint8).numpy().tobytes()
     for at, data in ((section.reduced, keys), (section.sums, sums.astype("<u8").tobytes())):
         at -= section.rows_stop
         tail[at : at + len(data)] = data
@@ -142,11 +131,11 @@ def _tail(section: Section, reduced: Tensor | None, sums: Any) -> bytearray:
 
 
 class Segment:
-    """A mapped segment file. Header and length are checked at once, the rest when it is used.
+    """A mapped segment file. Header and length are checked at once, the rest before its first use.
 
     Args:
-        tokens: the expected number. key: the document's, for messages. name: the segment's, where
-            the file has another one.
+        tokens: the expected number. key: the document's, for messages. name: the segment's, if the
+            file has another.
 
     Raises:
         LibraryError: it is missing, damaged, of another version, or another segment's.
@@ -176,12 +165,9 @@ class Segment:
         facts: dict[str, list[str]] = json.loads(
             checksummed_file.decode(head, "segment", self.path, self.key)
         )
-        wanted = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
-        if {key: facts[key] for key in wanted} != wanted:
-            raise damage_error(self.path, "it holds another segment than its name says", self.key)
-        if size != self._sections[-1].stop:
-            wrong = f"it has {size:,} bytes instead of {self._sections[-1].stop:,}"
-            raise damage_error(self.path, wrong, self.key)
+        expected = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
+        if {key: facts[key] for key in expected} != expected or size != self._sections[-1].stop:
+            raise damage_error(self.path, "it holds another segment, or a part of one", self.key)
         return facts
 
     def _check_tail(self, layer: int) -> None:
@@ -246,7 +232,7 @@ class Segment:
 
 
 class SegmentLayer:
-    """One layer's rows in a segment, as a `KVStore` that is read and not written.
+    """One layer's rows in a segment, as a `KVStore` that is only read.
 
     Args:
         device: where what is read is put.
@@ -267,21 +253,18 @@ class SegmentLayer:
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens [start, stop), each (G, stop - start, D); views on the CPU."""
         rows = decode(self.segment.records(self.layer, start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the tokens at ascending positions (K,), each (G, K, D)."""
         rows = self.segment.gather(self.layer, at.to(CPU)).to(self.device)
         return split_rows(rows, self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (start, keys (G, n, D)) over [start, stop), n <= most; of int8 rows only the heads
-        of `groups` are decoded."""
+        """Of int8 rows only the heads of `groups` are decoded."""
         records = self.segment.records(self.layer, start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
@@ -290,13 +273,11 @@ class SegmentLayer:
 
     @property
     def reduced(self) -> int:
-        """The number of tokens that have a reduced key: all or none."""
         return len(self) if self.segment.layout.reduced[self.layer] else 0
 
     def feature_blocks(
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (start, reduced keys (n, R)) over [start, stop), n <= most."""
         assert stop <= self.reduced, "tokens must have reduced keys"
         features = self.segment.reduced(self.layer)[start:stop].to(self.device)
         for low in range(0, stop - start, most):

@@ -42,12 +42,6 @@ ORDER BY score DESC, characters DESC, id
 """
 
 
-class DamagedRowError(sqlite3.DatabaseError):
-    """What a row has cannot be decoded."""
-
-    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-
-
 class RankedText(NamedTuple):
     """A text by its digest, and its score for a question."""
 
@@ -107,7 +101,7 @@ class TextIndex:
             try:
                 passages = zlib.decompress(words).decode().split("\n")[:-1]
             except (zlib.error, TypeError, UnicodeDecodeError) as error:
-                raise DamagedRowError(f"the words of text {digest} are damaged") from error
+                raise sqlite3.DatabaseError(f"Could not decode the words of {digest}") from error
             self._db.executemany(
                 "INSERT INTO passages (passages, rowid, words) VALUES ('delete', ?, ?)",
                 [((row << _SHIFT) + at, passage) for at, passage in enumerate(passages)],

@@ -142,3 +142,16 @@ def test_prune_says_what_it_does(run: Run, library: Library) -> None:
     assert [entry.key for entry in library.entries()] == [new.key]
     with pytest.raises(EsaError, match="--max-size"):
         run("prune", "--max-size", "much")
+
+
+def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> None:
+    kept, old = ingest(library, [*range(40)]), ingest(library, [*range(90, 130)])
+    path = library.root / "documents" / f"{kept.key}.doc"
+    path.write_bytes(path.read_bytes().replace(b"document 1 ", b"document 99 ", 1))
+    with pytest.raises(LibraryError, match="nothing was removed"):
+        run("prune", "--max-size", str(library.nbytes - 1))
+    assert library.verify(old) == []
+    said = run("prune")
+    assert f"left alone, as they cannot be used: {kept.id}" in said
+    (left,) = json.loads(run("prune", "--json"))["left_alone"]
+    assert left["id"] == kept.id

@@ -409,7 +409,7 @@ class FewTexts(Library):
     @contextmanager
     def search_catalogue(self, copy: bool = False) -> Iterator[Catalogue]:
         with self.catalogue(keep=False) as catalogue:
-            entries = [Entry("d" * 20, damage="cut"), *reversed(ENTRIES)]
+            entries = [Entry("d" * 20, error=LibraryError("cut")), *reversed(ENTRIES)]
             catalogue.entries = lambda: DividedEntries(entries, [])  # type: ignore[method-assign]
             yield catalogue
 

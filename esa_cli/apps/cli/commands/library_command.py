@@ -137,7 +137,6 @@ def rm(names: Ids, yes: options.Yes = False) -> None:
     for entry in entries:
         freed = size_text(library.remove(entry))
         print(f"removed {entry.id} ({_label(entry)}), {freed} freed")
-    _warn(library.catalogue_note)
 
 
 @app.command("prune")
@@ -152,7 +151,6 @@ def prune(
     most = None if max_size is None else parse_size(max_size, "--max-size")
     library = Library()
     done = library.prune(most, dry_run=dry_run)
-    _warn(library.catalogue_note)
     if as_json:
         print_json(
             {
@@ -265,15 +263,10 @@ def _label(entry: Entry) -> str:
     """Its name, or what is wrong with it."""
     if entry.damage:
         damage = one_line(entry.damage)
-        return damage if entry.unreadable else f"{entry.state}: {damage}"
+        return damage if entry.state == "unreadable" else f"{entry.state}: {damage}"
     return one_line(entry.name) or "without a name"
 
 
 def _minute(seconds: float) -> str:
     """Day and minute; nothing for 0."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
-
-
-def _warn(note: str) -> None:
-    if note:
-        Reporter().warn(f"esa: {note}")
