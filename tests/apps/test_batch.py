@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,7 @@ import sample_files
 from asking_command import run_command
 from fake_asker import FakeAsker, fake_book
 
-from esa_cli.apps.batch.batch_questions import read_questions
-from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
+from esa_cli.apps.batch import answers_file, join_answers, read_questions, run_batch
 from esa_cli.apps.cli.commands import batch_command as batch
 from esa_cli.apps.cli.commands.ask_command import ask_lines
 from esa_cli.apps.cli.inputs import numbered_lines
@@ -350,19 +348,6 @@ def test_retry_asks_only_what_failed(write: Write, tmp_path: Path) -> None:
     assert not answers.failed
 
 
-def test_a_line_that_was_mended_is_asked_by_a_retry(write: Write, tmp_path: Path) -> None:
-    out, asker = tmp_path / "out.jsonl", FakeAsker()
-    go(FakeAsker(), write(q("1", "a.txt"), '{"question": "2", "docu', q("3", "new/*.txt")), out)
-    path = write(q("1", "a.txt"), q("2", "b.txt"), q("3", "new/*.txt"))
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new/n.txt").write_text("text n", "utf-8")
-    with pytest.raises(UsageError):
-        go(FakeAsker(), path, out)
-    go(asker, path, out, retry=True)
-    assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
-    assert [call["question"] for call in asker.calls] == ["2", "3"]
-
-
 def test_a_kill_after_failed_rows_are_removed_loses_nothing(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,53 +368,6 @@ def test_a_kill_after_failed_rows_are_removed_loses_nothing(
     go(asker, path, out, retry=True)
     assert [call["question"] for call in asker.calls] == ["2"]
     assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
-
-
-class Lacking(FakeAsker):
-    """Its books lack what stands in their files."""
-
-    def ingest(self, source: Any, progress: Any = None) -> Any:
-        lines = super().ingest(source).splitlines()
-        missing = tuple(line for line in lines if line != "whole")
-        document = types.SimpleNamespace(name=source.name, missing=missing)
-        return types.SimpleNamespace(document=document)
-
-
-def test_a_row_says_what_its_documents_lack(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "b.txt").write_text("page 7\npage 9", "utf-8")
-    (tmp_path / "c.txt").write_text("whole", "utf-8")
-    out = tmp_path / "out.jsonl"
-    go(Lacking(), write(q("1", "a.txt", "b.txt"), q("2", "c.txt")), out)
-    first, second = rows(out)
-    assert first["missing"] == ["a.txt: text a", "b.txt: page 7", "b.txt: page 9"]
-    assert "missing" not in second
-
-
-def test_books_that_are_not_needed_are_let_go(write: Write, tmp_path: Path) -> None:
-    held: set[int] = set()
-    most = 0
-
-    class Book:
-        document = fake_book("").document
-
-        def __init__(self) -> None:
-            nonlocal most
-            held.add(id(self))
-            most = max(most, len(held))
-
-        def __del__(self) -> None:
-            held.discard(id(self))
-
-    class Counting(FakeAsker):
-        def ingest(self, source: Any, progress: Any = None) -> Any:
-            return Book()
-
-        def ask(self, question: str, books: Any, **more: Any) -> Any:
-            return super().ask(question, ["x"], **more)
-
-    alone = [q(name, name) for name in documents(20)]
-    go(Counting(), write(*alone), tmp_path / "out.jsonl")
-    assert most <= 2
 
 
 FULL = """
@@ -497,17 +435,6 @@ def test_where_memory_is_short_only_the_present_set_stays(write: Write, tmp_path
     assert [row.get("error") for row in rows(out)] == [None] * 10
     go(Small(3), write(q("all", *names), name="r.jsonl"), tmp_path / "second.jsonl")
     assert rows(tmp_path / "second.jsonl")[0]["error"] == "no room"
-
-
-def test_a_text_in_two_files_is_read_once(write: Write, tmp_path: Path) -> None:
-    Path("copy.txt").write_text("text a", "utf-8")
-    asker, out = FakeAsker(), tmp_path / "out.jsonl"
-    go(asker, write(q("1", "a.txt", "copy.txt"), q("2", "copy.txt")), out)
-    assert [Path(source).name for source in asker.ingested] == ["a.txt"]
-    assert [call["books"] for call in asker.calls] == [["text a"], ["text a"]]
-    (left_out,) = rows(out)[0]["left_out"]
-    assert left_out["why"].endswith("copy.txt: the same text again, asked once")
-    assert "left_out" not in rows(out)[1]
 
 
 @pytest.fixture
@@ -604,30 +531,6 @@ def test_commands_that_cannot_be(
     asker = FakeAsker()
     assert isinstance(command(monkeypatch, asker, *words).exception, UsageError)
     assert not asker.ingested
-
-
-def test_documents_whose_names_are_not_utf8(write: Write, tmp_path: Path) -> None:
-    name = str(tmp_path / "b\udcff.txt")
-    try:
-        Path(name).write_text("alpha", "utf-8")
-    except OSError:
-        pytest.skip("this disk has no such names")
-    path, out = write(q("1")), tmp_path / "out.jsonl"
-    go(FakeAsker(), path, out, default=(name,))
-    assert rows(out)[0]["documents"] == [name]
-    asker = FakeAsker()
-    go(asker, path, out, default=(name,))
-    assert not asker.calls, "its row is known again"
-
-
-def test_two_processes_do_not_write_the_same_answers(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with answers_file(tmp_path / "out.jsonl", read_questions(write(*MIXED), (), {})):
-        result = command(monkeypatch, FakeAsker(), "q.jsonl", "--out", "out.jsonl")
-    assert isinstance(result.exception, UsageError)
-    assert "another esa" in result.exception.message
-    assert not (tmp_path / "out.jsonl.lock").exists()
 
 
 def asked(asker: FakeAsker, text: bytes, as_json: bool) -> tuple[str, int]:

@@ -81,16 +81,6 @@ def test_no_script_makes_elements_from_text() -> None:
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("https", "http")
 
 
-def test_ids_that_scripts_ask_for_are_there(page: PageParser) -> None:
-    ids = page.ids()
-    assert len(ids) == len(set(ids))
-    (script,) = page.inside["script"]
-    assert set(re.findall(r'byId\("([\w-]+)"\)', script)) <= set(ids)
-    for _, named in page.tags:
-        for name in ("for", "aria-controls", "aria-labelledby", "aria-describedby"):
-            assert set((named.get(name) or "").split()) <= set(ids)
-
-
 def test_who_may_open_it(start: Start) -> None:
     live = start()
     assert live.raw("GET", "/", Host="evil.org")[0] == 403

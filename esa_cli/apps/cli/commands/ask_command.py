@@ -392,7 +392,7 @@ def ask_lines(
         options: keyword arguments for `asker.ask`. shown: passages of each answer.
         left_out: of the documents, for the JSON. best: finds further books for a question.
     """
-    from esa_cli.apps.batch.result_row import answer_row, error_row
+    from esa_cli.apps.batch import answer_row, error_row
     from esa_cli.apps.cli.output.answer_output import (
         AnswerStream,
         asked_documents,

@@ -16,13 +16,13 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.options.engine_options import EngineOptions, ShardOptions
+from esa_cli.apps.cli.options.engine_options import ShardOptions
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
-    from esa_cli.apps.batch.batch_questions import BatchQuestion
+    from esa_cli.apps.batch import BatchQuestion
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.qa.reading.reader_choice import ReaderChoice
     from esa_cli.system.jsonl import OrderedJsonLines
@@ -58,7 +58,6 @@ def batch(
     method: options.Method = None,
     *,
     shards: ShardOptions,
-    engines: EngineOptions,
     model: ModelOptions,
     generation: GenerationOptions,
     answer: AnswerOptions,
@@ -72,7 +71,6 @@ def batch(
     """
     from esa_cli.qa.opening import answerable
 
-    engines.check()
     chosen = answer.load_preset(model, method=method)
     asking = {**generation.arguments(), "evidence": top}
     reader, reporter, shard = answer.reader_choice(), Reporter(quiet), shards.check(out)
@@ -82,7 +80,7 @@ def batch(
         depends = {**asking, **answer.dependencies, "preset": settings}
         asked = _read_questions(questions, out, documents or [], depends, reporter)
         asked, limit = _of_shard(asked, limit, shard, reporter)
-        run = BatchRun(chosen, model, keep, reader, asking, asked, engines, reporter)
+        run = BatchRun(chosen, model, keep, reader, asking, asked, reporter)
         failed = run.run(out, limit, retry_failed, shards.join or (), as_json)
     finally:
         reporter.settle()
@@ -96,7 +94,7 @@ def _of_shard(
     """The questions of the shard, and how many of them are asked; None: all."""
     if shard.whole:
         return questions, limit
-    from esa_cli.apps.batch.batch_questions import shard_of_questions
+    from esa_cli.apps.batch import shard_of_questions
 
     every = questions[:limit]
     part = shard_of_questions(every, shard)
@@ -112,7 +110,7 @@ def _read_questions(
     Raises:
         UsageError, DocumentError: none can, or the answers cannot be written.
     """
-    from esa_cli.apps.batch.batch_questions import read_questions
+    from esa_cli.apps.batch import read_questions
 
     if "-" in documents:
         raise UsageError("documents must be files, got standard input (-)", "save it to a file")
@@ -148,7 +146,6 @@ class BatchRun:
     reader: ReaderChoice | None
     asking: Mapping[str, Any]
     questions: Sequence[BatchQuestion]
-    engines: EngineOptions
     reporter: Reporter
 
     def run(
@@ -162,7 +159,7 @@ class BatchRun:
         Raises:
             UsageError: `out` has other contents, or another process is writing it.
         """
-        from esa_cli.apps.batch.batch_run import answers_file, join_answers
+        from esa_cli.apps.batch import answers_file, join_answers
         from esa_cli.apps.cli.output.terminal import print_json
         from esa_cli.system.machine import time_text
 
@@ -175,7 +172,7 @@ class BatchRun:
                 reporter.note(f"esa: {before} questions of an earlier run are kept")
             if before < end:
                 try:
-                    (self._here if self.engines.local else self._by_workers)(answers, end, before)
+                    self._ask(answers, end, before)
                 except KeyboardInterrupt:
                     reporter.settle()
                     reporter.warn("esa: stopped; the same command goes on")
@@ -195,9 +192,9 @@ class BatchRun:
             reporter.warn(f"esa: errors in place of answers: {failed}; --retry-failed asks again")
         return failed
 
-    def _here(self, answers: OrderedJsonLines, end: int, before: int) -> None:
-        """Answers the first `end` questions in this process. Raises EsaError."""
-        from esa_cli.apps.batch.batch_run import run_batch
+    def _ask(self, answers: OrderedJsonLines, end: int, before: int) -> None:
+        """Answers those of the first `end` questions that have no row. Raises EsaError."""
+        from esa_cli.apps.batch import run_batch
         from esa_cli.apps.cli.open_esa import opened
 
         with opened(
@@ -208,22 +205,6 @@ class BatchRun:
                 progress=self._progress(answers, end, before),
                 say=lambda text: self.reporter.warn(f"esa: {text}"),
             )  # fmt: skip
-
-    def _by_workers(self, answers: OrderedJsonLines, end: int, before: int) -> None:
-        """Answers the first `end` questions in the processes of an engine. Raises EsaError."""
-        from esa_cli.apps.engine.batch_worker import BatchWorker, batch_by
-        from esa_cli.qa.opening import prepare
-        from esa_cli.storage.library.library_paths import default_root
-
-        prepare(self.preset, self.model.place, self.reporter, keep=self.keep)
-        if self.reader is not None and self.reader.address is not None:
-            to = self.reader.address.url
-            self.reporter.note(f"esa: questions and the passages found are sent to {to}", dim=False)
-        root = default_root().absolute()
-        worker = BatchWorker(self.preset, self.model, self.keep, self.reader, self.asking, root)
-        with self.engines.open(self.reporter, self.model.device) as engine:
-            progress = self._progress(answers, end, before)
-            batch_by(engine, worker, self.questions, answers, end, progress)
 
     def _progress(self, answers: OrderedJsonLines, end: int, before: int) -> Callable[[], None]:
         """Shows rate and time left after each answer: a spinner, or a line now and then."""

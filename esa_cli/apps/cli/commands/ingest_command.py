@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -17,7 +18,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.engine.ingest_worker import IngestReport
+    from esa_cli.apps.ingest_engine import IngestReport
     from esa_cli.qa.presets.preset import Preset
 
 Documents = Annotated[
@@ -96,7 +97,7 @@ def _read(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.apps.engine.ingest_worker import IngestWorker, ingest_by, ingest_document
+    from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers, ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.library_paths import default_root
@@ -112,9 +113,10 @@ def _read(
         from esa_cli.qa.opening import prepare
 
         prepare(chosen, model.place, reporter, keep=True)
-        worker = IngestWorker(chosen, model, rows, default_root().absolute())
-        with engines.open(reporter, model.device) as engine:
-            reports = ingest_by(engine, worker, gathered.documents, reporter)
+        worker = IngestWorker(chosen, model, rows, default_root().absolute(), os.getcwd())
+        reports = ingest_by_workers(
+            worker, gathered.documents, reporter, engines.workers, on_ray=engines.engine == "ray"
+        )
     record_read_folders(Library(), names)
     reporter.settle()
     if as_json:
@@ -196,7 +198,7 @@ def _watch(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.engine.ingest_worker import ingest_document
+    from esa_cli.apps.ingest_engine import ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
 

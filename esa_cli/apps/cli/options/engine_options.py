@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
-from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
 from esa_cli.system.work_shard import WorkShard
-
-if TYPE_CHECKING:
-    from esa_cli.apps.engine.engine import Engine
 
 EngineName = Annotated[
     Literal["local", "ray"],
@@ -44,7 +38,7 @@ Join = Annotated[
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The engine of a command, and the number of its workers."""
+    """The processes of `esa ingest`."""
 
     engine: EngineName = "local"
     workers: Workers = None
@@ -58,19 +52,6 @@ class EngineOptions:
         """Raises UsageError: the engine is not installed."""
         if self.engine == "ray" and importlib.util.find_spec("ray") is None:
             raise UsageError("--engine ray needs ray", "pip install 'esa-cli[ray]'")
-
-    @contextmanager
-    def open(self, reporter: Reporter, device: str) -> Iterator[Engine]:
-        """The engine, where not this process does everything. Raises UsageError."""
-        if self.engine == "local":
-            from esa_cli.apps.engine.engine import LocalEngine
-
-            yield LocalEngine(reporter, self.workers or 1)
-            return
-        from esa_cli.apps.engine.engine import ray_engine
-
-        with ray_engine(reporter, self.workers, device) as engine:
-            yield engine
 
 
 @dataclass(frozen=True)
