@@ -41,7 +41,7 @@ from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck, WholeBody
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import Job, QueueFullError, Worker, queued
+from esa_cli.apps.server.worker import Job, QueueFullError, Worker
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.system.files import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
@@ -208,7 +208,7 @@ async def follow_job(
     """
     before, last = 0, 0
     try:
-        with queued(worker, work) as (_, inbox):
+        with worker.queued(work) as (_, inbox):
             while True:
                 kind, value = await inbox.get()
                 if kind == "error":

@@ -15,7 +15,7 @@ from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 
 from esa_cli.apps.server import allowed_documents
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, DocumentTexts, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, Mark, read_document
 from esa_cli.errors import DocumentError, LibraryError, ResourceError
@@ -198,7 +198,7 @@ def test_heat_maps_and_their_ids(tmp_path: Path) -> None:
         live.close()
 
 
-def test_texts_that_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one", "utf-8")
 
@@ -215,18 +215,6 @@ def test_texts_that_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     documents = AllowedDocuments(ChangingAsker(), [], [tmp_path])
     documents.open(documents.find(["a.txt"]))
     assert documents.document("a.txt").text == "changed while it was read"
-
-    monkeypatch.setattr(allowed_documents, "MOST_CHARACTERS", 10)
-    paths = [str(tmp_path / name) for name in "abc"]
-    for one in paths:
-        Path(one).write_text("x" * 6, "utf-8")
-    texts = DocumentTexts()
-    first, _, last = [texts.read(one, read_document) for one in paths]
-    assert texts.read(paths[2], read_document) is last
-    assert texts.read(paths[0], read_document) is not first
-    Path(paths[0]).write_text("y" * 99, "utf-8")
-    large = texts.read(paths[0], read_document)
-    assert texts.read(paths[0], read_document) is large, "one alone may have more"
 
 
 class Named:

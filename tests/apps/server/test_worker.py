@@ -199,9 +199,9 @@ def test_a_job_that_does_not_end_ends_the_process() -> None:
     """The model would else be closed under it."""
 
     def work() -> None:
-        worker = Worker(0)
-        worker.submit(Job(lambda job: threading.Event().wait(60), lambda event: None))
-        until(lambda: worker._running)
+        worker, events = Worker(0), list[Any]()
+        worker.submit(Job(lambda job: threading.Event().wait(60), events.append))
+        until(lambda: events)
         worker.close(0.1)
 
     assert ended(child(work)) == BUG
