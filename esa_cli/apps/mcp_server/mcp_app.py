@@ -39,7 +39,7 @@ from starlette.types import ASGIApp
 
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
 from esa_cli.apps.server import server_run
-from esa_cli.apps.server.access import AccessCheck, WholeBody
+from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
 from esa_cli.errors import EsaError, UsageError
@@ -270,4 +270,4 @@ def http_app(server: Server[Any], token: str | None) -> ASGIApp:
         streamable_http_path=PATH,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    return AccessCheck(WholeBody(app, MAX_BODY), token)
+    return AccessCheck(app, token, MAX_BODY)

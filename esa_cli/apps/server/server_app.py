@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from esa_cli.apps.server.access import AccessCheck, read_body
+from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.question_page import question_page
 from esa_cli.apps.server.wire import (
@@ -154,7 +154,8 @@ def make_app(
         token: what clients must send, or None. note: called with a line about every answer.
         warn: called with what is wrong with the server itself.
     """
-    routes = _Routes(asker, documents, limits or ServerLimits(), note, warn)
+    limits = limits or ServerLimits()
+    routes = _Routes(asker, documents, limits, note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -173,7 +174,7 @@ def make_app(
             Route("/health", routes.health),
             Route("/", question_page),
         ],
-        middleware=[Middleware(AccessCheck, token=token)],
+        middleware=[Middleware(AccessCheck, token=token, max_body=limits.max_body)],
         exception_handlers=dict.fromkeys(
             (ApiError, EsaError, HTTPException, Exception), routes.error
         ),
@@ -216,7 +217,7 @@ class _Routes:
         return _private(await run_in_threadpool(_piece, query, document))
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(await read_body(request, self.limits.max_body))
+        asked = parse(await request.body())
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._answer, asked, completion)
         events = follow(self.worker, answer, request, self.limits.timeout_s)
