@@ -25,7 +25,7 @@ from esa_cli.errors import NOT_FOUND, UsageError
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.collect.collected_file import CollectedFile
+    from esa_cli.apps.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.collecting import CollectedPlace, Collection, Coverage
@@ -135,7 +135,7 @@ def collect(arguments: Arguments = None, *, ways: CollectOptions, model: ModelOp
     from esa_cli.apps.cli.options.output_paths import check
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.cli.request import no_keep_hint, split
-    from esa_cli.apps.collect.collected_file import CollectedFile
+    from esa_cli.apps.collected_file import CollectedFile
 
     ways.check()
     documents, question = split(arguments or [], library=ways.library, verb="collect")
@@ -170,7 +170,7 @@ class CollectRun:
         from esa_cli.apps.cli.options.output_paths import spare
         from esa_cli.apps.cli.output.answer_output import asked_documents
         from esa_cli.apps.cli.output.terminal import print_json
-        from esa_cli.apps.collect.collected_file import CollectedFile
+        from esa_cli.apps.collected_file import CollectedFile
         from esa_cli.documents.sources import source_files
         from esa_cli.qa.books import distinct
         from esa_cli.qa.collecting import distinct_places
