@@ -18,15 +18,14 @@ from fake_asker import FakeAsker
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from esa_cli.apps.chat import line_editor
-from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
-from esa_cli.apps.chat.conversation import Conversation, Exchange
+from esa_cli.apps import line_editor
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.conversation import COMMANDS, ChatLines, Conversation, Exchange
 from esa_cli.documents.document import read_document
 from esa_cli.errors import ResourceError
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import Reply, Turn
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 
@@ -102,7 +101,7 @@ def test_a_stopped_answer_is_recorded_and_not_handed_on(asker: FakeAsker) -> Non
             talk.stop()
 
     assert talk.ask("one", stop_at_the_second) is None
-    assert talk.record == [Exchange("one", "You asked:", stopped=True)]
+    assert talk.record == [Exchange("one", Reply("You asked:"), stopped=True)]
     assert talk.turns == []
     assert talk.ask("two", nothing) is not None, "it goes on after a stop"
     assert asker.calls[-1]["history"] == []

@@ -10,11 +10,11 @@ import pytest
 from cli_fixtures import cache, esa, note, surroundings
 from command import TINY, Esa
 
-from esa_cli.apps.chat.conversation import Exchange, transcript
 from esa_cli.apps.cli.options.answer_options import AnswerOptions
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.answer_output import NOT_FOUND, in_full, show_under
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.conversation import Exchange, transcript
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, says_not_told
 
@@ -101,8 +101,9 @@ def test_that_the_documents_do_not_say_is_said_once(esa: Esa, note: str) -> None
 def test_an_answer_that_may_be_wrong_has_the_warning(capsys: pytest.CaptureFixture[str]) -> None:
     for text, warned in (("At nine.", True), (NOT_TOLD, False)):
         evidence = (Passage("a.md", "a.md", None, 1, None, 0, 5, "Words", weight=1.0),)
-        show_under(Reply(text, evidence, False, 1, 1, 0.1, 0.1), 3, Reporter())
-        record = [Exchange("When?", text, evidence, found=False)]
+        reply = Reply(text, evidence, False, 1, 1, 0.1, 0.1)
+        show_under(reply, 3, Reporter())
+        record = [Exchange("When?", reply)]
         below, kept = capsys.readouterr().err, transcript(Path("a.md"), "model", [], record)
         for shown in (below, kept, in_full(evidence, False)):
             assert "a.md, line 1" in shown

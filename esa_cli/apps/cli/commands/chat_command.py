@@ -78,8 +78,7 @@ def run(
         ResourceError: they do not fit. LibraryError: what is stored of one is damaged.
         typer.Exit: through a pipe, some lines got an error.
     """
-    from esa_cli.apps.chat.chat_commands import ChatLines
-    from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
+    from esa_cli.apps.conversation import MAX_PASSAGES, ChatLines, Conversation
 
     if on_terminal:
         found = inputs.ingest_or_open(asker, documents, reporter)
@@ -90,7 +89,7 @@ def run(
     names = [document.source for document in documents]
     lines = ChatLines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
-        from esa_cli.apps.chat.line_editor import edit_lines
+        from esa_cli.apps.line_editor import edit_lines
 
         many = f"{len(documents)} document" + "s" * (len(documents) != 1)
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
-from esa_cli.apps.chat.conversation import weighed_place
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.apps.cli.output.wrapping import WordWrap
 from esa_cli.documents.sentences import Sentences
@@ -89,6 +88,14 @@ class Timing:
 def passage_count(asked: int | None, quiet: bool) -> int:
     """Passages to show: as many as --top says; without it none where it is to be quiet."""
     return (0 if quiet else SHOWN) if asked is None else asked
+
+
+def weighed_place(passage: Passage, found: bool, chapter: str = "") -> str:
+    """`book.pdf, page 3, line 40 (50%)`: how much a passage counts for the answer, if one was
+    found."""
+    page = f", page {passage.page}" if passage.page is not None else ""
+    weight = f" ({passage.weight:.0%})" if found else ""
+    return f"{passage.document}{page}, line {passage.line}{chapter}{weight}"
 
 
 def passage_line(

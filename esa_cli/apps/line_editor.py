@@ -12,8 +12,8 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.conversation import COMMANDS, ChatLines
 
 HINT = "  Ctrl-D ends; /help lists the commands"
 
