@@ -1,4 +1,4 @@
-"""`esa ingest`: one document read into the library, and many by several processes.
+"""`esa ingest --workers`: documents read into the library by several processes.
 
 The processes are of this machine, or actors of a Ray cluster. Each loads the model at its first
 document. A document may be read twice without harm. A process that dies ends the command: what is
@@ -20,13 +20,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.ingest_report import IngestReport, ingest_document
 from esa_cli.documents.document import Document
 from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
 from esa_cli.qa.presets.preset import Preset
@@ -38,41 +38,6 @@ if TYPE_CHECKING:
 HINT = "what is finished is kept; memory may be short: try fewer --workers"
 CONNECT_S = 5.0
 """Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
-
-
-@dataclass(frozen=True)
-class IngestReport:
-    """A document in the library; `id`, `bytes` and `rows` are None where it is not stored, `read_s`
-    is 0 where the library had it, and `missing` says what could not be extracted."""
-
-    id: str | None
-    name: str
-    source: str
-    tokens: int
-    bytes: int | None
-    rows: str | None
-    read_s: float
-    missing: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "read_s": round(self.read_s, 3), "missing": list(self.missing)}
-
-
-def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestReport:
-    """Reads one document into the library; reports where it has it with other rows."""
-    book = esa.ingest(document)
-    entry = book.entry
-    if entry is not None and entry.rows not in (rows, "index"):
-        reporter.warn(
-            f"esa: {document.name} is kept with {entry.rows} rows; to keep {rows} ones, "
-            f"`esa library rm {entry.id}` first"
-        )
-    reporter.settle()
-    id, nbytes, kept = (entry.id, entry.nbytes, entry.rows) if entry else (None, None, None)
-    return IngestReport(
-        id, document.name, document.source, book.tokens, nbytes, kept, book.read_s,
-        tuple(document.missing),
-    )  # fmt: skip
 
 
 class _Warnings(Reporter):

@@ -18,7 +18,7 @@ from esa_cli.errors import PARTIAL, UsageError
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.ingest_engine import IngestReport
+    from esa_cli.apps.ingest_report import IngestReport
     from esa_cli.qa.presets.preset import Preset
 
 Documents = Annotated[
@@ -97,7 +97,7 @@ def _read(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.apps.cli.output.terminal import print_json, print_table
-    from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers, ingest_document
+    from esa_cli.apps.ingest_report import ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
     from esa_cli.storage.library.library_paths import default_root
@@ -110,6 +110,7 @@ def _read(
         with opened(chosen, model, reporter, keep=True, rows=rows) as esa:
             reports = [ingest_document(esa, one, rows, reporter) for one in gathered.documents]
     elif gathered.documents:
+        from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers
         from esa_cli.qa.opening import prepare
 
         prepare(chosen, model.place, reporter, keep=True)
@@ -198,7 +199,7 @@ def _watch(
     from esa_cli.apps.cli import inputs
     from esa_cli.apps.cli.ingest_watch import WatchedFiles, read_changed
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.ingest_engine import ingest_document
+    from esa_cli.apps.ingest_report import ingest_document
     from esa_cli.qa.ingestion.library_texts import record_read_folders
     from esa_cli.storage.library import Library
 
