@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -22,8 +21,7 @@ from esa_cli.apps import line_editor
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.conversation import COMMANDS, ChatLines, Conversation, Exchange
-from esa_cli.documents.document import read_document
+from esa_cli.apps.conversation import ChatLines, Conversation, Exchange
 from esa_cli.errors import ResourceError
 from esa_cli.qa.answering.reply import Reply, Turn
 
@@ -125,17 +123,6 @@ def test_answers_go_to_stdout_and_passages_below(
     assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
 
 
-def test_evidence_in_full(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
-    lines.take("one")
-    capsys.readouterr()
-    lines.take("/evidence 2")
-    out = capsys.readouterr().out
-    assert "2. book1.txt, page 2, line 11, One (50%)\n   passage 1\n   of alpha" in out
-    assert "3. " not in out
-    lines.take("/evidence")
-    assert "10. " in capsys.readouterr().out
-
-
 def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> None:
     mistakes = ["/evidence", "/save x.md", "/save", "/evidence two", "/evidence 0", "/savee x", "/"]
     for line in mistakes:
@@ -150,21 +137,6 @@ def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> Non
     assert asker.calls[-1]["history"] == []
     assert [one.question for one in lines.talk.record] == ["two"]
     assert not lines.take("/quit")
-
-
-def test_words_are_commands_at_a_terminal_alone(
-    asker: FakeAsker, lines: ChatLines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed_in = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
-    assert not typed_in.take("quit")
-    assert not typed_in.take(" Exit ")
-    assert typed_in.take("help")
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == list(COMMANDS)
-    assert max(map(len, shown)) <= 80
-    assert typed_in.talk.record == []
-    assert lines.take("quit")
-    assert [one.question for one in lines.talk.record] == ["quit"]
 
 
 def test_save_markdown_and_json(asker: FakeAsker, tmp_path: Path) -> None:
@@ -259,23 +231,6 @@ def test_a_pipe_is_questions_line_by_line(
     assert asker.calls[1]["history"] == [Turn("one", "You asked: one")]
     assert asker.calls[0]["seed"] == 3
     assert asker.calls[0]["books"] == ["alpha"]
-
-
-def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:
-    """An answer is there before the next question is written."""
-    reader, writer = os.pipe()
-    os.write(writer, b"one\n")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))  # noqa: SIM115
-    done = threading.Thread(
-        target=chat.run,
-        args=(asker, [read_document("a.txt")], Reporter(True), {}, 0),
-        kwargs={"on_terminal": False},
-    )
-    done.start()
-    assert asker.running.wait(10)
-    os.close(writer)
-    done.join(10)
-    assert [call["question"] for call in asker.calls] == ["one"]
 
 
 def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -154,24 +153,6 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     assert pruned.code == 0
     assert Library().divided_entries().former == []
     check(run, "")
-
-
-def test_what_has_no_file_here_stays(run: Esa, tmp_path: Path) -> None:
-    """Documents of another machine, of a disk that is away, and one whose file went after it was
-    read by its name."""
-    run("sync", "town")
-    os.rename("town", "elsewhere")
-    assert FACES["find"](run).count("left out: 4 files that cannot be read") == 1
-    os.rename("elsewhere", "town")
-    run("ingest", "town/meeting.txt", *TINY, "--set", "answer.from=rows")
-    os.rename("town", "elsewhere")
-    assert FORMER in FACES["ask"](run), "its disk is away"
-    os.rename("elsewhere", "town")
-    run("library", "copy", "library", "all.tar", "meeting.txt")
-    shutil.rmtree(tmp_path / "library")
-    shutil.rmtree("town")
-    assert run("library", "copy", "all.tar", "library").code == 0
-    assert FORMER in FACES["ask"](run), "its file was on another machine"
 
 
 @pytest.mark.process

@@ -105,22 +105,6 @@ def test_an_answer_with_its_passages(
     assert set(names) == {"gate.txt", "pages.html", "kiln.md"}, "the library"
 
 
-def test_documents_are_read_first_where_told(
-    tools: DocumentTools, asker: FakeDocumentAsker, tmp_path: Path
-) -> None:
-    call(tools, "ask", question="who?", documents=["loom.txt"])
-    assert asker.ingested == []
-    call(tools, "ask", question="who?", documents=["loom.txt"], read=True)
-    assert asker.ingested == [str(tmp_path / "open/loom.txt")]
-    read = call(tools, "ingest", documents=["loom.txt"])
-    assert read.structured_content["documents"][0]["document"] == "loom.txt"
-    assert len(asker.ingested) == 1, "it is open"
-    asker.answers_unread = False
-    (tmp_path / "open/new.txt").write_text("new", "utf-8")
-    call(tools, "ask", question="who?", documents=["new.txt"])
-    assert len(asker.ingested) == 2
-
-
 def test_the_list(tools: DocumentTools, tmp_path: Path) -> None:
     (tmp_path / "open/.hidden").write_text("x", "utf-8")
     data = call(tools, "list").structured_content

@@ -204,25 +204,6 @@ def test_a_conversation(visits: Visits) -> None:
     assert visits.asker.calls[-1]["history"] == []
 
 
-def test_progress_while_a_document_is_read(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.apps.server import worker
-
-    monkeypatch.setattr(worker, "READING_EVERY_S", 0.05)
-    (visits.folder / "open/a.txt").write_text(MILL, "utf-8")
-    visits.asker.words, visits.asker.delay = 100, 0.02
-    tab = visits.open()
-    tab.page.uncheck("#document-0")
-    assert tab.page.inner_text("#about") == "No document is chosen"
-    tab.ask()
-    assert tab.page.locator(".turn").count() == 0
-    tab.page.check("#document-1")
-    assert tab.page.inner_text("#about") == "About a.txt"
-    tab.page.press("#question", "Enter")
-    tab.page.wait_for_selector("text=/Reading: \\d+ of 100 tokens/")
-    tab.page.wait_for_selector(".passage")
-    assert visits.asker.calls[-1]["books"] == [MILL]
-
-
 def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
     tab = visits.open(token=TOKEN)
     page = tab.page
