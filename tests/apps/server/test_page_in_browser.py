@@ -120,7 +120,6 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
     assert page.inner_text(".text mark") == tab.answers()[0]
     assert page.locator("#text .number.here").is_visible()
     assert page.inner_text("#reading-place") == "page 2 · line 2,001 · Fires"
-    assert page.locator("#strip rect.warm").count() > 0
     assert not page.locator("#reading-note").is_visible()
     assert page.inner_text("#text") not in document.text, "only a piece is loaded"
     while page.locator("#earlier").is_visible():
