@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from starlette.types import ASGIApp
 
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
+from esa_cli.apps.mcp_server.document_tools import DocumentTools, Result
 from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.wire import ApiError
@@ -70,40 +70,29 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_Schema)
-    for part in (schema, *schema.get("$defs", {}).values()):
-        part.pop("title", None)
-        part.pop("description", None)
-    return schema
-
-
 class TypedTool:
-    """A method of `DocumentTools` as a tool: its signature gives the schemas; `stores`: it may add
+    """A method of `DocumentTools` as a tool: its signature gives the schema; `stores`: it may add
     to the library."""
 
     def __init__(
-        self, name: str, title: str, run: Callable[..., BaseModel], stores: bool = False
+        self, name: str, title: str, run: Callable[..., Result], stores: bool = False
     ) -> None:
-        signature = inspect.signature(run, eval_str=True)
-        parameters = signature.parameters.values()
+        parameters = inspect.signature(run, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
-            argument.name: (
-                argument.annotation,
-                ... if argument.default is argument.empty else argument.default,
-            )
-            for argument in parameters
-            if argument.annotation is not Job
+            one.name: (one.annotation, ... if one.default is one.empty else one.default)
+            for one in parameters
+            if one.annotation is not Job
         }
         self.run, self.needs_worker = run, len(fields) < len(parameters)
         forbid = ConfigDict(extra="forbid")
         self.arguments: type[BaseModel] = create_model(name, __config__=forbid, **fields)
+        schema = self.arguments.model_json_schema(schema_generator=_Schema)
+        del schema["title"]
         self.listed = Tool(
             name=name,
             title=title,
             description=" ".join((run.__doc__ or "").split()),
-            input_schema=_schema_of(self.arguments),
-            output_schema=_schema_of(signature.return_annotation),
+            input_schema=schema,
             annotations=ToolAnnotations(
                 read_only_hint=not stores,
                 destructive_hint=False,
@@ -168,13 +157,13 @@ class _Handlers:
                 traceback.print_exc()
             known = as_esa_error(error)
             return _failure(known.message, known.hint) if known else _failure(BUG)
-        data = without_lone_surrogates(result.model_dump(exclude_none=True))
+        data = without_lone_surrogates(_without_none(result))
         text = json.dumps(data, ensure_ascii=False)
         return CallToolResult(
             content=[TextContent(type="text", text=text)], structured_content=data
         )
 
-    async def _run(self, tool: TypedTool, arguments: dict[str, Any], context: Context) -> BaseModel:
+    async def _run(self, tool: TypedTool, arguments: dict[str, Any], context: Context) -> Result:
         if not tool.needs_worker:
             return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
 
@@ -182,6 +171,12 @@ class _Handlers:
             await context.session.report_progress(done, total, f"read {done:,} of {total:,} tokens")
 
         return await follow_job(self.worker, lambda job: tool.run(job, **arguments), report)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(one) for name, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _failure(message: str, hint: str = "") -> CallToolResult:
@@ -196,8 +191,8 @@ def _fault(error: Any) -> str:
 
 
 async def follow_job(
-    worker: Worker, work: Callable[[Job], BaseModel], report: Callable[[int, int], Awaitable[None]]
-) -> BaseModel:
+    worker: Worker, work: Callable[[Job], Result], report: Callable[[int, int], Awaitable[None]]
+) -> Result:
     """What the work returns. The job is cancelled when this ends, however it ends.
 
     Args:
@@ -214,8 +209,7 @@ async def follow_job(
                 if kind == "error":
                     raise value
                 if kind == "done":
-                    assert isinstance(value, BaseModel)
-                    return value
+                    return cast(Result, value)
                 if kind == "reading":
                     done, total = value
                     before += last if done < last else 0
