@@ -203,7 +203,7 @@ async def follow_job(
     """
     before, last = 0, 0
     try:
-        with worker.queued(work) as (_, inbox):
+        with worker.queued(work) as inbox:
             while True:
                 kind, value = await inbox.get()
                 if kind == "error":

@@ -77,7 +77,7 @@ async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: fl
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_until_gone(request))
     try:
-        with worker.queued(answer) as (job, inbox):
+        with worker.queued(answer) as inbox:
             gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
             while True:
                 kind, value = await _next(inbox, deadline - loop.time())
@@ -91,30 +91,19 @@ async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: fl
                 elif gone.done():
                     raise ClientGoneError
                 elif loop.time() >= deadline:
-                    raise _late(job, timeout_s)
+                    late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows longer"
+                    raise ApiError(504, late, code="timeout")
                 else:
                     yield kind, value
     except QueueFullError:
-        raise ApiError(
-            429, "too many questions wait already", code="queue_full", retry=worker.retry_after()
-        ) from None
+        full = "too many questions wait already"
+        raise ApiError(429, full, code="queue_full", retry=worker.load()) from None
     except asyncio.CancelledError:
         if gone.done() or not request.app.state.is_ending():
             raise
         raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
         gone.cancel()
-
-
-def _late(job: Job, timeout_s: float) -> ApiError:
-    text = f"no answer within {timeout_s:g} s"
-    if job.ingesting is not None:
-        done, total = job.ingesting
-        text += (
-            f": the document was still being read ({done:,} of {total:,} tokens); `esa serve` "
-            "needs a longer --timeout, or --keep: then asking again goes on where this stopped"
-        )
-    return ApiError(504, text, code="timeout")
 
 
 async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -47,17 +46,14 @@ class Job:
     def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
         self.answer, self.tell = answer, tell
         self.cancelled = threading.Event()
-        self.ingesting: tuple[int, int] | None = None  # tokens done and all, during an ingestion
         self._reported_s = time.monotonic()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Notes how far a document is ingested, and tells it now and then. Raises
-        JobCancelledError."""
-        self.ingesting = (done, total) if done < total else None
+        """Tells now and then how far a document is ingested. Raises JobCancelledError."""
         self.check()
-        if self.ingesting and time.monotonic() - self._reported_s >= READING_EVERY_S:
+        if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
-            self.tell(("reading", self.ingesting))
+            self.tell(("reading", (done, total)))
 
     def add_text(self, piece: str) -> None:
         """Tells a piece of the answer. Raises JobCancelledError."""
@@ -100,19 +96,14 @@ class Worker:
         self.max_waiting = max_waiting
         self._pool = ThreadPoolExecutor(1, "esa-answers")
         self._jobs: dict[Job, Future[None]] = {}
-        self._mean_s = 1.0
 
     def load(self) -> int:
         """Jobs that wait or run."""
         return sum(not future.done() for future in list(self._jobs.values()))
 
-    def retry_after(self) -> int:
-        """Seconds after which another job should be accepted, from how long jobs took."""
-        return max(1, math.ceil(self._mean_s * self.load() / 2))
-
     @contextlib.contextmanager
-    def queued(self, answer: Answer) -> Iterator[tuple[Job, asyncio.Queue[Event]]]:
-        """A job in the queue, and its events in this event loop; it is cancelled at the end. Raises
+    def queued(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
+        """The events of a job in the queue, in this event loop; it is cancelled at the end. Raises
         QueueFullError."""
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -124,7 +115,7 @@ class Worker:
         job = Job(answer, tell)
         self.submit(job)
         try:
-            yield job, inbox
+            yield inbox
         finally:
             job.cancelled.set()
             if future := self._jobs.get(job):
@@ -136,14 +127,9 @@ class Worker:
         if self.load() > self.max_waiting:
             raise QueueFullError
         try:
-            self._jobs[job] = self._pool.submit(self._run, job)
+            self._jobs[job] = self._pool.submit(job.run)
         except RuntimeError:  # it is closed
             raise QueueFullError from None
-
-    def _run(self, job: Job) -> None:
-        started = time.monotonic()
-        job.run()
-        self._mean_s += 0.3 * (time.monotonic() - started - self._mean_s)
 
     def close(self, wait_s: float) -> None:
         """Cancels all jobs, and waits for the running one. One that does not end in time ends the

@@ -165,7 +165,7 @@ def test_a_client_that_goes_ends_the_reading(
 def test_an_answer_that_takes_too_long(start: Start, asker: FakeAsker, stream: bool) -> None:
     live = start(timeout_s=0.3)
     asker.words, asker.delay, asker.answers["long"] = 2, 0.05, "word " * 100
-    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s$") as caught:
+    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s") as caught:
         list(live.ask("long", stream=stream, extra_body=A))
     assert stream or getattr(caught.value, "status_code", None) == 504
     assert caught.value.code == "timeout"
