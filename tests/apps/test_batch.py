@@ -180,36 +180,6 @@ def test_missing_documents_and_failing_questions(write: Write, tmp_path: Path) -
     assert len(rows(out)) == 4, "what is no mistake of a question ends the run"
 
 
-class Dying(FakeAsker):
-    """Is interrupted at one question."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def ask(self, question: str, books: Any, **more: Any) -> Any:
-        if len(self.calls) == self.at:
-            raise KeyboardInterrupt
-        return super().ask(question, books, **more)
-
-
-@pytest.mark.parametrize("at", range(5))
-def test_an_interrupted_run_goes_on_and_asks_nothing_twice(
-    write: Write, tmp_path: Path, at: int
-) -> None:
-    path, whole, out = write(*MIXED), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    go(FakeAsker(), path, whole)
-    dying, second = Dying(at), FakeAsker()
-    with pytest.raises(KeyboardInterrupt):
-        go(dying, path, out)
-    so_far = [row["question"] for row in rows(out)]
-    assert so_far == sorted(call["question"] for call in dying.calls)
-    go(second, path, out)
-    assert out.read_bytes() == whole.read_bytes()
-    asked = [call["question"] for call in (*dying.calls, *second.calls)]
-    assert sorted(asked) == ["1", "2", "3", "4", "5"]
-
-
 def test_half_a_row_is_dropped_wherever_it_was_cut(write: Write, tmp_path: Path) -> None:
     """Every length that a kill may leave of the file, whose rows are in the order of asking."""
     path, whole, out = write(*MIXED), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
@@ -223,34 +193,45 @@ def test_half_a_row_is_dropped_wherever_it_was_cut(write: Write, tmp_path: Path)
 
 
 CHILD = """
-import sys
+import resource, sys
 sys.path[:0] = [{tests!r}, {tests!r} + "/support", {tests!r} + "/apps", {root!r}]
 from pathlib import Path
 from fake_asker import FakeAsker
 from test_batch import go
+if {room}:
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
 print("ready", flush=True)
-go(FakeAsker(delay=0.001), Path("q.jsonl"), Path("out.jsonl"))
+try:
+    go(FakeAsker(delay=0.001), Path("q.jsonl"), Path("out.jsonl"))
+except Exception as error:
+    print(type(error).__name__, error.hint, sep=": ")
 """
+
+
+def child(room: int = 0) -> subprocess.Popen[str]:
+    """A process that answers q.jsonl; `room` is the longest file it may write."""
+    tests = Path(__file__).parents[1]
+    code = CHILD.format(tests=str(tests), root=str(tests.parent), room=room)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 @pytest.mark.process
 def test_kills_lose_nothing(write: Write, tmp_path: Path) -> None:
     kinds = itertools.cycle(["a.txt", "b.txt", "c.txt"])
     path = write(*(q(str(number), next(kinds)) for number in range(90)))
-    root = Path(__file__).parents[1]
-    code = CHILD.format(tests=str(root), root=str(root.parent))
     dice, out, kills = random.Random(0), tmp_path / "out.jsonl", 0
     while kills < 4:
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
+        process = child()
         try:
-            child.wait(dice.uniform(0.02, 0.1))
+            process.wait(dice.uniform(0.02, 0.1))
         except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
             kills += 1
-        child.communicate()
-        if child.returncode == 0:
+        process.communicate()
+        if process.returncode == 0:
             break
     assert kills
     asker = FakeAsker()
@@ -326,19 +307,6 @@ def test_limit_takes_the_first_and_more_later(write: Write, tmp_path: Path) -> N
     assert [row["question"] for row in rows(out)] == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_retry_asks_only_what_failed(write: Write, tmp_path: Path) -> None:
-    path, out = write(q("1", "a.txt"), q("2", "d.txt"), q("3", "a.txt")), tmp_path / "out.jsonl"
-    go(FakeAsker(), path, out)
-    go(FakeAsker(), path, out)
-    assert "error" in rows(out)[1], "without --retry-failed an error stays"
-    (tmp_path / "d.txt").write_text("text d", "utf-8")
-    asker = FakeAsker()
-    answers = go(asker, path, out, retry=True)
-    assert [call["question"] for call in asker.calls] == ["2"]
-    assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
-    assert not answers.failed
-
-
 def test_a_kill_after_failed_rows_are_removed_loses_nothing(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,20 +329,6 @@ def test_a_kill_after_failed_rows_are_removed_loses_nothing(
     assert [row["answer"] for row in rows(out)] == [f"You asked: {n}" for n in (1, 2, 3)]
 
 
-FULL = """
-import resource, sys
-sys.path[:0] = [{tests!r}, {tests!r} + "/support", {tests!r} + "/apps", {root!r}]
-from pathlib import Path
-from fake_asker import FakeAsker
-from test_batch import go
-resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
-try:
-    go(FakeAsker(), Path("q.jsonl"), Path("out.jsonl"))
-except BaseException as error:
-    print(type(error).__name__, error.hint, sep=": ")
-"""
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
 @pytest.mark.parametrize("room", [100, 900, 1700])
 def test_a_full_disk_is_said_and_the_same_command_goes_on(
@@ -384,11 +338,8 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(
     path, whole, out = write(*MIXED), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     go(FakeAsker(), path, whole)
     assert len(whole.read_bytes()) > 1700
-    tests = Path(__file__).parents[1]
-    code = FULL.format(tests=str(tests), root=str(tests.parent), room=room)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "ResourceError: free some space; the same command goes on\n", done.stderr
-    assert done.stderr == ""
+    output, _ = child(room).communicate()
+    assert output == "ResourceError: free some space; the same command goes on\n"
     asker = FakeAsker()
     go(asker, path, out)
     assert out.read_bytes() == whole.read_bytes()

@@ -11,10 +11,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from live_server import until
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_client import FakeDocumentAsker
 
 from esa_cli.apps.mcp_server import mcp_app
 from esa_cli.apps.mcp_server.document_tools import DocumentTools
@@ -84,22 +82,6 @@ def test_calls_over_http(running: McpHttpServer, mode: Any) -> None:
 
     said = anyio.run(ask)
     assert said.structured_content["answer"] == "You asked: who?"
-
-
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_a_cancelled_call_stops_the_reading(
-    running: McpHttpServer, asker: FakeDocumentAsker, mode: Any
-) -> None:
-    asker.words, asker.delay = 500, 0.02
-
-    async def give_up() -> None:
-        async with Client(running.url, mode=mode, read_timeout_seconds=20) as client:
-            with anyio.move_on_after(0.5):
-                await client.call_tool("ingest", {"documents": ["loom.txt"]})
-            await anyio.to_thread.run_sync(until, lambda: asker.stopped)
-
-    anyio.run(give_up)
-    assert asker.read < 400
 
 
 def test_the_token(tools: DocumentTools) -> None:

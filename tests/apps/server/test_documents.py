@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from esa_cli.apps.server import allowed_documents
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.errors import DocumentError, LibraryError, ResourceError
+from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.storage.library import Catalogue, Entry, Library
 from esa_cli.storage.library.catalogue import DividedEntries
 from esa_cli.system.text import text_digest
@@ -217,53 +216,11 @@ def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
     assert documents.document("a.txt").text == "changed while it was read"
 
 
-class Named:
-    def __init__(self, text: str, document: Document) -> None:
-        self.name, self.document = text, document
-
-
-class Small(FakeAsker):
-    """Has room for so many books, and notes what was open when each was read."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.books_room, self.alive = room, weakref.WeakSet[Any]()
-        self.before: list[set[str]] = []
-
-    def ingest(self, source: Any, progress: Any = None) -> Any:
-        self.before.append({book.name for book in self.alive})
-        if len(self.alive) >= self.books_room:
-            raise ResourceError("no room")
-        text = super().ingest(source)
-        book = Named(str(text), text.document)
-        self.alive.add(book)
-        return book
-
-
 @pytest.fixture
 def abc(tmp_path: Path) -> Path:
     for name in "abcd":
         (tmp_path / f"{name}.txt").write_text(name, "utf-8")
     return tmp_path
-
-
-def opened(documents: AllowedDocuments, *names: str) -> list[str]:
-    found = documents.find([f"{name}.txt" for name in names])
-    return [one.book.name for one in documents.open(found)]
-
-
-def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
-    asker = Small(2)
-    documents = AllowedDocuments(asker, [], [abc])
-    assert opened(documents, "a", "b") == ["a", "b"]
-    assert opened(documents, "a") == ["a"]
-    assert opened(documents, "c") == ["c"], "in the place of b, longest unused"
-    assert {book.name for book in asker.alive} == {"a", "c"}
-    assert opened(documents, "a", "d") == ["a", "d"], "what the request uses stays"
-    assert asker.ingested.count(str(abc / "a.txt")) == 1
-    with pytest.raises(ResourceError, match="no room"):
-        opened(documents, "a", "b", "c")
-    assert opened(documents, "c") == ["c"], "and the next is not the worse for it"
 
 
 def test_a_text_in_several_files_is_one_book(abc: Path) -> None:

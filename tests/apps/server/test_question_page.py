@@ -7,7 +7,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from live_server import TOKEN, LiveServer, Start
+from live_server import LiveServer
 
 from esa_cli.apps.server.question_page import FOLDER, SCRIPTS, make_page
 
@@ -55,17 +55,3 @@ def test_no_script_makes_elements_from_text() -> None:
         assert found == []
         assert "</script" not in text
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("https", "http")
-
-
-def test_who_may_open_it(start: Start) -> None:
-    live = start()
-    assert live.raw("GET", "/", Host="evil.org")[0] == 403
-    assert live.raw("GET", "/", Origin="https://evil.org")[0] == 403
-    cross = {"Sec-Fetch-Site": "cross-site"}
-    assert live.raw("GET", "/", **cross)[0] == 403
-    assert live.raw("GET", "/", **cross, **{"Sec-Fetch-Mode": "navigate"})[0] == 200
-    live = start(token=TOKEN)
-    status, _, html = live.raw("GET", "/")
-    assert status == 200, "it has nothing of the documents, and asks for the token itself"
-    assert TOKEN not in html
-    assert live.raw("GET", "/v1/models")[0] == 401
