@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -140,7 +140,7 @@ _worker: IngestWorker
 
 def local_outcomes(
     worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """The outcomes, as they come, of processes that share the cores of this machine."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -185,7 +185,7 @@ def _read(task: Task) -> Outcome:
 
 def ray_outcomes(
     worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """The outcomes, as they come, of actors of the cluster at $RAY_ADDRESS, or of one of this
     machine alone: `workers`, else one for each GPU, or each machine where there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -12,7 +12,6 @@ import socket
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 import anyio
@@ -42,7 +41,7 @@ from esa_cli.apps.server import server_run
 from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.system.files import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
 from esa_cli.version import __version__
@@ -114,63 +113,57 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
         TypedTool("list", "List documents", tools.list_documents),
         TypedTool("show", "Show text", tools.show_text),
     ]
-    handlers = _Handlers({tool.listed.name: tool for tool in typed}, worker)
+    by_name = {tool.listed.name: tool for tool in typed}
+
+    async def list_tools(
+        context: Context, params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=[tool.listed for tool in typed])
+
+    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+        """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
+        tool = by_name.get(params.name)
+        if tool is None:
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(by_name)}")
+        try:
+            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
+            result = await _run(worker, tool, arguments, context)
+        except ValidationError as error:
+            return _failure("; ".join(map(_fault, error.errors())))
+        except ApiError as error:
+            return _failure(error.message, "`list` shows what may be named")
+        except Exception as error:
+            known = as_esa_error(error)
+            if known is None and not tool.needs_worker:  # the worker has printed its own
+                traceback.print_exc()
+            return _failure(known.message, known.hint) if known else _failure(BUG)
+        data = without_lone_surrogates(_without_none(result))
+        content = TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
+        return CallToolResult(content=[content], structured_content=data)
+
     try:
         yield Server(
             "esa",
             version=__version__,
             title="esa: long documents",
             instructions=INSTRUCTIONS,
-            on_list_tools=handlers.list_tools,
-            on_call_tool=handlers.call_tool,
+            on_list_tools=list_tools,
+            on_call_tool=call_tool,
         )
     finally:
         worker.close(END_WITHIN_S)
 
 
-@dataclass
-class _Handlers:
-    tools: dict[str, TypedTool]
-    worker: Worker
+async def _run(
+    worker: Worker, tool: TypedTool, arguments: dict[str, Any], context: Context
+) -> Result:
+    if not tool.needs_worker:
+        return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
 
-    async def list_tools(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
-        return ListToolsResult(tools=[tool.listed for tool in self.tools.values()])
+    async def report(done: int, total: int) -> None:
+        await context.session.report_progress(done, total, f"read {done:,} of {total:,} tokens")
 
-    async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
-        """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
-        tool = self.tools.get(params.name)
-        if tool is None:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(self.tools)}")
-        try:
-            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
-            result = await self._run(tool, arguments, context)
-        except ValidationError as error:
-            return _failure("; ".join(map(_fault, error.errors())))
-        except ApiError as error:
-            return _failure(error.message, "`list` shows what may be named")
-        except EsaError as error:
-            return _failure(error.message, error.hint)
-        except Exception as error:  # the worker has printed its own
-            if not tool.needs_worker:
-                traceback.print_exc()
-            known = as_esa_error(error)
-            return _failure(known.message, known.hint) if known else _failure(BUG)
-        data = without_lone_surrogates(_without_none(result))
-        text = json.dumps(data, ensure_ascii=False)
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structured_content=data
-        )
-
-    async def _run(self, tool: TypedTool, arguments: dict[str, Any], context: Context) -> Result:
-        if not tool.needs_worker:
-            return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
-
-        async def report(done: int, total: int) -> None:
-            await context.session.report_progress(done, total, f"read {done:,} of {total:,} tokens")
-
-        return await follow_job(self.worker, lambda job: tool.run(job, **arguments), report)
+    return await follow_job(worker, lambda job: tool.run(job, **arguments), report)
 
 
 def _without_none(value: Any) -> Any:

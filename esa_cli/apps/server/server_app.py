@@ -254,10 +254,8 @@ class _Routes:
 
     async def _reply(self, events: Events) -> Reply:
         async with aclosing(events):
-            async for kind, value in events:
-                if kind == "done":
-                    return self._note_reply(value)
-        raise AssertionError("an answer ends with an event")
+            values = [value async for _, value in events]
+        return self._note_reply(values[-1])
 
     def _note_reply(self, reply: Reply) -> Reply:
         self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
