@@ -19,12 +19,8 @@ HINT = "  Ctrl-D ends; /help lists the commands"
 
 
 def key_bindings() -> KeyBindings:
-    """Enter sends, also a paste of several lines; Alt-Enter begins a new line."""
+    """Alt-Enter begins a new line; Enter sends, also a paste of several lines."""
     bindings = KeyBindings()
-
-    @bindings.add("enter")
-    def send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
 
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
@@ -57,8 +53,6 @@ def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
         completer=WordCompleter(list(COMMANDS), meta_dict=COMMANDS, sentence=True),
         complete_while_typing=False,
         key_bindings=key_bindings(),
-        multiline=True,
-        prompt_continuation="  ",
         **devices,
     )
     while True:
