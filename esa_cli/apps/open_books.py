@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, ResourceError
-from esa_cli.qa.api import Esa
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ def file_stamp(path: str) -> FileStamp:
     return facts.st_mtime_ns, facts.st_size
 
 
-class _OpenFile(NamedTuple):
-    stamp: FileStamp
-    document: Document
-
-
 class OpenBooks:
     """Open documents, the longest unused of which is closed first.
 
@@ -47,8 +41,8 @@ class OpenBooks:
     def __init__(self, asker: Esa, fixed: Mapping[str, Any] | None = None) -> None:
         self.asker, self._fixed = asker, fixed or {}
         self._needed: Collection[str] = ()
-        self._files: dict[str, _OpenFile] = {}
-        """By path, in the order in which they are closed."""
+        self._files: dict[str, tuple[FileStamp, Document]] = {}
+        """Stamp and document by path, in the order in which they are closed."""
         self._books: dict[tuple[str, bool], Any] = {}
         """By text, and whether the model has read it."""
 
@@ -58,9 +52,9 @@ class OpenBooks:
         self._needed = paths
         texts = {text for text, _ in self._books} | self._fixed.keys()
         self._files = {
-            path: file
-            for path, file in self._files.items()
-            if file.document.text in texts and (later is None or path in paths or path in later)
+            path: (stamp, document)
+            for path, (stamp, document) in self._files.items()
+            if document.text in texts and (later is None or path in paths or path in later)
         }
         self._close_unused()
         self._close_surplus()
@@ -68,12 +62,12 @@ class OpenBooks:
     def read(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
         """The document, loaded unless it is open and unchanged. Raises DocumentError."""
         stamp, known = file_stamp(path), self._files.pop(path, None)
-        if known is None or known.stamp != stamp:
+        if known is None or known[0] != stamp:
             del known
             self._close_unused()
-            known = _OpenFile(stamp, load(path))
+            known = stamp, load(path)
         self._files[path] = known
-        return known.document
+        return known[1]
 
     def book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
@@ -114,5 +108,5 @@ class OpenBooks:
         return path is not None
 
     def _close_unused(self) -> None:
-        texts = {file.document.text for file in self._files.values()}
+        texts = {document.text for _, document in self._files.values()}
         self._books = {key: book for key, book in self._books.items() if key[0] in texts}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import only_writer, replacing, writing_errors
 
 ANOTHER = "choose another --out, or delete the file"
+Row = Mapping[str, Any]
 
 
 class JsonLines(ABC):
@@ -30,14 +31,14 @@ class JsonLines(ABC):
         header: the first row of a new file.
     """
 
-    def __init__(self, path: Path | None, header: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path | None, header: Row | None = None) -> None:
         self.path, self.header = path, dict(header or {})
         self._opened = ExitStack()
         self._file: FileIO | None = None
 
     @abstractmethod
     def _load(self, path: Path) -> None:
-        """Reads what there is; refuses other contents, and changes nothing on disk then."""
+        """Reads the file; refuses other contents, and changes nothing on disk then."""
 
     def _begin(self) -> None:  # noqa: B027
         """Called when the file is open."""
@@ -52,9 +53,10 @@ class JsonLines(ABC):
                 opened.enter_context(only_writer(self.path))
                 self._load(self.path)
                 opened.callback(self._close, self.path)
-                self._file = opened.enter_context(appending(self.path))
+                _mend_end(self.path)
+                self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
-                    append_row(self._file, self.header)
+                    _write(self._file, self.header)
                 self._begin()
                 self._opened = opened.pop_all()
         return self
@@ -62,11 +64,11 @@ class JsonLines(ABC):
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         """Writes the row. Raises ResourceError, DocumentError."""
         if self._file is not None and self.path is not None:
             with self._errors(self.path):
-                append_row(self._file, row)
+                _write(self._file, row)
 
     @staticmethod
     def _errors(path: Path) -> AbstractContextManager[None]:
@@ -87,16 +89,16 @@ class Journal(JsonLines):
     def __init__(
         self,
         path: Path | None,
-        header: Mapping[str, Any],
+        header: Row,
         *,
         same: Sequence[str],
         key: Sequence[str],
-        wrong: Callable[[Mapping[str, Any]], str] | None = None,
+        wrong: Callable[[Row], str] | None = None,
     ) -> None:
         super().__init__(path, header)
         self.same, self.key, self._wrong = same, tuple(key), wrong
-        self._done: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._joined: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._done: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._joined: dict[tuple[str, ...], dict[str, Any]] = {}
         if path is not None and path.exists():
             with only_writer(path):
                 self._load(path)
@@ -125,18 +127,19 @@ class Journal(JsonLines):
         self._joined.clear()
 
     def _load(self, path: Path) -> None:
-        for key, row in self._read(path) if path.exists() else ():
+        for key, row in self._read(path):
             self._done[key] = row
             self._joined.pop(key, None)
 
-    def _read(self, path: Path) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _read(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """The file's rows with their keys; every header in it is checked."""
-        if not begins_with(path, next(iter(self.header))):
-            raise foreign(path)
+        check_first(path, next(iter(self.header)))
         for number, row in enumerate(read_lines(path), 1):
-            if number == 1 or "command" in row:
+            if "command" in row:
                 self._check_header(path, row)
                 continue
+            if number == 1:
+                raise _foreign(path)
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
@@ -145,9 +148,7 @@ class Journal(JsonLines):
                 )
             yield self._key(row), row
 
-    def _check_header(self, path: Path, header: Mapping[str, Any]) -> None:
-        if "command" not in header:
-            raise foreign(path)
+    def _check_header(self, path: Path, header: Row) -> None:
         for name in self.same:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
@@ -155,10 +156,10 @@ class Journal(JsonLines):
                 changes = "; ".join(_changes(old, new))
                 raise UsageError(f"{path} has results of another {name}: {changes}", ANOTHER)
 
-    def _key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _key(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
-    def find(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    def find(self, row: Row) -> dict[str, Any] | None:
         """The row with the same key, if there is one."""
         return self._done.get(self._key(row))
 
@@ -191,16 +192,15 @@ class OrderedJsonLines(JsonLines):
         super().__init__(path)
         self.retry = retry
         self._places = {_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
-        self._written: list[int] = []
+        self._written: dict[int, None] = {}
         """Places of the file's rows, in their order."""
-        self._done: set[int] = set()
         self.failed: set[int] = set()
 
     def _load(self, path: Path) -> None:
-        rows, good = list(self.rows_of(path)), list[tuple[int, dict[str, Any]]]()
+        rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
-                raise foreign(path)
+                raise _foreign(path)
             if self.retry and "error" in row:
                 continue
             at, key = self._places.get(_identity(str(row["key"]), row.get("id")), (-1, ""))
@@ -211,41 +211,37 @@ class OrderedJsonLines(JsonLines):
                     ANOTHER,
                 )
             if row["key"] == key:
-                good.append((at, row))
-        good.sort(key=lambda placed: placed[0])
-        if [row for _, row in good] != rows:
-            _rewrite(path, [row for _, row in good])
-        self._written = [at for at, _ in good]
-        self._done = set(self._written)
-        self.failed = {at for at, row in good if "error" in row}
+                good.setdefault(at, row)
+        good = dict(sorted(good.items()))
+        if list(good.values()) != rows:
+            _rewrite(path, good.values())
+        self._written = dict.fromkeys(good)
+        self.failed = {at for at, row in good.items() if "error" in row}
 
     def _close(self, path: Path) -> None:
         """Sorts the rows. Without room for that they stay as they are."""
-        if self._written != sorted(self._written):
-            rows = zip(self._written, read_lines(path), strict=False)
+        if list(self._written) != sorted(self._written):
             with suppress(OSError, DocumentError):
-                _rewrite(path, [row for _, row in sorted(rows, key=lambda placed: placed[0])])
+                rows = dict(zip(self._written, read_lines(path), strict=False))
+                _rewrite(path, [row for _, row in sorted(rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
         """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other
         contents."""
-        if not begins_with(path, "id"):
-            raise foreign(path)
+        check_first(path, "id")
         try:
-            if path.exists():
-                yield from read_lines(path)
+            yield from read_lines(path)
         except DocumentError as error:
             raise UsageError(error.message, ANOTHER) from error
 
     def has(self, at: int) -> bool:
         """True if there is a row for this place, from 0."""
-        return at in self._done
+        return at in self._written
 
     def add(self, at: int, row: dict[str, Any]) -> None:
         """Writes the row of a place that has none. Raises ResourceError, DocumentError."""
         self.append(row)
-        self._written.append(at)
-        self._done.add(at)
+        self._written[at] = None
         if "error" in row:
             self.failed.add(at)
 
@@ -254,22 +250,32 @@ def _identity(key: str, id: Any) -> tuple[str, str]:
     return key.partition(".")[0], json.dumps(id, sort_keys=True)
 
 
-def _rewrite(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _rewrite(path: Path, rows: Iterable[Row]) -> None:
     with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
         for row in rows:
-            append_row(file, row)
+            _write(file, row)
+
+
+def _write(file: FileIO, row: Row) -> None:
+    """Writes the row; lone surrogates become JSON escapes. Raises OSError."""
+    text = json.dumps(row, ensure_ascii=False) + "\n"
+    left = text.encode("utf-8", "backslashreplace")
+    while left:
+        left = left[file.write(left) :]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's objects, without an unfinished last line. Raises DocumentError: the file cannot be
-    read, or another line is not a JSON object."""
+    """The file's objects, without an unfinished last line; none where it is missing. Raises
+    DocumentError: the file cannot be read, or another line is not a JSON object."""
     try:
         file = path.open("rb")
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise DocumentError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(file, 1):
-            row = _parsed(line) if line.strip() else {}
+            row = _parse(line) if line.strip() else {}
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
@@ -279,50 +285,40 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _parsed(line: bytes) -> Any:
+def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):  # a cut inside a character is a ValueError, too
         return None
 
 
-def foreign(path: Path) -> UsageError:
+def check_first(path: Path, field: str) -> None:
+    """Raises UsageError where the first row has another first field; a row that a kill has cut
+    before it, or a missing file, may have this one."""
+    begin = f"{{{json.dumps(field)}: ".encode()
+    if path.exists():
+        with path.open("rb") as file:
+            if not begin.startswith(file.read(len(begin))):
+                raise _foreign(path)
+
+
+def _foreign(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file of esa", "choose another --out")
 
 
-def begins_with(path: Path, field: str) -> bool:
-    """True if the first row has this as its first field; a missing file or a cut row may have."""
-    begin = f"{{{json.dumps(field)}: ".encode()
+def _mend_end(path: Path) -> None:
+    """Removes an unfinished last line; a row that lacks only its line break gets it. Raises
+    OSError."""
     if not path.exists():
-        return True
-    with path.open("rb") as file:
-        head = file.read(len(begin))
-    return begin.startswith(head)
-
-
-def append_row(file: FileIO, row: Mapping[str, Any]) -> None:
-    """Writes the row; lone surrogates become JSON escapes. Raises OSError."""
-    text = json.dumps(row, ensure_ascii=False) + "\n"
-    left = text.encode("utf-8", "backslashreplace")
-    while left:
-        left = left[file.write(left) :]
-
-
-@contextmanager
-def appending(path: Path) -> Iterator[FileIO]:
-    """The file, unbuffered, without an unfinished last line; a row that lacks only its line break
-    gets it. Raises OSError."""
-    if path.exists():
-        size, last = 0, b"\n"
-        with path.open("r+b") as file:
-            for last in file:
-                size += len(last)
-            if isinstance(_parsed(last), dict):
-                file.write(b"" if last.endswith(b"\n") else b"\n")
-            elif not last.endswith(b"\n"):
-                file.truncate(size - len(last))
-    with path.open("ab", buffering=0) as out:
-        yield out
+        return
+    size, last = 0, b"\n"
+    with path.open("r+b") as file:
+        for last in file:
+            size += len(last)
+        if isinstance(_parse(last), dict):
+            file.write(b"" if last.endswith(b"\n") else b"\n")
+        elif not last.endswith(b"\n"):
+            file.truncate(size - len(last))
 
 
 def _changes(old: Any, new: Any, name: str = "") -> Iterator[str]:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_files
 from asking_command import run_command
 from fake_asker import FakeAsker
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from esa_cli.apps.chat import line_editor
-from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
-from esa_cli.apps.chat.conversation import Conversation, Exchange
+from esa_cli.apps import line_editor
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.documents.document import read_document
-from esa_cli.errors import DocumentError, ResourceError, UsageError
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.apps.conversation import ChatLines, Conversation, Exchange
+from esa_cli.errors import ResourceError
+from esa_cli.qa.answering.reply import Reply, Turn
 
 ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
 
@@ -104,26 +99,10 @@ def test_a_stopped_answer_is_recorded_and_not_handed_on(asker: FakeAsker) -> Non
             talk.stop()
 
     assert talk.ask("one", stop_at_the_second) is None
-    assert talk.record == [Exchange("one", "You asked:", stopped=True)]
+    assert talk.record == [Exchange("one", Reply("You asked:"), stopped=True)]
     assert talk.turns == []
     assert talk.ask("two", nothing) is not None, "it goes on after a stop"
     assert asker.calls[-1]["history"] == []
-
-
-def test_what_is_wrong_with_the_question_is_not_taken_for_a_long_history(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"])
-    talk.ask("one", nothing)
-    asker.failures["two"] = UsageError("no such question")
-
-    def broken(piece: str) -> None:
-        raise UsageError("somebody else's")
-
-    for question, on_text in (("two", nothing), ("three", broken)):
-        with pytest.raises(UsageError):
-            talk.ask(question, on_text)
-    assert len(asker.calls) == 3
-    assert talk.turns == [Turn("one", "You asked: one")]
-    assert talk.forgotten == 0
 
 
 def test_answers_go_to_stdout_and_passages_below(
@@ -144,17 +123,6 @@ def test_answers_go_to_stdout_and_passages_below(
     assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
 
 
-def test_evidence_in_full(lines: ChatLines, capsys: pytest.CaptureFixture[str]) -> None:
-    lines.take("one")
-    capsys.readouterr()
-    lines.take("/evidence 2")
-    out = capsys.readouterr().out
-    assert "2. book1.txt, page 2, line 11, One (50%)\n   passage 1\n   of alpha" in out
-    assert "3. " not in out
-    lines.take("/evidence")
-    assert "10. " in capsys.readouterr().out
-
-
 def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> None:
     mistakes = ["/evidence", "/save x.md", "/save", "/evidence two", "/evidence 0", "/savee x", "/"]
     for line in mistakes:
@@ -169,21 +137,6 @@ def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> Non
     assert asker.calls[-1]["history"] == []
     assert [one.question for one in lines.talk.record] == ["two"]
     assert not lines.take("/quit")
-
-
-def test_words_are_commands_at_a_terminal_alone(
-    asker: FakeAsker, lines: ChatLines, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed_in = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
-    assert not typed_in.take("quit")
-    assert not typed_in.take(" Exit ")
-    assert typed_in.take("help")
-    shown = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in shown] == list(COMMANDS)
-    assert max(map(len, shown)) <= 80
-    assert typed_in.talk.record == []
-    assert lines.take("quit")
-    assert [one.question for one in lines.talk.record] == ["quit"]
 
 
 def test_save_markdown_and_json(asker: FakeAsker, tmp_path: Path) -> None:
@@ -209,16 +162,6 @@ def test_save_markdown_and_json(asker: FakeAsker, tmp_path: Path) -> None:
     assert "> three" in (tmp_path / "talk.md").read_text("utf-8"), "its own is written again"
 
 
-def test_errors_of_one_question_do_not_end_the_talk(
-    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asker.failures["bad"] = DocumentError("it is gone", "look for it")
-    assert lines.take("bad")
-    assert capsys.readouterr().err == "esa: it is gone\n     look for it\n"
-    assert lines.take("good")
-    assert asker.calls[-1]["history"] == []
-
-
 def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,41 +183,6 @@ def test_ctrl_c_stops_the_answer_alone(
     assert signal.getsignal(signal.SIGINT) is before
     assert lines.take("two")
     assert asker.calls[-1]["history"] == []
-
-
-@pytest.fixture
-def heeded() -> Iterator[None]:
-    """Ctrl-C interrupts; the processes that run tests side by side ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heeded")
-def test_a_second_ctrl_c_ends_the_program(asker: FakeAsker) -> None:
-    asker.gate.clear()
-    conversation = Conversation(asker, ["alpha"])
-    lines = ChatLines(conversation, ["a.txt"], Reporter(), 3, stoppable=True)
-    stopped, stop = threading.Event(), conversation.stop
-
-    def stop_and_say() -> None:
-        stop()
-        stopped.set()
-
-    conversation.stop = stop_and_say  # type: ignore[method-assign]
-
-    def press() -> None:
-        asker.running.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-        # Two that come before the first is heard are one to the system.
-        stopped.wait(10)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        lines.take("one")
-    thread.join()
 
 
 def typed(asker: FakeAsker, keys: str) -> list[str]:
@@ -302,14 +210,6 @@ def test_lines_are_remembered_for_the_next_time(asker: FakeAsker, tmp_path: Path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_without_a_state_folder_it_still_talks(
-    asker: FakeAsker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "state").write_text("a file where the folder should be", "utf-8")
-    assert typed(asker, f"one{ENTER}{CTRL_D}") == ["one"]
-    assert "history is not saved" in capsys.readouterr().err
-
-
 def command(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, stdin: bytes, *words: str) -> Any:
     return run_command(monkeypatch, chat.chat, asker, *words, stdin=stdin)
 
@@ -331,55 +231,6 @@ def test_a_pipe_is_questions_line_by_line(
     assert asker.calls[1]["history"] == [Turn("one", "You asked: one")]
     assert asker.calls[0]["seed"] == 3
     assert asker.calls[0]["books"] == ["alpha"]
-
-
-def test_a_scan_in_a_folder_is_left_out_and_a_copy_is_read_once(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, tmp_path: Path
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/b.txt").write_text("beta", "utf-8")
-    (tmp_path / "sub/copy.txt").write_text("alpha", "utf-8")
-    (tmp_path / "sub/scan.pdf").write_bytes(sample_files.pdf([None]))
-    result = command(monkeypatch, asker, b"one\n/docs\n", "a.txt", "sub", "--quiet")
-    assert result.exit_code == 0, result
-    assert asker.calls[0]["books"] == ["alpha", "beta"]
-    assert result.stdout == "You asked: one\na.txt\nsub/b.txt\n"
-    scan, copy = result.stderr.splitlines()
-    assert scan.startswith("esa: left out: the document sub/scan.pdf has no text")
-    assert copy == "esa: left out: sub/copy.txt: the same text again, asked once"
-    named = command(monkeypatch, asker, b"one\n", "a.txt", "sub/scan.pdf")
-    assert isinstance(named.exception, DocumentError)
-
-
-@pytest.mark.parametrize(
-    ("words", "count"), [([], 3), (["--quiet"], 0), (["--quiet", "--top", "2"], 2)]
-)
-def test_quiet_shows_what_was_asked_for_and_what_is_to_be_known(
-    monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, words: list[str], count: int
-) -> None:
-    asker.found = False
-    result = command(monkeypatch, asker, b"one\n", "a.txt", "--max-new-tokens", "1", *words)
-    assert result.stdout == "You\n"
-    assert result.stderr.count(": passage ") == count
-    assert "may not contain the answer" in result.stderr
-    assert "was cut off" in result.stderr
-
-
-def test_the_next_line_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, asker: FakeAsker) -> None:
-    """An answer is there before the next question is written."""
-    reader, writer = os.pipe()
-    os.write(writer, b"one\n")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(open(reader, "rb")))  # noqa: SIM115
-    done = threading.Thread(
-        target=chat.run,
-        args=(asker, [read_document("a.txt")], Reporter(True), {}, 0),
-        kwargs={"on_terminal": False},
-    )
-    done.start()
-    assert asker.running.wait(10)
-    os.close(writer)
-    done.join(10)
-    assert [call["question"] for call in asker.calls] == ["one"]
 
 
 def test_through_a_pipe_failures_end_with_seven_and_the_others_are_answered(

@@ -83,15 +83,3 @@ def test_passages_are_fragments(loader: Loader) -> None:
 def test_why_there_is_none(loader: Loader, argument: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         loader(argument)
-
-
-def test_llm_itself_finds_it(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = pytest.importorskip("llm")
-    plugins = pytest.importorskip("llm.plugins")
-    monkeypatch.syspath_prepend(str(FILE.parent))
-    plugin = importlib.import_module("llm_esa")
-    plugins.pm.register(plugin, "esa-test")
-    try:
-        assert llm.get_fragment_loaders()["esa"] is plugin.passages
-    finally:
-        plugins.pm.unregister(plugin)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
 from command import ROOT
-from engine_process import Notes, ended, start
-from square_worker import SquareWorker
+from engine_process import ended, start
 
-from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.engine.engine import LocalEngine, WorkerProcess
-from esa_cli.errors import ResourceError
+from esa_cli.apps.cli.options.options import ModelOptions
+from esa_cli.apps.ingest_engine import IngestWorker
+from esa_cli.documents.document import Document
+from esa_cli.errors import ResourceError, UsageError
+from esa_cli.qa.presets.preset import load
 
 process = pytest.mark.process
 pytestmark = pytest.mark.timeout(200)
@@ -45,18 +44,6 @@ def workers_below(pid: int) -> list[psutil.Process]:
     return [child for child in every if "spawn_main" in " ".join(child.cmdline())]
 
 
-class ShortWorker:
-    """Its tasks are errors to raise."""
-
-    @contextmanager
-    def open(self, reporter: Reporter) -> Iterator[Callable[[Exception], None]]:
-        def work(error: Exception) -> None:
-            reporter.warn("it is large")
-            raise error
-
-        yield work
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -66,30 +53,22 @@ class ShortWorker:
     ],
 )
 def test_a_worker_without_memory_is_no_bug(tmp_path: Path, error: Exception) -> None:
-    outcome = pickle.loads(pickle.dumps(WorkerProcess(ShortWorker(), str(tmp_path)).do(error)))
-    assert outcome.warnings == ("it is large",)
+    document = Document("a.txt", "alpha", "a.txt", "", 5)
+
+    def worker(error: Exception, folder: Path = tmp_path) -> IngestWorker:
+        model = ModelOptions(preset="tiny-random")
+        made = IngestWorker(load("tiny-random"), model, "int8", tmp_path, str(folder))
+        made = pickle.loads(pickle.dumps(made))
+        if folder.exists():
+            made.esa = Mock(ingest=Mock(side_effect=error))
+        return made
+
     with pytest.raises(ResourceError, match="the memory of a worker ran out"):
-        outcome.result(Reporter(quiet=True))
+        worker(error).read((0, document))
     with pytest.raises(ValueError, match="a bug"):
-        WorkerProcess(ShortWorker(), str(tmp_path)).do(ValueError("a bug"))
-    assert WorkerProcess(ShortWorker(), str(tmp_path / "none")).do(error).error, "no folder"
-
-
-@process
-def test_tasks_and_their_errors(tmp_path: Path) -> None:
-    reporter = Notes()
-    engine = LocalEngine(reporter, 2)
-    tasks = [0, 1, 2, *range(4, 20)]
-    assert sorted(engine.run(SquareWorker(tmp_path), tasks)) == [n * n for n in tasks]
-    with pytest.raises(ResourceError, match="no root of -2") as raised:
-        list(engine.run(SquareWorker(tmp_path), [1, -2]))
-    assert raised.value.hint == "take another"
-    assert reporter.lines[-1] == "below zero"
-    with pytest.raises(ResourceError, match="a worker died"):
-        list(engine.run(SquareWorker(tmp_path / "none"), [3]))
-    with pytest.raises(TypeError):
-        list(engine.run(SquareWorker(tmp_path), ["two"]))
-    assert not workers_below(os.getpid())
+        worker(ValueError("a bug")).read((0, document))
+    with pytest.raises(UsageError, match="cannot use the folder"):
+        worker(error, tmp_path / "none").read((0, document))
 
 
 def wait_for_documents(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
@@ -124,25 +103,3 @@ def test_an_ingest_continues_after_an_end(what: str) -> None:
     ended(start("ingest", "docs", *TWO))
     assert len(list(Path("library").glob("documents/*.doc"))) == 12
     subprocess.run([sys.executable, "-m", "esa_cli", "library", "verify"], check=True)
-
-
-@process
-def test_a_batch_is_that_of_one_process() -> None:
-    for name in "ab":
-        Path(f"{name}.md").write_text(f"Mill {name} grinds rye. " * 40, "utf-8")
-    asked = [
-        {"question": f"What grinds, {number}?", "documents": [name]}
-        for number in range(2)
-        for name in ("a.md", "none.md", "*.md")
-    ]
-    Path("q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), "utf-8")
-    command = ["batch", "q.jsonl", "--max-new-tokens", "4"]
-    ended(start(*command, "--out", "here.jsonl"), 7)
-    ended(start(*command, *TWO, "--out", "there.jsonl"), 7)
-    here, there = (
-        [json.loads(line) for line in Path(name).read_text("utf-8").splitlines()]
-        for name in ("here.jsonl", "there.jsonl")
-    )
-    for row in (*here, *there):
-        row.pop("timing", None)
-    assert here == there

@@ -6,15 +6,9 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_fixtures import cache, esa, surroundings
@@ -161,35 +155,6 @@ def test_a_changed_and_a_removed_file(run: Esa, form: str) -> None:
     check(run, "")
 
 
-def test_a_copy_keeps_a_text_present(run: Esa) -> None:
-    run("ingest", "town", *TINY, "--set", "answer.from=rows")
-    shutil.copy("town/meeting.txt", "copy.txt")
-    run("ingest", "copy.txt", *TINY, "--set", "answer.from=rows")
-    write("meeting.txt", dinner(PRESENT))
-    asked = json.loads(run("ask", "--library", QUESTION, "--json", *BY_TEXT).out)
-    shown = {(one["document"], FORMER in one["text"]) for one in asked["evidence"]}
-    assert ("copy.txt", True) in shown, "under the name of the file that says so"
-    assert ("meeting.txt", True) not in shown
-
-
-def test_what_has_no_file_here_stays(run: Esa, tmp_path: Path) -> None:
-    """Documents of another machine, of a disk that is away, and one whose file went after it was
-    read by its name."""
-    run("sync", "town")
-    os.rename("town", "elsewhere")
-    assert FACES["find"](run).count("left out: 4 files that cannot be read") == 1
-    os.rename("elsewhere", "town")
-    run("ingest", "town/meeting.txt", *TINY, "--set", "answer.from=rows")
-    os.rename("town", "elsewhere")
-    assert FORMER in FACES["ask"](run), "its disk is away"
-    os.rename("elsewhere", "town")
-    run("library", "copy", "library", "all.tar", "meeting.txt")
-    shutil.rmtree(tmp_path / "library")
-    shutil.rmtree("town")
-    assert run("library", "copy", "all.tar", "library").code == 0
-    assert FORMER in FACES["ask"](run), "its file was on another machine"
-
-
 @pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork, no SIGKILL")
 @pytest.mark.parametrize("form", ["words", "read"])
@@ -212,50 +177,3 @@ def test_kills_bring_no_former_text_back(run: Esa, form: str) -> None:
     write("meeting.txt", dinner(PRESENT))
     assert run(*command).code == 0
     check(run, PRESENT)
-
-
-def test_a_server_whose_documents_change(run: Esa) -> None:
-    """A real `esa serve` asked over HTTP: the list and the texts follow the folder."""
-    run("sync", "town")
-    words = [sys.executable, "-m", "esa_cli", "serve", "--library", "--port", "0", "-q", *BY_TEXT]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().strip()
-            assert FORMER in said_by(url)
-            write("meeting.txt", dinner(PRESENT))
-            said = said_by(url)
-            assert PRESENT in said
-            assert FORMER not in said
-            Path("town/meeting.txt").unlink()
-            said = said_by(url)
-            assert "meeting.txt" not in said
-            assert PRESENT not in said
-        finally:
-            server.terminate()
-
-
-def said_by(url: str) -> str:
-    """The list of documents and an answer about all of them, of which no name is given."""
-    with urllib.request.urlopen(f"{url}/documents") as found:
-        listed = found.read().decode()
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "evidence": 8}
-    asked = urllib.request.Request(
-        f"{url}/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(asked) as found:
-            return str(listed + found.read().decode())
-    except urllib.error.HTTPError as error:
-        raise AssertionError(error.read().decode()) from error
-
-
-def test_rows_of_a_former_text_are_not_taken_for_answers(run: Esa) -> None:
-    by_batch(run)
-    words = ("batch", "questions.jsonl", "town", "--out", "answers.jsonl", *BY_TEXT)
-    assert run(*words).code == 0, "all is answered"
-    write("meeting.txt", dinner(PRESENT))
-    assert run(*words).code == 0
-    rows = Path("answers.jsonl").read_text("utf-8")
-    assert PRESENT in rows
-    assert FORMER not in rows

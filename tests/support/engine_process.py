@@ -1,4 +1,4 @@
-"""Commands of engines in a process of their own, and a reporter that keeps what they say."""
+"""Commands of engines in a process of their own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,7 @@ import sys
 
 from command import TINY, listen
 
-from esa_cli.apps.cli.output.terminal import Reporter
-
 LONGEST_S = 100
-
-
-class Notes(Reporter):
-    """Keeps warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines = list[str]()
-
-    def warn(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def start(*words: str) -> subprocess.Popen[str]:

@@ -157,17 +157,8 @@ class FakeAsker:
 
 
 def passages(books: Sequence[Any], count: int) -> tuple[Passage, ...]:
-    return tuple(
-        Passage(
-            f"book{rank}.txt",
-            f"book{rank}.txt",
-            rank + 1,
-            10 * rank + 1,
-            "One",
-            0,
-            9,
-            f"passage {rank}\nof {book}",
-            weight=0.5,
-        )
-        for rank, book in zip(range(count), list(books) * count, strict=False)
-    )
+    made = []
+    for rank, book in zip(range(count), list(books) * count, strict=False):
+        name, text = f"book{rank}.txt", f"passage {rank}\nof {book}"
+        made.append(Passage(name, name, rank + 1, 10 * rank + 1, "One", 0, 9, text, weight=0.5))
+    return tuple(made)

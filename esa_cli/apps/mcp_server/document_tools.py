@@ -1,8 +1,8 @@
 """The tools: find, ask, ingest, list and show, over one library and one `Esa`.
 
-The signature of a tool's method and the fields of its result are its schema, and its docstring the
-description: what a client's model reads. A tool that has a `job` may need the model and runs in the
-worker's thread.
+The signature of a tool's method is its schema, and its docstring the description: what a client's
+model reads. A result is an object of JSON, without the fields that are None. A tool that has a
+`job` may need the model and runs in the worker's thread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from esa_cli.qa.books import Book
     from esa_cli.qa.presets.preset import Preset
 
+Result = dict[str, Any]
 LONGEST_TEXT = 20_000
 """Characters of a document in one answer, before or after an offset."""
 _HOW = {"stored": "read", "synced": "words", "file": "file"}
@@ -64,86 +65,6 @@ Read = Annotated[
 ]
 
 
-class PassageResult(BaseModel):
-    """A passage with its place."""
-
-    document: str = Field(description="The document's name.")
-    id: str = Field(description="What `show` and `documents` take.")
-    file: str | None = None
-    page: int | None = None
-    line: int = Field(description="From 1, in the extracted text.")
-    chapter: str | None = None
-    start: int = Field(description="Character offset into the extracted text.")
-    end: int
-    score: float = Field(
-        description="`find`: standard deviations above the mean; `ask`: share, 0 to 1."
-    )
-    text: str
-
-
-class FindResult(BaseModel):
-    passages: list[PassageResult] = Field(description="Best first.")
-    note: str | None = None
-
-
-class AskResult(BaseModel):
-    answer: str
-    found: bool = Field(description="false: nothing was found that answers.")
-    passages: list[PassageResult] = Field(
-        description="What the answer rests on; if not found, the nearest."
-    )
-    model: str = Field(description="The local model that worded the answer.")
-    note: str | None = None
-
-
-class IngestedFacts(BaseModel):
-    """A document that the model has read."""
-
-    id: str
-    document: str
-    tokens: int
-    characters: int
-    seconds: float = Field(description="0: it was read before.")
-    stored: bool = Field(description="false: the library cannot be written.")
-    missing: list[str] = Field(description="What its text lacks.")
-
-
-class IngestResult(BaseModel):
-    documents: list[IngestedFacts]
-
-
-class DocumentFacts(BaseModel):
-    """A document of the library, or a file that may be named."""
-
-    id: str
-    document: str
-    bytes: int
-    how: Literal["read", "words", "file"] = Field(
-        description="read: by the model, text stored; words: a synchronised file, found by its "
-        "words; file: not in the library, found only where it is named."
-    )
-
-
-class ListResult(BaseModel):
-    documents: list[DocumentFacts]
-    total: int = Field(description="Documents that fit, those on other pages included.")
-    folders: list[str] = Field(description="Folders whose files may be named, too, by path.")
-    note: str | None = None
-
-
-class ShowResult(BaseModel):
-    document: str
-    id: str
-    file: str | None = None
-    start: int
-    end: int = Field(description="To read on: this as `offset`, with `before` 0.")
-    characters: int = Field(description="Of the whole text.")
-    page: int | None = None
-    line: int = Field(description="Of the first character shown.")
-    chapter: str | None = None
-    text: str
-
-
 def asker_on_demand(load: Callable[[], Esa]) -> Esa:
     """An `Esa` that is loaded when something of it is first used; where that raises, `load` is
     called again the next time."""
@@ -175,9 +96,10 @@ class DocumentTools:
         query: Words,
         documents: Documents = None,
         limit: Annotated[int, Field(ge=1, le=50, description="Passages at most.")] = 8,
-    ) -> FindResult:
+    ) -> Result:
         """Finds the passages of the library, or of some documents, that fit words or a question:
-        ranked, with document, page, line and character offsets. Quick."""
+        best first, with document, page, line and character offsets, and a score in standard
+        deviations above the mean. Quick."""
         from esa_cli.apps.cli.passage_books import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
@@ -192,9 +114,8 @@ class DocumentTools:
         books = [document.book for document in opened]
         passages = opener.passages(query, books, limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.has_index]
-        return FindResult(
-            passages=_results(passages, opened), note=_note([*notes, *lacking(books)], unread)
-        )
+        note = _note([*notes, *lacking(books)], unread)
+        return {"passages": _results(passages, opened), "note": note}
 
     def ask(
         self,
@@ -205,10 +126,10 @@ class DocumentTools:
             int, Field(ge=1, le=20, description="Passages to return with the answer.")
         ] = 3,
         read: Read = False,
-    ) -> AskResult:
+    ) -> Result:
         """Has a small local model answer one question from documents of any length. Returns the
-        answer, whether the documents may lack it, and the passages it rests on. Seconds to a
-        minute."""
+        answer; `found`, false where nothing was found that answers; and the passages that it rests
+        on, or else the nearest, whose scores are shares from 0 to 1. Seconds to a minute."""
         named, notes = self.documents.find(documents), list[str]()
         with self.asker.interruptible(job.check):
             opened = self.documents.open(named, job.report_progress, question, notes, read=read)
@@ -218,18 +139,19 @@ class DocumentTools:
         notes += lacking(books)
         notes += ["the answer was cut off at its longest"] if reply.cut else []
         unread = [] if reply.read else [book for book in books if not book.read]
-        return AskResult(
-            answer=reply.text.strip(),
-            found=reply.found,
-            passages=_results(reply.evidence, opened, weighed=True),
-            model=self.asker.name,
-            note=_note(notes, unread),
-        )
+        return {
+            "answer": reply.text.strip(),
+            "found": reply.found,
+            "passages": _results(reply.evidence, opened, weighed=True),
+            "model": self.asker.name,
+            "note": _note(notes, unread),
+        }
 
-    def ingest(self, job: Job, documents: Unread) -> IngestResult:
+    def ingest(self, job: Job, documents: Unread) -> Result:
         """Has the local model read files (PDF, EPUB, Word, HTML, text and more) into the library,
         so that `find` and `ask` find in them by meaning. Minutes for a book; stopped, the next
-        call continues."""
+        call continues. `stored` is false where the library cannot be written; `missing` is what the
+        text of a document lacks."""
         results = []
         for named in self.documents.find(documents) or ():
             started = time.monotonic()
@@ -237,17 +159,17 @@ class DocumentTools:
                 (opened,) = self.documents.open([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
             results.append(
-                IngestedFacts(
-                    id=opened.id,
-                    document=document.name,
-                    tokens=book.tokens,
-                    characters=len(document.text),
-                    seconds=round(time.monotonic() - started, 1),
-                    stored=book.entry is not None,
-                    missing=list(document.missing),
-                )
+                {
+                    "id": opened.id,
+                    "document": document.name,
+                    "tokens": book.tokens,
+                    "characters": len(document.text),
+                    "seconds": round(time.monotonic() - started, 1),
+                    "stored": book.entry is not None,
+                    "missing": list(document.missing),
+                }
             )
-        return IngestResult(documents=results)
+        return {"documents": results}
 
     def list_documents(
         self,
@@ -258,23 +180,23 @@ class DocumentTools:
         skip: Annotated[
             int, Field(ge=0, description="Documents to leave out, for the next page.")
         ] = 0,
-    ) -> ListResult:
-        """Lists the documents of the library, and other files that may be named."""
+    ) -> Result:
+        """Lists the documents of the library, and other files that may be named. `how`: read, by
+        the model; words, a synchronised file that is found by its words; file, not in the library
+        and found only where it is named. Files of `folders` may be named by path, too."""
         listed, part = list_documents(self.documents), containing.casefold()
         fitting = [
-            DocumentFacts.model_validate(
-                {"id": item["id"], "document": item["name"], "bytes": item["bytes"],
-                 "how": _HOW[item["kind"]]}
-            )
+            {"id": item["id"], "document": item["name"], "bytes": item["bytes"],
+             "how": _HOW[item["kind"]]}
             for item in listed["data"]
             if part in f"{item['id']}\n{item['name']}".casefold()
         ]  # fmt: skip
-        return ListResult(
-            documents=fitting[skip : skip + limit],
-            total=len(fitting),
-            folders=[str(folder) for folder in self.documents.allowed],
-            note="; ".join(listed["left_out"]) or None,
-        )
+        return {
+            "documents": fitting[skip : skip + limit],
+            "total": len(fitting),
+            "folders": [str(folder) for folder in self.documents.allowed],
+            "note": "; ".join(listed["left_out"]) or None,
+        }
 
     def show_text(
         self,
@@ -290,8 +212,9 @@ class DocumentTools:
         after: Annotated[
             int, Field(ge=1, le=LONGEST_TEXT, description="Characters from the offset on.")
         ] = 2000,
-    ) -> ShowResult:
-        """Shows the text of a document around a character offset."""
+    ) -> Result:
+        """Shows the text of a document around a character offset; `characters` is the length of the
+        whole text. To read on, call it with `end` as `offset` and 0 as `before`."""
         named = self.documents.document(document)
         text = named.text
         if offset >= len(text):
@@ -301,23 +224,21 @@ class DocumentTools:
             )
         start, end = max(0, offset - before), min(len(text), offset + after)
         place = named.place(start)
-        return ShowResult(
-            document=named.name,
-            id=document,
-            file=os.path.abspath(named.source),
-            start=start,
-            end=end,
-            characters=len(text),
-            page=place.page,
-            line=place.line,
-            chapter=place.chapter,
-            text=text[start:end],
-        )
+        return {
+            "document": named.name,
+            "id": document,
+            "file": os.path.abspath(named.source),
+            "start": start,
+            "end": end,
+            "characters": len(text),
+            **place._asdict(),
+            "text": text[start:end],
+        }
 
 
 def _results(
     passages: Sequence[Passage], opened: Sequence[OpenDocument], weighed: bool = False
-) -> list[PassageResult]:
+) -> list[Result]:
     """Passages with the ids and paths of their documents, which they name as `place_books` does."""
     from esa_cli.qa.books import place_books
 
@@ -325,16 +246,11 @@ def _results(
     known = {book.document.name: document for book, document in zip(placed, opened, strict=False)}
     results = []
     for passage in passages:
-        document = known[passage.document]
-        score = passage.weight if weighed else passage.score
-        results.append(
-            PassageResult(
-                document=passage.document, id=document.id,
-                file=os.path.abspath(document.book.document.source), page=passage.page,
-                line=passage.line, chapter=passage.chapter, start=passage.start, end=passage.end,
-                score=round(score, 3), text=passage.text,
-            )
-        )  # fmt: skip
+        id, book = known[passage.document]
+        fields = {**passage.as_found(), "score": round(passage.weight, 3)}
+        about = {"id": id, "file": os.path.abspath(book.document.source)}
+        result = about | (fields if weighed else passage.as_found())
+        results.append({name: value for name, value in result.items() if name != "source"})
     return results
 
 

@@ -12,8 +12,7 @@ import socket
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
@@ -37,12 +36,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from starlette.types import ASGIApp
 
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
+from esa_cli.apps.mcp_server.document_tools import DocumentTools, Result
 from esa_cli.apps.server import server_run
-from esa_cli.apps.server.access import AccessCheck, WholeBody
+from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.wire import ApiError
-from esa_cli.apps.server.worker import Job, QueueFullError, Worker, queued
-from esa_cli.errors import EsaError, UsageError
+from esa_cli.apps.server.worker import Job, QueueFullError, Worker
+from esa_cli.errors import UsageError
 from esa_cli.system.files import as_esa_error
 from esa_cli.system.text import without_lone_surrogates
 from esa_cli.version import __version__
@@ -70,40 +69,29 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_Schema)
-    for part in (schema, *schema.get("$defs", {}).values()):
-        part.pop("title", None)
-        part.pop("description", None)
-    return schema
-
-
 class TypedTool:
-    """A method of `DocumentTools` as a tool: its signature gives the schemas; `stores`: it may add
+    """A method of `DocumentTools` as a tool: its signature gives the schema; `stores`: it may add
     to the library."""
 
     def __init__(
-        self, name: str, title: str, run: Callable[..., BaseModel], stores: bool = False
+        self, name: str, title: str, run: Callable[..., Result], stores: bool = False
     ) -> None:
-        signature = inspect.signature(run, eval_str=True)
-        parameters = signature.parameters.values()
+        parameters = inspect.signature(run, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
-            argument.name: (
-                argument.annotation,
-                ... if argument.default is argument.empty else argument.default,
-            )
-            for argument in parameters
-            if argument.annotation is not Job
+            one.name: (one.annotation, ... if one.default is one.empty else one.default)
+            for one in parameters
+            if one.annotation is not Job
         }
         self.run, self.needs_worker = run, len(fields) < len(parameters)
         forbid = ConfigDict(extra="forbid")
         self.arguments: type[BaseModel] = create_model(name, __config__=forbid, **fields)
+        schema = self.arguments.model_json_schema(schema_generator=_Schema)
+        del schema["title"]
         self.listed = Tool(
             name=name,
             title=title,
             description=" ".join((run.__doc__ or "").split()),
-            input_schema=_schema_of(self.arguments),
-            output_schema=_schema_of(signature.return_annotation),
+            input_schema=schema,
             annotations=ToolAnnotations(
                 read_only_hint=not stores,
                 destructive_hint=False,
@@ -125,63 +113,63 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
         TypedTool("list", "List documents", tools.list_documents),
         TypedTool("show", "Show text", tools.show_text),
     ]
-    handlers = _Handlers({tool.listed.name: tool for tool in typed}, worker)
+    by_name = {tool.listed.name: tool for tool in typed}
+
+    async def list_tools(
+        context: Context, params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=[tool.listed for tool in typed])
+
+    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+        """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
+        tool = by_name.get(params.name)
+        if tool is None:
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(by_name)}")
+        try:
+            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
+            result = await _run(worker, tool, arguments, context)
+        except ValidationError as error:
+            return _failure("; ".join(map(_fault, error.errors())))
+        except ApiError as error:
+            return _failure(error.message, "`list` shows what may be named")
+        except Exception as error:
+            known = as_esa_error(error)
+            if known is None and not tool.needs_worker:  # the worker has printed its own
+                traceback.print_exc()
+            return _failure(known.message, known.hint) if known else _failure(BUG)
+        data = without_lone_surrogates(_without_none(result))
+        content = TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
+        return CallToolResult(content=[content], structured_content=data)
+
     try:
         yield Server(
             "esa",
             version=__version__,
             title="esa: long documents",
             instructions=INSTRUCTIONS,
-            on_list_tools=handlers.list_tools,
-            on_call_tool=handlers.call_tool,
+            on_list_tools=list_tools,
+            on_call_tool=call_tool,
         )
     finally:
         worker.close(END_WITHIN_S)
 
 
-@dataclass
-class _Handlers:
-    tools: dict[str, TypedTool]
-    worker: Worker
+async def _run(
+    worker: Worker, tool: TypedTool, arguments: dict[str, Any], context: Context
+) -> Result:
+    if not tool.needs_worker:
+        return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
 
-    async def list_tools(
-        self, context: Context, params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
-        return ListToolsResult(tools=[tool.listed for tool in self.tools.values()])
+    async def report(done: int, total: int) -> None:
+        await context.session.report_progress(done, total, f"read {done:,} of {total:,} tokens")
 
-    async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
-        """What the tool returns, or its error as a result. Raises MCPError: no such tool."""
-        tool = self.tools.get(params.name)
-        if tool is None:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(self.tools)}")
-        try:
-            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
-            result = await self._run(tool, arguments, context)
-        except ValidationError as error:
-            return _failure("; ".join(map(_fault, error.errors())))
-        except ApiError as error:
-            return _failure(error.message, "`list` shows what may be named")
-        except EsaError as error:
-            return _failure(error.message, error.hint)
-        except Exception as error:  # the worker has printed its own
-            if not tool.needs_worker:
-                traceback.print_exc()
-            known = as_esa_error(error)
-            return _failure(known.message, known.hint) if known else _failure(BUG)
-        data = without_lone_surrogates(result.model_dump(exclude_none=True))
-        text = json.dumps(data, ensure_ascii=False)
-        return CallToolResult(
-            content=[TextContent(type="text", text=text)], structured_content=data
-        )
+    return await follow_job(worker, lambda job: tool.run(job, **arguments), report)
 
-    async def _run(self, tool: TypedTool, arguments: dict[str, Any], context: Context) -> BaseModel:
-        if not tool.needs_worker:
-            return await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
 
-        async def report(done: int, total: int) -> None:
-            await context.session.report_progress(done, total, f"read {done:,} of {total:,} tokens")
-
-        return await follow_job(self.worker, lambda job: tool.run(job, **arguments), report)
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(one) for name, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _failure(message: str, hint: str = "") -> CallToolResult:
@@ -196,8 +184,8 @@ def _fault(error: Any) -> str:
 
 
 async def follow_job(
-    worker: Worker, work: Callable[[Job], BaseModel], report: Callable[[int, int], Awaitable[None]]
-) -> BaseModel:
+    worker: Worker, work: Callable[[Job], Result], report: Callable[[int, int], Awaitable[None]]
+) -> Result:
     """What the work returns. The job is cancelled when this ends, however it ends.
 
     Args:
@@ -208,14 +196,13 @@ async def follow_job(
     """
     before, last = 0, 0
     try:
-        with queued(worker, work) as (_, inbox):
+        with worker.queued(work) as inbox:
             while True:
                 kind, value = await inbox.get()
                 if kind == "error":
                     raise value
                 if kind == "done":
-                    assert isinstance(value, BaseModel)
-                    return value
+                    return cast(Result, value)
                 if kind == "reading":
                     done, total = value
                     before += last if done < last else 0
@@ -270,4 +257,4 @@ def http_app(server: Server[Any], token: str | None) -> ASGIApp:
         streamable_http_path=PATH,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
-    return AccessCheck(WholeBody(app, MAX_BODY), token)
+    return AccessCheck(app, token, MAX_BODY)

@@ -28,18 +28,50 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class AccessCheck:
-    """ASGI middleware that refuses foreign requests. `token`: what `Authorization: Bearer` must
-    contain; None where only this machine can connect."""
+    """ASGI middleware that refuses foreign requests, and passes others on when all of their body is
+    there. `token`: what `Authorization: Bearer` must contain; None where only this machine can
+    connect. `max_body`: bytes."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self.app, self.token = app, None if token is None else token.encode()
+    def __init__(self, app: ASGIApp, token: str | None, max_body: int) -> None:
+        self.app, self.max_body = app, max_body
+        self.token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._refusal(scope) if scope["type"] == "http" else None
-        if error is None:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-        else:
+            return
+        try:
+            if refusal := self._refusal(scope):
+                raise refusal
+            body = await self._body(Request(scope, receive))
+        except ApiError as error:
             await error.response()(scope, receive, send)
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises ApiError 400, 408, 413."""
+        too_large = ApiError(413, f"the request is larger than {self.max_body:,} bytes")
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > self.max_body:
+            raise too_large
+        data = bytearray()
+        try:
+            async with asyncio.timeout(SEND_WITHIN_S):
+                async for piece in request.stream():
+                    data += piece
+                    if len(data) > self.max_body:
+                        raise too_large
+        except TimeoutError as error:
+            raise ApiError(408, f"the request did not come within {SEND_WITHIN_S} s") from error
+        except ClientDisconnect as error:
+            raise ApiError(400, "the request was not sent to its end") from error
+        return bytes(data)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = dict(scope["headers"])
@@ -77,47 +109,3 @@ def _is_own(origin: str, host: str) -> bool:
         return (page.hostname, page.port or default) == (asked.hostname, asked.port or default)
     except (KeyError, ValueError):
         return False
-
-
-class WholeBody:
-    """ASGI middleware that passes a request on when all of its body is there, at most `limit`
-    bytes, for an application that would wait for it without end."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            body = await read_body(Request(scope, receive), self.limit)
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
-
-        await self.app(scope, replay, send)
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """Raises ApiError 400, 408, 413."""
-    too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
-    stated = request.headers.get("content-length", "0")
-    if not stated.isdecimal() or int(stated) > limit:
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(SEND_WITHIN_S):
-            async for piece in request.stream():
-                data += piece
-                if len(data) > limit:
-                    raise too_large
-    except TimeoutError as error:
-        raise ApiError(408, f"the request did not come within {SEND_WITHIN_S} s") from error
-    except ClientDisconnect as error:
-        raise ApiError(400, "the request was not sent to its end") from error
-    return bytes(data)

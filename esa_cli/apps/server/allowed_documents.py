@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from esa_cli.apps.open_books import FileStamp, OpenBooks, file_stamp
+from esa_cli.apps.open_books import MOST_RECENT, FileStamp, OpenBooks, file_stamp
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
-from esa_cli.documents.sources import FoundFiles, find_any
+from esa_cli.documents.sources import find_any
 from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, LibraryError
-from esa_cli.qa.api import Esa
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
-from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import Library
 from esa_cli.system.files import file_stamp as text_stamp
 from esa_cli.system.progress import Progress
 from esa_cli.system.text import has_lone_surrogate, text_bytes
@@ -38,27 +36,24 @@ COMMAND_LINE = "esa:"
 """Begins the ids of the documents of the command line; their numbers follow, from 1."""
 STORED = "library:"
 """Begins ids of the library; the entry's id follows, or 12 digits of a file that only has words."""
-MOST_CHARACTERS = 50_000_000
-"""Characters of texts that stay in memory for the page, unless one document alone has more."""
 MOST_LISTED = 2000
 """Files of the allowed folders that are listed."""
-LISTED_FOR_S = 5.0
-"""Seconds for which the files of a folder are not looked for again."""
 
 
-class StoredText(NamedTuple):
-    """A text of the library, and the id by which requests may name it."""
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document that requests may name by its `id`: the `number` of one of the command line, a
+    `text` of the library, or a file of an allowed folder, whose `path` has its links resolved."""
 
     id: str
-    text: LibraryText
+    number: int | None = None
+    text: LibraryText | None = None
+    path: str = ""
 
-    def __str__(self) -> str:
-        """Differs for another text of the same file."""
-        return f"{self.id} {self.text.digest}"
-
-
-NamedDocument = Path | int | StoredText
-"""A file, the number of a document of the command line, or a text of the library."""
+    @property
+    def key(self) -> str:
+        """The path of a file; else what differs for another text of the same id."""
+        return self.path or f"{self.id} {self.text.digest if self.text else ''}"
 
 
 class OpenDocument(NamedTuple):
@@ -66,33 +61,6 @@ class OpenDocument(NamedTuple):
 
     id: str
     book: Any
-
-
-class DocumentTexts:
-    """The documents used last, by path. Several threads may use it."""
-
-    def __init__(self) -> None:
-        self._documents: dict[str, tuple[FileStamp, Document]] = {}
-        self._lock = threading.Lock()
-
-    def keep(self, path: str, document: Document, stamp: FileStamp) -> None:
-        """Keeps a document of the file; `stamp` is from before it was read."""
-        with self._lock:
-            self._documents.pop(path, None)
-            self._documents[path] = stamp, document
-            sizes = {path: len(document.text) for path, (_, document) in self._documents.items()}
-            while sum(sizes.values()) > MOST_CHARACTERS and len(sizes) > 1:
-                oldest = next(iter(sizes))
-                del sizes[oldest], self._documents[oldest]
-
-    def read(self, path: str, load: Callable[[str], Document]) -> Document:
-        """The document; it is loaded if the file has changed. Raises: as `load`."""
-        stamp = file_stamp(path)
-        with self._lock:
-            known = self._documents.get(path)
-        document = known[1] if known and known[0] == stamp else load(path)
-        self.keep(path, document, stamp)
-        return document
 
 
 class AllowedDocuments:
@@ -120,46 +88,56 @@ class AllowedDocuments:
         self.library, self.has_stored, self._most = library, stored, most
         self._stamps: dict[int, str | None] = {}
         self._books = OpenBooks(asker, {book.document.text: book for book in fixed})
-        self._texts = DocumentTexts()
-        self._files: dict[Path, tuple[float, FoundFiles]] = {}
+        self._texts = lru_cache(MOST_RECENT)(self._read)
 
-    def find(self, names: Sequence[str] | None) -> list[NamedDocument] | None:
-        """The documents, or None for all of the command line; where it has none, the library's.
-        Raises ApiError 400, 403, 404. LibraryError, DiskError."""
+    def find(self, names: Sequence[str] | None) -> list[NamedDocument]:
+        """The documents of these names; None: all of the command line, where it has none of the
+        library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is None and self.fixed:
-            return None
-        texts = cache(self.stored_texts)
+            return [self._of_command_line(number) for number in range(len(self.fixed))]
+        stored = cache(self.stored_texts)
         if names is not None:
-            return [self._find(name, texts) for name in names]
-        if not texts():
+            return [self._find(name, stored) for name in names]
+        if not stored():
             raise ApiError(
                 400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
             )
-        return list(texts().values())
+        return list(stored().values())
 
-    def _find(self, name: str, texts: Callable[[], dict[str, StoredText]]) -> NamedDocument:
+    def _of_command_line(self, number: int) -> NamedDocument:
+        return NamedDocument(f"{COMMAND_LINE}{number + 1}", number)
+
+    def _find(self, name: str, stored: Callable[[], dict[str, NamedDocument]]) -> NamedDocument:
         """By its id, else a file as it is now, else by its name or path in the library."""
         number = name.removeprefix(COMMAND_LINE)
         is_number = number != name and number.isdecimal() and len(number) < 10
         if is_number and 0 < int(number) <= len(self.fixed):
-            return int(number) - 1
+            return self._of_command_line(int(number) - 1)
         if self.has_stored and name.startswith(STORED):
-            if name not in texts():
+            if name not in stored():
                 raise _missing(name)
-            return texts()[name]
+            return stored()[name]
         try:
-            return self._file(name)
+            return self.file(name)
         except ApiError:
-            matches = [t for t in texts().values() if name in (t.text.name, t.text.path)]
+            matches = [
+                d for d in stored().values() if d.text and name in (d.text.name, d.text.path)
+            ]
             if not matches:
                 raise
         if len(matches) > 1:
-            ids = ", ".join(stored.id for stored in matches[:5])
+            ids = ", ".join(document.id for document in matches[:5])
             raise ApiError(400, f"{name} fits {len(matches)} documents: {ids}", "documents")
         return matches[0]
 
-    def _file(self, name: str) -> Path:
-        """The file of an allowed folder. Raises ApiError 403, 404."""
+    def file(self, name: str) -> NamedDocument:
+        """A file of an allowed folder. Raises ApiError 403, 404."""
+        path = self._resolve(name)
+        names = [path.relative_to(root).as_posix() for root in self.allowed if root in path.parents]
+        id = next((name for name in names if self._resolve(name) == path), str(path))
+        return NamedDocument(id, path=str(path))
+
+    def _resolve(self, name: str) -> Path:
         if not self.allowed:
             raise ApiError(403, "requests may not name documents here", "documents")
         inside = False
@@ -174,17 +152,17 @@ class AllowedDocuments:
             raise _missing(name)
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
 
-    def stored_texts(self) -> dict[str, StoredText]:
+    def stored_texts(self) -> dict[str, NamedDocument]:
         """Texts of the library by id, stored documents first, if requests may name them. Raises
         LibraryError, DiskError."""
         if not self.has_stored or self.library is None:
             return {}
-        texts = (StoredText(_id(text), text) for text in library_texts(self.library).texts)
-        return {text.id: text for text in texts}
+        texts = library_texts(self.library).texts
+        return {(id := _id(text)): NamedDocument(id, text=text) for text in texts}
 
     def open(
         self,
-        named: Sequence[NamedDocument] | None,
+        named: Sequence[NamedDocument],
         progress: Progress | None = None,
         question: str = "",
         left_out: list[str] | None = None,
@@ -204,16 +182,15 @@ class AllowedDocuments:
         Raises:
             DocumentError: none can be read. ResourceError.
         """
-        chosen = list(range(len(self.fixed)) if named is None else named)
         lines = [] if left_out is None else left_out
-        fixed = [document for document in chosen if isinstance(document, int)]
-        most = len(chosen)
+        fixed = [document for document in named if document.number is not None]
+        chosen, most = list(named), len(named)
         is_searched = self._most is not None and len(chosen) - len(fixed) > self._most
         if is_searched and self._most is not None:
             chosen = [*fixed, *self._ranked(question, chosen, progress, lines)]
             most = len(fixed) + self._most
         read = not is_searched if read is None else read
-        self._books.need([] if is_searched else [str(document) for document in chosen])
+        self._books.need([] if is_searched else [document.key for document in chosen])
         documents: dict[str, OpenDocument] = {}
         refusal: DocumentError | None = None
         try:
@@ -222,15 +199,13 @@ class AllowedDocuments:
                     break
                 try:
                     book = self._open(document, progress, read, make)
-                except LibraryError as error:
-                    refusal = refusal or error
-                    lines.append(f"left out: {self.id(document)} is damaged in the library")
                 except DocumentError as error:
-                    error = self._with_short_name(error, document)
                     refusal = refusal or error
-                    lines.append(f"left out: {error.message}")
+                    damaged = isinstance(error, LibraryError)
+                    why = f"{document.id} is damaged in the library" if damaged else error.message
+                    lines.append(f"left out: {why}")
                 else:
-                    documents.setdefault(book.document.text, OpenDocument(self.id(document), book))
+                    documents.setdefault(book.document.text, OpenDocument(document.id, book))
         finally:
             self._books.need(())
         if refusal and not documents:
@@ -244,18 +219,14 @@ class AllowedDocuments:
         read: bool,
         make: Callable[[Document], Any] | None,
     ) -> Any:
-        if isinstance(document, int):
-            return self._of_command_line(document, progress)
-        path = str(document)
-        stamp = file_stamp(path)  # it may change while it is read
-        text = self._books.read(path, self._load(document))
-        book = make(text) if make else self._books.book(text, progress, read=read)
-        self._texts.keep(path, text, stamp)
-        return book
+        if document.number is not None:
+            return self._fixed_book(document.number, progress)
+        text = self._books.read(document.key, lambda key: self._texts(document, file_stamp(key)))
+        return make(text) if make else self._books.book(text, progress, read=read)
 
-    def _of_command_line(self, number: int, progress: Progress | None) -> Any:
-        """Its book; it is read again if its file has another text now, and stays as it is if the
-        file is gone."""
+    def _fixed_book(self, number: int, progress: Progress | None) -> Any:
+        """The book of a document of the command line; it is read again if its file has another text
+        now, and stays as it is if the file is gone."""
         document = self.fixed[number].document
         before = self._stamps.get(number, document.stamp)
         with suppress(OSError, DocumentError):
@@ -275,20 +246,18 @@ class AllowedDocuments:
     ) -> list[NamedDocument]:
         """The files and stored texts that can be read, each text once, the best by their words
         first."""
-        paths = {str(path): path for path in named if isinstance(path, Path)}
-        texts: dict[str, NamedDocument] = {
-            stored.text.digest: stored for stored in named if isinstance(stored, StoredText)
-        }
+        files = {document.path: document for document in named if document.path}
+        texts = {document.text.digest: document for document in named if document.text}
         library = self.library
         opened = library.search_catalogue() if library else Library().catalogue(keep=False)
         with opened as catalogue:
-            changes = FileIndexing(catalogue).update(list(paths), progress)
-            refused = first_names([self.id(paths[record.path]) for record in changes.refused])
+            changes = FileIndexing(catalogue).update(list(files), progress)
+            refused = first_names([files[record.path].id for record in changes.refused])
             if refused:
                 count = f"{len(changes.refused):,} files that cannot be read"
                 left_out.append(f"left out: {count} ({refused})")
             for record in changes.readable:
-                texts.setdefault(record.digest, paths[record.path])
+                texts.setdefault(record.digest, files[record.path])
             if self.has_stored:
                 catalogue.add_stored_texts()
             order = [text.digest for text in catalogue.texts.ranked(question)]
@@ -298,62 +267,37 @@ class AllowedDocuments:
         """The text of one document, without the model. May be called by several threads. Raises
         ApiError 403, 404. DocumentError."""
         named = self._find(name, cache(self.stored_texts))
-        if isinstance(named, int):
-            document: Document = self.fixed[named].document
+        if named.number is not None:
+            document: Document = self.fixed[named.number].document
             return document
+        return self._texts(named, file_stamp(named.key))
+
+    def _read(self, named: NamedDocument, stamp: FileStamp) -> Document:
+        """The text of a file with this stamp, or of the library. Raises DocumentError, which does
+        not say where the folders are."""
+        if named.text and named.text.entries and self.library is not None:
+            entry = named.text.entries[0]  # as it was stored
+            known = entry.provenance
+            source = known.get("path") or known["source"]
+            return restored(self.library.text(entry), entry.marks, {**known, "source": source})
         try:
-            return self._texts.read(str(named), self._load(named))
-        except LibraryError:
-            raise
+            return read_document(named.text.path if named.text else named.path)
         except DocumentError as error:
-            raise self._with_short_name(error, named) from error
+            if not named.path:
+                raise
+            texts = [text.replace(named.path, named.id) for text in (error.message, error.hint)]
+            raise DocumentError(*texts) from error
 
-    def _load(self, document: NamedDocument) -> Callable[[str], Document]:
-        """Reads a document that is not of the command line."""
-        library = self.library
-        if not isinstance(document, StoredText) or library is None:
-            return read_document
-        text = document.text
-        if text.entries:
-            return lambda _: stored_document(library, text.entries[0])
-        return lambda _: read_document(text.path)
-
-    def id(self, document: NamedDocument) -> str:
-        """The name that a request can use for it."""
-        if isinstance(document, int):
-            return f"{COMMAND_LINE}{document + 1}"
-        if isinstance(document, StoredText):
-            return document.id
-        names = [name.as_posix() for name in self._inside(document)]
-        return next((name for name in names if self._file(name) == document), str(document))
-
-    def _inside(self, path: Path) -> list[Path]:
-        """The path from each allowed folder that has it."""
-        return [path.relative_to(root) for root in self.allowed if path.is_relative_to(root)]
-
-    def _with_short_name(self, error: DocumentError, document: NamedDocument) -> DocumentError:
-        """The error with the path from its folder on: where the folders are is not told."""
-        if not isinstance(document, Path):
-            return error
-        short = min(self._inside(document), key=lambda name: len(name.parts), default=document)
-        texts = (error.message, error.hint)
-        return DocumentError(*(text.replace(str(document), str(short)) for text in texts))
-
-    def files(self, left_out: list[str]) -> Iterator[Path]:
+    def list_files(self, left_out: list[str]) -> Iterator[Path]:
         """The readable files below the allowed folders, each where its links lead to."""
         for folder in self.allowed:
-            checked, files = self._files.get(folder, (-LISTED_FOR_S, FoundFiles()))
-            if time.monotonic() - checked > LISTED_FOR_S:
-                try:
-                    files = find_any(str(folder))
-                except DocumentError as error:
-                    line = f"{error.message}; {error.hint}"
-                    left_out.append(line.replace(str(folder), folder.name))
-                    continue
-                self._files[folder] = time.monotonic(), files
-            lines = [rest.line for rest in files.rest(str(folder))]
+            try:
+                files = find_any(str(folder))
+                lines = [rest.line for rest in files.rest(str(folder))]
+                yield from (Path(path).resolve() for path in files.files)
+            except DocumentError as error:
+                lines = [f"{error.message}; {error.hint}"]
             left_out += [line.replace(str(folder), folder.name) for line in lines]
-            yield from (Path(path).resolve() for path in files.files)
 
 
 def _missing(name: str) -> ApiError:
@@ -370,42 +314,34 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     """The JSON of `GET /v1/documents`: `data`, the documents of the command line first; `left_out`,
     in words. A file is listed once, however it may be named."""
     left_out: list[str] = []
-    data = [
-        _listed(documents.id(number), book.document.name, book.document.bytes, "given")
-        for number, book in enumerate(documents.fixed)
-    ]
+    data: list[dict[str, Any]] = []
+
+    def add(id: str, name: str, nbytes: int, kind: str) -> None:
+        about = {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
+        data.append(about)
+
+    for number, book in enumerate(documents.fixed, 1):
+        add(f"{COMMAND_LINE}{number}", book.document.name, book.document.bytes, "given")
     listed = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
     refused = Counter[str]()
-    for path in documents.files(left_out):
+    for path in documents.list_files(left_out):
         if path in listed or not path.is_file():
             continue
         if has_lone_surrogate(str(path)):
             refused["files whose names are not UTF-8"] += 1
         elif len(listed) >= MOST_LISTED:
             refused[f"files beyond the first {MOST_LISTED:,}, which can be named all the same"] += 1
-        elif os.path.isabs(id := documents.id(path)):
+        elif os.path.isabs(id := documents.file(str(path)).id):
             refused["files of a name that another allowed folder has"] += 1
         else:
             listed.add(path)
-            data.append(_listed(id, path.name, path.stat().st_size, "file"))
+            add(id, path.name, path.stat().st_size, "file")
     try:
-        for stored in documents.stored_texts().values():
-            text = stored.text
-            if not text.path or Path(text.path).resolve() not in listed:
-                kind = "stored" if text.entries else "synced"
-                data.append(_listed(stored.id, text.name, text.bytes, kind))
+        for id, document in documents.stored_texts().items():
+            text = document.text
+            if text and (not text.path or Path(text.path).resolve() not in listed):
+                add(id, text.name, text.bytes, "stored" if text.entries else "synced")
     except (LibraryError, DiskError):
         left_out.append("the library cannot be used")
     left_out += [f"{why}: {count:,}" for why, count in refused.items()]
     return {"object": "list", "data": data, "left_out": left_out}
-
-
-def _listed(id: str, name: str, nbytes: int, kind: str) -> dict[str, Any]:
-    return {"id": id, "object": "document", "name": name, "bytes": nbytes, "kind": kind}
-
-
-def stored_document(library: Library, entry: Entry) -> Document:
-    """A document of the library, as it was stored. Raises LibraryError: it is damaged."""
-    known = entry.provenance
-    source = known.get("path") or known["source"]
-    return restored(library.text(entry), entry.marks, {**known, "source": source})

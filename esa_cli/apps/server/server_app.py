@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from esa_cli.apps.server.access import AccessCheck, read_body
+from esa_cli.apps.server.access import AccessCheck
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.question_page import question_page
 from esa_cli.apps.server.wire import (
@@ -32,15 +32,13 @@ from esa_cli.apps.server.wire import (
     Completion,
     TextQuery,
     as_api_error,
-    heat_of,
-    is_of_server,
     json_bytes,
     parse,
     with_hint,
 )
-from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker, queued
+from esa_cli.apps.server.worker import Answer, Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
-from esa_cli.errors import EsaError, LengthError
+from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError
 from esa_cli.qa.answering.reply import Reply, lacking
 
 if TYPE_CHECKING:
@@ -74,17 +72,17 @@ async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: fl
         timeout_s: the longest the answer may take, without its time in the queue.
 
     Raises:
-        ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError.
+        ApiError: 429, 503, 504, or what kept the job from an answer. ClientGoneError. EsaError.
     """
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_until_gone(request))
     try:
-        with queued(worker, answer) as (job, inbox):
+        with worker.queued(answer) as inbox:
             gone.add_done_callback(lambda _: inbox.put_nowait(("alive", None)))
             while True:
                 kind, value = await _next(inbox, deadline - loop.time())
                 if kind == "error":
-                    raise as_api_error(value)
+                    raise value if isinstance(value, EsaError) else as_api_error(value)
                 if kind == "done":
                     yield kind, value
                     return
@@ -93,30 +91,19 @@ async def follow(worker: Worker, answer: Answer, request: Request, timeout_s: fl
                 elif gone.done():
                     raise ClientGoneError
                 elif loop.time() >= deadline:
-                    raise _late(job, timeout_s)
+                    late = f"no answer within {timeout_s:g} s; `esa serve --timeout` allows longer"
+                    raise ApiError(504, late, code="timeout")
                 else:
                     yield kind, value
     except QueueFullError:
-        raise ApiError(
-            429, "too many questions wait already", code="queue_full", retry=worker.retry_after()
-        ) from None
+        full = "too many questions wait already"
+        raise ApiError(429, full, code="queue_full", retry=worker.load()) from None
     except asyncio.CancelledError:
         if gone.done() or not request.app.state.is_ending():
             raise
         raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
         gone.cancel()
-
-
-def _late(job: Job, timeout_s: float) -> ApiError:
-    text = f"no answer within {timeout_s:g} s"
-    if job.ingesting is not None:
-        done, total = job.ingesting
-        text += (
-            f": the document was still being read ({done:,} of {total:,} tokens); `esa serve` "
-            "needs a longer --timeout, or --keep: then asking again goes on where this stopped"
-        )
-    return ApiError(504, text, code="timeout")
 
 
 async def _next(inbox: asyncio.Queue[Event], left_s: float) -> Event:
@@ -156,7 +143,8 @@ def make_app(
         token: what clients must send, or None. note: called with a line about every answer.
         warn: called with what is wrong with the server itself.
     """
-    routes = _Routes(asker, documents, limits or ServerLimits(), note, warn)
+    limits = limits or ServerLimits()
+    routes = _Routes(asker, documents, limits, note, warn)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -175,8 +163,10 @@ def make_app(
             Route("/health", routes.health),
             Route("/", question_page),
         ],
-        middleware=[Middleware(AccessCheck, token=token)],
-        exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _error),
+        middleware=[Middleware(AccessCheck, token=token, max_body=limits.max_body)],
+        exception_handlers=dict.fromkeys(
+            (ApiError, EsaError, HTTPException, Exception), routes.error
+        ),
         lifespan=lifespan,
     )
     app.state.is_ending = lambda: False
@@ -212,14 +202,11 @@ class _Routes:
 
     async def document_text(self, request: Request) -> Response:
         query = TextQuery.parse(request.query_params)
-        try:
-            document = await run_in_threadpool(self.documents.document, query.document)
-        except EsaError as error:
-            raise as_api_error(error) from error
+        document = await run_in_threadpool(self.documents.document, query.document)
         return _private(await run_in_threadpool(_piece, query, document))
 
     async def completions(self, request: Request) -> Response:
-        asked = parse(await read_body(request, self.limits.max_body))
+        asked = parse(await request.body())
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._answer, asked, completion)
         events = follow(self.worker, answer, request, self.limits.timeout_s)
@@ -238,58 +225,37 @@ class _Routes:
 
     def _answer(self, asked: ChatRequest, completion: Completion) -> Answer:
         """Answers a request, in the worker's thread; fills the lists of `completion`. Raises
-        ApiError."""
+        ApiError, EsaError."""
         question, history = asked.conversation()
-        try:
-            named = self.documents.find(asked.documents)
-        except EsaError as error:
-            self._warn(error)
-            raise as_api_error(error) from error
+        named = self.documents.find(asked.documents)
 
         def answer(job: Job) -> Reply:
-            try:
-                self._check_length(self.asker.question_tokens(question, history))
-                opened = self.documents.open(
-                    named, job.report_progress, question, completion.missing
+            tokens, most = self.asker.question_tokens(question, history), self.limits.max_question
+            if tokens > most:
+                raise LengthError(
+                    f"the question with the messages before it must be at most {most:,} tokens, "
+                    f"got {tokens:,}",
+                    "ask a shorter one; `esa serve --max-question` allows longer ones",
                 )
-                books = [document.book for document in opened]
-                completion.missing.extend(lacking(books))
-                with self.asker.interruptible(job.check):
-                    reply = self.asker.ask(
-                        question, books, history=history, on_text=job.add_text, **asked.options()
-                    )
-                if asked.heat:
-                    ids: dict[str, str] = {}  # of each text once, as the heat maps
-                    for id, book in opened:
-                        ids.setdefault(book.document.text, id)
-                    completion.heat.extend(heat_of(ids.values(), self.asker.heat_maps(books)))
-                return reply
-            except EsaError as error:
-                self._warn(error)
-                raise
+            opened = self.documents.open(named, job.report_progress, question, completion.missing)
+            ids, books = [document.id for document in opened], [one.book for one in opened]
+            completion.missing.extend(lacking(books))
+            with self.asker.interruptible(job.check):
+                reply = self.asker.ask(
+                    question, books, history=history, on_text=job.add_text, **asked.options()
+                )
+            if asked.heat:
+                for id, heat in zip(ids, self.asker.heat_maps(books), strict=True):
+                    about = {"document": heat.document, "id": id, "spans": heat.spans}
+                    completion.heat.append(about)
+            return reply
 
         return answer
 
-    def _warn(self, error: EsaError) -> None:
-        """Reports what is wrong with the server itself."""
-        if is_of_server(error):
-            self.warn(with_hint(error))
-
-    def _check_length(self, tokens: int) -> None:
-        """Refuses a question before anything is read for it. Raises LengthError."""
-        if tokens > self.limits.max_question:
-            raise LengthError(
-                f"the question with the messages before it must be at most "
-                f"{self.limits.max_question:,} tokens, got {tokens:,}",
-                "ask a shorter one; `esa serve --max-question` allows longer ones",
-            )
-
     async def _reply(self, events: Events) -> Reply:
         async with aclosing(events):
-            async for kind, value in events:
-                if kind == "done":
-                    return self._note_reply(value)
-        raise AssertionError("an answer ends with an event")
+            values = [value async for _, value in events]
+        return self._note_reply(values[-1])
 
     def _note_reply(self, reply: Reply) -> Reply:
         self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
@@ -311,15 +277,23 @@ class _Routes:
                     else:
                         yield b": waiting\n\n"
                     kind, value = await anext(events)
-        except ApiError as error:
-            yield _event(error.body())
+        except (ApiError, EsaError) as error:
+            yield _event(self._api_error(error).body())
         except ClientGoneError:
             return
         else:
-            yield _event(completion.last_chunk(self._note_reply(value)))
-            if asked.stream_usage:
-                yield _event(completion.usage_chunk(value))
+            for chunk in completion.last_chunks(self._note_reply(value), asked.stream_usage):
+                yield _event(chunk)
             yield b"data: [DONE]\n\n"
+
+    async def error(self, request: Request, error: Exception) -> Response:
+        return self._api_error(error).response()
+
+    def _api_error(self, error: Exception) -> ApiError:
+        """What the client gets; what is wrong with the server itself is reported here, too."""
+        if isinstance(error, LibraryError | DiskError | ReaderError):
+            self.warn(with_hint(error))
+        return as_api_error(error)
 
 
 def _piece(query: TextQuery, document: Document) -> dict[str, Any]:
@@ -348,7 +322,3 @@ def _private(data: dict[str, Any]) -> Response:
 
 def _event(data: Any) -> bytes:
     return b"data: %s\n\n" % json_bytes(data)
-
-
-async def _error(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response()

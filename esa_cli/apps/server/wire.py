@@ -11,8 +11,9 @@ import json
 import reprlib
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import Annotated, Any, Literal
 
@@ -32,7 +33,7 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
-from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
+from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.system.machine import memory_ran_out
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -66,12 +67,6 @@ class ApiError(RefusedError):
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
-
-
-def is_of_server(error: Exception) -> bool:
-    """True if whoever runs the server must act: its library is broken, its disk full, or the reader
-    that words answers gone."""
-    return isinstance(error, LibraryError | DiskError | ReaderError)
 
 
 _ERRORS: list[tuple[type[EsaError], int, str, str | None, str | None]] = [
@@ -231,10 +226,8 @@ _PARAMETERS = {*ChatMessage.model_fields, *ChatRequest.model_fields}
 
 def parse(data: bytes) -> ChatRequest:
     """Raises ApiError 400, which names the parameter and what is allowed."""
-    try:
+    with _refusals(_PARAMETERS):
         return ChatRequest.model_validate_json(data)
-    except ValidationError as error:
-        raise _refusal(error, _PARAMETERS) from error
 
 
 class TextQuery(BaseModel):
@@ -247,10 +240,16 @@ class TextQuery(BaseModel):
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> TextQuery:
         """Raises ApiError 400."""
-        try:
+        with _refusals(cls.model_fields):
             return cls.model_validate(dict(query))
-        except ValidationError as error:
-            raise _refusal(error, set(cls.model_fields)) from error
+
+
+@contextmanager
+def _refusals(parameters: Collection[str]) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise _refusal(error, parameters) from error
 
 
 def _refusal(error: ValidationError, parameters: Collection[str]) -> ApiError:
@@ -271,6 +270,10 @@ def _refusal(error: ValidationError, parameters: Collection[str]) -> ApiError:
     return ApiError(400, f"{where}: {fault}{value}", where)
 
 
+EVIDENCE = ("evidence", "found", "answered_from", "read", "quotation")
+"""Fields of `Reply.as_row` that a message has, too."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """The bodies of one answer: whole, or as chunks of a stream.
@@ -288,39 +291,32 @@ class Completion:
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        choice = _choice("message", message | self._evidence(reply), reply)
+        choice = _choice(reply, message=message | self._evidence(reply))
         return self._body("chat.completion", [choice], usage=_usage(reply))
 
     def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", [_choice("delta", delta)])
+        return self._body("chat.completion.chunk", [_choice(delta=delta)])
 
-    def last_chunk(self, reply: Reply) -> dict[str, Any]:
-        choice = _choice("delta", {}, reply)
-        return self._body("chat.completion.chunk", [choice], **self._evidence(reply))
-
-    def usage_chunk(self, reply: Reply) -> dict[str, Any]:
-        return self._body("chat.completion.chunk", [], usage=_usage(reply))
+    def last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
+        """The end of a stream: what the answer rests on, and the count of tokens if wanted."""
+        end = self._body("chat.completion.chunk", [_choice(reply, delta={})])
+        counts = self._body("chat.completion.chunk", [], usage=_usage(reply))
+        return [end | self._evidence(reply), *([counts] if usage else [])]
 
     def _body(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": choices, **more}
 
     def _evidence(self, reply: Reply) -> dict[str, Any]:
-        fields = {
-            "evidence": [passage.as_evidence() for passage in reply.evidence],
-            "found": reply.found,
-            "answered_from": reply.answered_from,
-            "read": reply.read,
-            "quotation": None if reply.quotation is None else asdict(reply.quotation),
-        }
-        more = {"missing": self.missing, "heat": self.heat}
+        row, more = reply.as_row(), {"missing": self.missing, "heat": self.heat}
+        fields = {name: row[name] for name in EVIDENCE}
         return fields | {name: value for name, value in more.items() if value}
 
 
-def _choice(kind: str, value: dict[str, Any], reply: Reply | None = None) -> dict[str, Any]:
+def _choice(reply: Reply | None = None, **content: dict[str, Any]) -> dict[str, Any]:
     """`reply`: the answer, if it ends here."""
     end = None if reply is None else "length" if reply.cut else "stop"
-    return {"index": 0, kind: value, "logprobs": None, "finish_reason": end}
+    return {"index": 0, **content, "logprobs": None, "finish_reason": end}
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -328,14 +324,6 @@ def _usage(reply: Reply) -> dict[str, int]:
     question, answer = reply.question_tokens, reply.answer_tokens
     total = question + answer
     return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}
-
-
-def heat_of(ids: Iterable[str], maps: Iterable[HeatMap]) -> list[dict[str, Any]]:
-    """Heat maps with the ids of their documents."""
-    return [
-        {"document": heat.document, "id": id, "spans": heat.spans}
-        for id, heat in zip(ids, maps, strict=True)
-    ]
 
 
 def json_bytes(data: Any) -> bytes:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from esa_cli.errors import BUG, EsaError
@@ -46,21 +45,15 @@ class Job:
 
     def __init__(self, answer: Answer, tell: Callable[[Event], None]) -> None:
         self.answer, self.tell = answer, tell
-        self._cancelled = threading.Event()
-        self.ingesting: tuple[int, int] | None = None  # tokens done and all, during an ingestion
-        self._told_s = time.monotonic()
-
-    def cancel(self) -> None:
-        self._cancelled.set()
+        self.cancelled = threading.Event()
+        self._reported_s = time.monotonic()
 
     def report_progress(self, done: int, total: int) -> None:
-        """Notes how far a document is ingested, and tells it now and then. Raises
-        JobCancelledError."""
-        self.ingesting = (done, total) if done < total else None
+        """Tells now and then how far a document is ingested. Raises JobCancelledError."""
         self.check()
-        if self.ingesting and time.monotonic() - self._told_s >= READING_EVERY_S:
-            self._told_s = time.monotonic()
-            self.tell(("reading", self.ingesting))
+        if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
+            self._reported_s = time.monotonic()
+            self.tell(("reading", (done, total)))
 
     def add_text(self, piece: str) -> None:
         """Tells a piece of the answer. Raises JobCancelledError."""
@@ -69,25 +62,25 @@ class Job:
 
     def check(self) -> None:
         """Raises JobCancelledError if the job was cancelled."""
-        if self._cancelled.is_set():
+        if self.cancelled.is_set():
             raise JobCancelledError
 
     def run(self) -> None:
-        if self._cancelled.is_set():
-            return
-        self._told_s = time.monotonic()
-        self.tell(("begun", None))
+        self._reported_s = time.monotonic()
         try:
+            self.check()
+            self.tell(("begun", None))
             event: Event = ("done", self.answer(self))
         except JobCancelledError:
             return
         except (EsaError, RefusedError) as error:
             event = ("error", error)
-        except BaseException as error:  # also SystemExit of a library: the thread must live on
+        except Exception as error:
             traceback.print_exc()
-            kind = type(error).__name__
-            is_usual = isinstance(error, Exception)
-            event = ("error", error if is_usual else RuntimeError(f"the answer ended with {kind}"))
+            event = ("error", error)
+        except BaseException as error:  # SystemExit of a library: the thread must live on
+            traceback.print_exc()
+            event = ("error", RuntimeError(f"the answer ended with {type(error).__name__}"))
         self.tell(event)
 
 
@@ -97,82 +90,54 @@ Answer = Callable[[Job], object]
 
 class Worker:
     """Runs jobs one after the other in its own thread; `max_waiting` may wait besides the one that
-    runs."""
+    runs. Its methods are called by one thread."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
-        self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
-        self._closed = False
-        self._mean_s = 1.0
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="esa-answers", daemon=True)
-        self._thread.start()
+        self._pool = ThreadPoolExecutor(1, "esa-answers")
+        self._jobs: dict[Job, Future[None]] = {}
 
     def load(self) -> int:
         """Jobs that wait or run."""
-        with self._changed:
-            return len(self._waiting) + (self._running is not None)
+        return sum(not future.done() for future in list(self._jobs.values()))
 
-    def retry_after(self) -> int:
-        """Seconds after which another job should be accepted, from how long jobs took."""
-        return max(1, math.ceil(self._mean_s * self.load() / 2))
+    @contextlib.contextmanager
+    def queued(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
+        """The events of a job in the queue, in this event loop; it is cancelled at the end. Raises
+        QueueFullError."""
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+
+        def tell(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(inbox.put_nowait, event)
+
+        job = Job(answer, tell)
+        self.submit(job)
+        try:
+            yield inbox
+        finally:
+            job.cancelled.set()
+            if future := self._jobs.get(job):
+                future.cancel()
+            self._jobs = {job: future for job, future in self._jobs.items() if not future.done()}
 
     def submit(self, job: Job) -> None:
         """Queues the job. Raises QueueFullError."""
-        with self._changed:
-            if self._closed or self.load() > self.max_waiting:
-                raise QueueFullError
-            self._waiting.append(job)
-            self._changed.notify()
-
-    def cancel(self, job: Job) -> None:
-        job.cancel()
-        with self._changed, contextlib.suppress(ValueError):
-            self._waiting.remove(job)
+        if self.load() > self.max_waiting:
+            raise QueueFullError
+        try:
+            self._jobs[job] = self._pool.submit(job.run)
+        except RuntimeError:  # it is closed
+            raise QueueFullError from None
 
     def close(self, wait_s: float) -> None:
         """Cancels all jobs, and waits for the running one. One that does not end in time ends the
         process: what it writes survives that, but not that its model is closed under it."""
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            if self._running is not None:
-                self._running.cancel()
-            self._changed.notify()
-        self._thread.join(wait_s)
-        if self._thread.is_alive():
+        for job in self._jobs:
+            job.cancelled.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        running = [future for future in self._jobs.values() if not future.cancelled()]
+        if wait(running, wait_s).not_done:
             print(f"esa: the answer did not end within {wait_s:g} s", file=sys.stderr, flush=True)
             os._exit(BUG)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    return
-                self._running = job = self._waiting.popleft()
-            started = time.monotonic()
-            job.run()
-            with self._changed:
-                self._running = None
-                self._mean_s += 0.3 * (time.monotonic() - started - self._mean_s)
-
-
-@contextlib.contextmanager
-def queued(worker: Worker, answer: Answer) -> Iterator[tuple[Job, asyncio.Queue[Event]]]:
-    """A job in the worker's queue, and its events in this event loop; it is cancelled at the end.
-    Raises QueueFullError."""
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Event] = asyncio.Queue()
-
-    def tell(event: Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
-            loop.call_soon_threadsafe(inbox.put_nowait, event)
-
-    job = Job(answer, tell)
-    worker.submit(job)
-    try:
-        yield job, inbox
-    finally:
-        worker.cancel(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
@@ -144,6 +144,23 @@ class Reply:
     def doubtful(self) -> bool:
         """Whether the documents may not contain the answer, and its text does not say so itself."""
         return not self.found and not says_not_told(self.text)
+
+    def as_row(self) -> dict[str, Any]:
+        """The fields for JSON."""
+        return {
+            "answer": self.text,
+            "found": self.found,
+            "cut": self.cut,
+            "answered_from": self.answered_from,
+            "read": self.read,
+            "quotation": None if self.quotation is None else asdict(self.quotation),
+            "evidence": [passage.as_evidence() for passage in self.evidence],
+            "tokens": {"question": self.question_tokens, "answer": self.answer_tokens},
+            "timing": {
+                "first_token_s": round(self.first_token_s, 3),
+                "total_s": round(self.total_s, 3),
+            },
+        }
 
 
 class HasDocument(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,11 @@ from fake_asker import FakeAsker, fake_book
 from live_server import TOKEN, LiveServer, Start, user
 from quoting_asker import QuotingAsker
 
-from esa_cli.apps.open_books import MOST_RECENT
 from esa_cli.apps.server import allowed_documents
-from esa_cli.apps.server.allowed_documents import AllowedDocuments, DocumentTexts, list_documents
+from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, Mark, read_document
-from esa_cli.errors import DiskError, DocumentError, LibraryError, ResourceError
+from esa_cli.errors import DocumentError, LibraryError
 from esa_cli.storage.library import Catalogue, Entry, Library
 from esa_cli.storage.library.catalogue import DividedEntries
 from esa_cli.system.text import text_digest
@@ -59,6 +57,7 @@ def test_documents_of_the_request(live: LiveServer, asker: FakeAsker, tmp_path: 
         *((name, {403}) for name in ("link.txt", "linked/c.txt")),
         *((name, {404}) for name in ("~/x", "-", "*.txt", "none.txt", "sub", ".")),
         *((name, {403, 404}) for name in ("loop", "a\0.txt", "x" * 5000)),
+        *((f"esa:{number}", {403, 404}) for number in ("0", "2", "0000000019999", "9" * 900)),
     ],
 )
 def test_no_way_leads_out(
@@ -74,13 +73,6 @@ def test_no_way_leads_out(
     assert text_of(live, document=named)[0] in statuses
     assert not asker.ingested
     assert not asker.calls
-
-
-@pytest.mark.parametrize("number", ["0", "2", "0000000019999", "9" * 6000, "-1", "\u0661", ""])
-def test_numbers_of_no_document_are_refused(live: LiveServer, number: str) -> None:
-    statuses = {200} if number == "\u0661" else {403, 404}  # the digit 1 of another script
-    assert live.post({**user("one"), "documents": [f"esa:{number}"]})[0] in statuses
-    assert text_of(live, document=f"esa:{number}"[:5000])[0] in statuses
 
 
 def test_what_may_be_named(start: Start, asker: FakeAsker) -> None:
@@ -106,18 +98,6 @@ def test_a_document_that_cannot_be_read(live: LiveServer, tmp_path: Path) -> Non
         assert str(tmp_path) not in body["error"]["message"]
 
 
-@pytest.mark.parametrize("allowed", ["here", "root", "both"])
-def test_a_message_names_a_file_from_the_folder_down(tmp_path: Path, allowed: str) -> None:
-    inner, root = tmp_path / "inner", Path(tmp_path.anchor)
-    inner.mkdir()
-    (inner / "empty.txt").write_bytes(b"")
-    folders = {"here": [inner], "root": [root], "both": [root, inner]}[allowed]
-    with pytest.raises(DocumentError) as caught:
-        AllowedDocuments(FakeAsker(), [], folders).open([inner / "empty.txt"])
-    name = (inner / "empty.txt").relative_to(root) if allowed == "root" else "empty.txt"
-    assert f" {name} " in caught.value.message
-
-
 def test_the_list(
     start: Start, asker: FakeAsker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,46 +120,6 @@ def test_the_list(
     for words in ("1 hidden", "zero.bin", "files beyond the first 1, "):
         assert words in left_out
     assert str(tmp_path) not in left_out
-
-
-def test_folders_are_not_walked_for_each_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walked: list[str] = []
-    walk = allowed_documents.find_any
-    monkeypatch.setattr(
-        allowed_documents, "find_any", lambda folder: (walked.append(folder), walk(folder))[1]
-    )
-    documents = AllowedDocuments(FakeAsker(), [], [tmp_path])
-    assert ids_of(documents) == []
-    (tmp_path / "a.txt").write_text("x", "utf-8")
-    list_documents(documents)
-    assert len(walked) == 1
-    monkeypatch.setattr(allowed_documents, "LISTED_FOR_S", 0.0)
-    assert ids_of(documents) == ["a.txt"]
-
-
-def test_two_folders_with_files_of_one_name(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "same.txt").write_text(name, "utf-8")
-    (tmp_path / "two/other.txt").write_text("other", "utf-8")
-    documents = AllowedDocuments(FakeAsker(), [], [tmp_path / "one", tmp_path / "two"])
-    assert ids_of(documents) == ["same.txt", "other.txt"]
-    assert len(list_documents(documents)["left_out"]) == 1
-    nested = AllowedDocuments(FakeAsker(), [], [tmp_path, tmp_path / "one"])
-    assert ids_of(nested) == ["one/same.txt", "two/other.txt", "two/same.txt"]
-    assert documents.document("same.txt").text == "one"
-
-
-def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.documents import sources
-
-    for number in range(3):
-        (tmp_path / f"{number}.txt").write_text("x", "utf-8")
-    monkeypatch.setattr(sources, "MOST_FILES", 2)
-    listed = list_documents(AllowedDocuments(FakeAsker(), [], [tmp_path]))
-    assert (listed["data"], len(listed["left_out"])) == ([], 1)
 
 
 def test_text_in_pieces(start: Start) -> None:
@@ -257,7 +197,7 @@ def test_heat_maps_and_their_ids(tmp_path: Path) -> None:
         live.close()
 
 
-def test_texts_that_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_stay_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one", "utf-8")
 
@@ -275,100 +215,12 @@ def test_texts_that_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     documents.open(documents.find(["a.txt"]))
     assert documents.document("a.txt").text == "changed while it was read"
 
-    monkeypatch.setattr(allowed_documents, "MOST_CHARACTERS", 10)
-    paths = [str(tmp_path / name) for name in "abc"]
-    for one in paths:
-        Path(one).write_text("x" * 6, "utf-8")
-    texts = DocumentTexts()
-    first, _, last = [texts.read(one, read_document) for one in paths]
-    assert texts.read(paths[2], read_document) is last
-    assert texts.read(paths[0], read_document) is not first
-    Path(paths[0]).write_text("y" * 99, "utf-8")
-    large = texts.read(paths[0], read_document)
-    assert texts.read(paths[0], read_document) is large, "one alone may have more"
-
-
-class Named:
-    def __init__(self, text: str, document: Document) -> None:
-        self.name, self.document = text, document
-
-
-class Small(FakeAsker):
-    """Has room for so many books, and notes what was open when each was read."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.books_room, self.alive = room, weakref.WeakSet[Any]()
-        self.before: list[set[str]] = []
-
-    def ingest(self, source: Any, progress: Any = None) -> Any:
-        self.before.append({book.name for book in self.alive})
-        if len(self.alive) >= self.books_room:
-            raise ResourceError("no room")
-        text = super().ingest(source)
-        book = Named(str(text), text.document)
-        self.alive.add(book)
-        return book
-
 
 @pytest.fixture
 def abc(tmp_path: Path) -> Path:
     for name in "abcd":
         (tmp_path / f"{name}.txt").write_text(name, "utf-8")
     return tmp_path
-
-
-def opened(documents: AllowedDocuments, *names: str) -> list[str]:
-    found = documents.find([f"{name}.txt" for name in names])
-    return [one.book.name for one in documents.open(found)]
-
-
-def test_where_memory_is_short_the_oldest_book_goes(abc: Path) -> None:
-    asker = Small(2)
-    documents = AllowedDocuments(asker, [], [abc])
-    assert opened(documents, "a", "b") == ["a", "b"]
-    assert opened(documents, "a") == ["a"]
-    assert opened(documents, "c") == ["c"], "in the place of b, longest unused"
-    assert {book.name for book in asker.alive} == {"a", "c"}
-    assert opened(documents, "a", "d") == ["a", "d"], "what the request uses stays"
-    assert asker.ingested.count(str(abc / "a.txt")) == 1
-    with pytest.raises(ResourceError, match="no room"):
-        opened(documents, "a", "b", "c")
-    assert opened(documents, "c") == ["c"], "and the next is not the worse for it"
-
-
-def test_a_full_disk_closes_no_book(abc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asker = Small(2)
-    documents = AllowedDocuments(asker, [], [abc])
-    opened(documents, "a")
-    with monkeypatch.context() as patch:
-        patch.setattr(asker, "ingest", lambda *_: Library(abc).check_room(1 << 60))
-        with pytest.raises(DiskError):
-            opened(documents, "b")
-    assert opened(documents, "a") == ["a"]
-    assert len(asker.ingested) == 1
-
-
-def test_a_changed_file_is_read_again_and_its_old_book_let_go_first(abc: Path) -> None:
-    asker = Small(1)
-    documents = AllowedDocuments(asker, [], [abc])
-    assert opened(documents, "a") == ["a"]
-    (abc / "a.txt").write_text("another", "utf-8")
-    assert opened(documents, "a") == ["another"]
-    assert asker.before == [set(), set()]
-
-
-def test_a_book_is_let_go_before_the_next_is_read(tmp_path: Path) -> None:
-    asker = Small(MOST_RECENT)
-    for number in range(MOST_RECENT + 1):
-        (tmp_path / f"{number}.txt").write_text(f"{number}", "utf-8")
-    documents = AllowedDocuments(asker, [], [tmp_path])
-    for number in range(MOST_RECENT + 1):
-        opened(documents, f"{number}")
-    assert len(asker.before) == MOST_RECENT + 1, "it never ran out of room"
-    assert "0" not in asker.before[-1]
-    opened(documents, f"{MOST_RECENT}")
-    assert len(asker.before) == MOST_RECENT + 1
 
 
 def test_a_text_in_several_files_is_one_book(abc: Path) -> None:

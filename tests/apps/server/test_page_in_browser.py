@@ -12,7 +12,7 @@ from fake_asker import fake_book
 from live_server import TOKEN, LiveServer, until
 from quoting_asker import QuotingAsker
 
-from esa_cli.documents.document import Document, Mark, read_document
+from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import HistoryError
 
 pytest.importorskip("playwright")
@@ -120,7 +120,6 @@ def test_a_question_its_answer_and_the_place_in_the_document(visits: Visits) -> 
     assert page.inner_text(".text mark") == tab.answers()[0]
     assert page.locator("#text .number.here").is_visible()
     assert page.inner_text("#reading-place") == "page 2 · line 2,001 · Fires"
-    assert page.locator("#strip rect.warm").count() > 0
     assert not page.locator("#reading-note").is_visible()
     assert page.inner_text("#text") not in document.text, "only a piece is loaded"
     while page.locator("#earlier").is_visible():
@@ -185,26 +184,6 @@ def test_keys(visits: Visits) -> None:
     assert tab.focused() == "question"
 
 
-def test_stop(visits: Visits) -> None:
-    visits.asker.delay = 0.05
-    tab = visits.open(fixed=[fake_book(*_said("word " * 300 + "mill."))])
-    tab.ask("mill")
-    until(lambda: len(visits.asker.spoken) > 2)
-    tab.page.click("#stop")
-    until(lambda: visits.asker.stopped == 1)
-    tab.page.wait_for_selector("text=Stopped.")
-    assert tab.page.locator("#send").is_visible()
-    assert tab.page.input_value("#question") == "mill"
-    visits.asker.delay = 0
-    tab.ask("mill again")
-    tab.page.wait_for_selector(".passage")
-    assert visits.asker.calls[-1]["history"] == [], "a stopped answer is not told again"
-
-
-def _said(text: str) -> tuple[str, Document]:
-    return text, Document("said.txt", text, "said.txt", "utf-8", 9)
-
-
 def test_a_conversation(visits: Visits) -> None:
     tab = visits.open()
     tab.ask("mill Brookfield")
@@ -222,37 +201,6 @@ def test_a_conversation(visits: Visits) -> None:
     tab.ask("mill")
     tab.page.wait_for_selector(".passage")
     assert visits.asker.calls[-1]["history"] == []
-
-
-def test_progress_while_a_document_is_read(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esa_cli.apps.server import worker
-
-    monkeypatch.setattr(worker, "READING_EVERY_S", 0.05)
-    (visits.folder / "open/a.txt").write_text(MILL, "utf-8")
-    visits.asker.words, visits.asker.delay = 100, 0.02
-    tab = visits.open()
-    tab.page.uncheck("#document-0")
-    assert tab.page.inner_text("#about") == "No document is chosen"
-    tab.ask()
-    assert tab.page.locator(".turn").count() == 0
-    tab.page.check("#document-1")
-    assert tab.page.inner_text("#about") == "About a.txt"
-    tab.page.press("#question", "Enter")
-    tab.page.wait_for_selector("text=/Reading: \\d+ of 100 tokens/")
-    tab.page.wait_for_selector(".passage")
-    assert visits.asker.calls[-1]["books"] == [MILL]
-
-
-def test_a_document_that_changed_is_said(visits: Visits) -> None:
-    path = visits.folder / "open/a.txt"
-    path.write_text(MILL, "utf-8")
-    tab = visits.open(fixed=[])
-    tab.page.wait_for_selector("#list input:checked")
-    tab.ask()
-    tab.page.wait_for_selector(".passage")
-    path.write_text("Something else altogether, and longer than it was before.\n" * 3, "utf-8")
-    tab.page.click(".passage >> nth=0")
-    tab.page.wait_for_selector("text=The document has changed since this answer")
 
 
 def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
@@ -280,62 +228,3 @@ def test_the_token_is_typed_and_kept_in_the_tab_alone(visits: Visits) -> None:
     other = tab.context.new_page()
     other.goto(page.url)
     other.wait_for_selector("#token-dialog[open]")
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(360, 640, "light"), (820, 1100, "dark"), (1400, 900, "light")]
-)
-def test_screens(visits: Visits, width: int, height: int, scheme: str) -> None:
-    document = read_document(str(Path(__file__).parents[3] / "examples/chronicle.md"))
-    view = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-    tab = visits.open(fixed=[fake_book(document.text, document)], context=view)
-    tab.ask("Where was the library of Mistwick moved?")
-    tab.page.wait_for_selector(".passage")
-    tab.page.click(".passage >> nth=0")
-    tab.page.wait_for_selector(".number.here")
-    assert tab.page.evaluate("() => document.documentElement.scrollWidth") <= width
-    ground = tab.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
-    assert tab.page.locator(".number.here").is_visible()
-    tab.page.click("#close")
-    assert tab.page.locator("#question").is_visible()
-    if width < 760:
-        tab.page.click("#show-documents")
-        assert tab.page.locator("#document-0").is_visible()
-        tab.page.keyboard.press("Escape")
-        assert tab.page.locator("#document-0").is_hidden()
-
-
-def test_another_page_gets_nothing(visits: Visits) -> None:
-    tab = visits.open()
-    url = tab.page.url
-    other = LiveServer(QuotingAsker(), visits.folder, fixed=["alpha"])
-    visits.servers.append(other)
-    evil = Tab(visits.browser, other.url.removesuffix("v1") + "health")
-    try:
-        status = evil.page.evaluate(
-            """(url) => new Promise((done) => {
-                const image = document.createElement("script");
-                image.src = url + "v1/documents";
-                image.onload = () => done("loaded");
-                image.onerror = () => done("refused");
-                document.body.append(image);
-            })""",
-            url,
-        )
-        assert status == "refused"
-        framed = evil.page.evaluate(
-            """(url) => new Promise((done) => {
-                const frame = document.createElement("iframe");
-                frame.src = url;
-                frame.onload = () => {
-                    try { done(frame.contentDocument ? "open" : "closed") }
-                    catch { done("closed") }
-                };
-                document.body.append(frame);
-            })""",
-            url,
-        )
-        assert framed == "closed"
-    finally:
-        evil.context.close()

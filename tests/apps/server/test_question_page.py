@@ -5,54 +5,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from html.parser import HTMLParser
 from importlib.resources import files
 
-import pytest
-from live_server import TOKEN, LiveServer, Start
+from live_server import LiveServer
 
 from esa_cli.apps.server.question_page import FOLDER, SCRIPTS, make_page
 
 
-class PageParser(HTMLParser):
-    """Its tags, ids, labels, and the contents of style and script."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.inside: dict[str, list[str]] = {"style": [], "script": []}
-        self._tag = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._tag = tag
-
-    def handle_endtag(self, tag: str) -> None:
-        self._tag = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._tag in self.inside:
-            self.inside[self._tag].append(data)
-
-    def ids(self) -> list[str]:
-        return [named["id"] or "" for _, named in self.tags if "id" in named]
-
-
-@pytest.fixture(scope="module")
-def page() -> PageParser:
-    return PageParser(make_page()[0])
+def content(html: str, tag: str) -> str:
+    """What is inside the only element of this tag."""
+    (found,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return str(found)
 
 
 def test_the_policy_names_what_is_in_the_page(live: LiveServer) -> None:
     status, headers, html = live.raw("GET", "/")
     assert (status, headers.get_content_type()) == (200, "text/html")
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
-    page = PageParser(html)
     for kind in ("style", "script"):
-        (content,) = page.inside[kind]
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert policy[f"{kind}-src"] == f"'sha256-{digest}'"
+        digest = hashlib.sha256(content(html, kind).encode()).digest()
+        encoded = base64.b64encode(digest).decode()
+        assert policy[f"{kind}-src"] == f"'sha256-{encoded}'"
     assert policy["default-src"] == policy["frame-ancestors"] == policy["form-action"] == "'none'"
     assert policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'"
@@ -60,13 +33,16 @@ def test_the_policy_names_what_is_in_the_page(live: LiveServer) -> None:
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_it_loads_nothing_and_has_no_handlers(page: PageParser) -> None:
-    for tag, named in page.tags:
-        assert not [name for name in named if name.startswith("on") or name == "style"], tag
-        assert "src" not in named
-        assert (named.get("href") or "#").startswith(("#", "data:image/svg+xml,"))
-    assert "@script@" not in make_page()[0]
-    assert "@version@" not in make_page()[0]
+def test_it_loads_nothing_and_has_no_handlers() -> None:
+    html = make_page()[0]
+    markup = html.replace(content(html, "script"), "").replace(content(html, "style"), "")
+    assert not re.findall(r"\s(?:src|style|on\w+)=", markup)
+    assert all(
+        link.startswith(("#", "data:image/svg")) for link in re.findall(r'href="([^"]+)', markup)
+    )
+    assert "@" not in markup, "nothing is left to fill in"
+    wanted = set(re.findall(r'byId\("([\w-]+)"\)', content(html, "script")))
+    assert wanted <= set(re.findall(r'\sid="([\w-]+)"', markup))
 
 
 def test_no_script_makes_elements_from_text() -> None:
@@ -79,27 +55,3 @@ def test_no_script_makes_elements_from_text() -> None:
         assert found == []
         assert "</script" not in text
         assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("https", "http")
-
-
-def test_ids_that_scripts_ask_for_are_there(page: PageParser) -> None:
-    ids = page.ids()
-    assert len(ids) == len(set(ids))
-    (script,) = page.inside["script"]
-    assert set(re.findall(r'byId\("([\w-]+)"\)', script)) <= set(ids)
-    for _, named in page.tags:
-        for name in ("for", "aria-controls", "aria-labelledby", "aria-describedby"):
-            assert set((named.get(name) or "").split()) <= set(ids)
-
-
-def test_who_may_open_it(start: Start) -> None:
-    live = start()
-    assert live.raw("GET", "/", Host="evil.org")[0] == 403
-    assert live.raw("GET", "/", Origin="https://evil.org")[0] == 403
-    cross = {"Sec-Fetch-Site": "cross-site"}
-    assert live.raw("GET", "/", **cross)[0] == 403
-    assert live.raw("GET", "/", **cross, **{"Sec-Fetch-Mode": "navigate"})[0] == 200
-    live = start(token=TOKEN)
-    status, _, html = live.raw("GET", "/")
-    assert status == 200, "it has nothing of the documents, and asks for the token itself"
-    assert TOKEN not in html
-    assert live.raw("GET", "/v1/models")[0] == 401

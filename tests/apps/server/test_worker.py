@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import json
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,10 +12,10 @@ from forked import child, ended
 from live_server import LiveServer, Start, in_thread, send, until, user
 
 from esa_cli.apps.server import server_app, server_run
-from esa_cli.apps.server.allowed_documents import AllowedDocuments
-from esa_cli.apps.server.worker import Job, JobCancelledError, QueueFullError, Worker
+from esa_cli.apps.server.worker import Job, Worker
 from esa_cli.errors import (
     BUG,
+    DiskError,
     ForeignVersionError,
     LibraryError,
     ModelError,
@@ -28,8 +23,6 @@ from esa_cli.errors import (
     ResourceError,
     UsageError,
 )
-from esa_cli.storage.library import Library
-from esa_cli.storage.library.checksummed_file import write_errors
 
 A = {"documents": ["a.txt"]}
 both = pytest.mark.parametrize("stream", [False, True])
@@ -49,6 +42,7 @@ both = pytest.mark.parametrize("stream", [False, True])
         (MemoryError(), 503, None),
         (LibraryError("/srv/lib/a.doc", "rm it"), 500, None),
         (ForeignVersionError("/srv/lib/a.doc", "update"), 500, None),
+        (DiskError("/srv/lib cannot be written", "free some space"), 507, None),
     ],
 )
 def test_errors_of_an_answer(
@@ -63,35 +57,9 @@ def test_errors_of_an_answer(
     assert caught.value.status_code == status
     assert said == message if message else said.endswith("its log has more")
     assert caught.value.response.headers["x-should-retry"] == "false"
+    if "/srv" in str(error):
+        assert any("/srv" in note for note in live.notes)
     assert live.ask("good").choices[0].message.content == "You asked: good", "it lives on"
-
-
-def disk_full(root: Path) -> None:
-    with write_errors(root):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def too_little_disk(root: Path) -> None:
-    Library(root).check_room(1 << 60)
-
-
-def broken_library(root: Path) -> None:
-    raise LibraryError(f"{root}/lib/x.seg is damaged", "esa library rm 1234")
-
-
-@both
-@pytest.mark.parametrize(
-    ("fail", "status"), [(disk_full, 507), (too_little_disk, 507), (broken_library, 500)]
-)
-def test_what_is_the_servers_stands_in_its_log_alone(
-    live: LiveServer, tmp_path: Path, stream: bool, fail: Callable[[Path], None], status: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(live.asker, "ingest", lambda *_: fail(tmp_path))
-    got, _, body = live.post({**user("one"), **A, "stream": stream})
-    assert got == status
-    assert str(tmp_path) not in json.dumps(body)
-    assert any(str(tmp_path) in note for note in live.notes)
 
 
 def test_one_at_a_time_and_a_full_queue(start: Start, asker: FakeAsker) -> None:
@@ -128,31 +96,6 @@ def test_a_place_in_the_queue_is_free_when_its_client_goes(start: Start, asker: 
     assert [call["question"] for call in asker.calls] == ["first", "last"]
 
 
-def test_waiting_is_not_counted(start: Start, asker: FakeAsker) -> None:
-    live = start(timeout_s=1.0)
-    asker.delay, asker.answers["a"] = 0.1, "word word word word word word word"
-    first = in_thread(lambda: live.ask("a"))
-    assert asker.running.wait(10)
-    second = in_thread(lambda: live.ask("a"))
-    for thread, found in (first, second):
-        thread.join(10)
-        assert found[0].choices[0].finish_reason == "stop"
-
-
-def test_many_clients_at_once(start: Start, asker: FakeAsker) -> None:
-    live = start(max_queue=50)
-    asker.delay = 0.002
-    calls = [in_thread(lambda n=n: live.ask(f"q{n}", stream=n % 2 == 0)) for n in range(20)]  # type: ignore[misc]
-    texts = []
-    for number, (thread, found) in enumerate(calls):
-        thread.join(20)
-        if number % 2:
-            texts.append(found[0].choices[0].message.content)
-        else:
-            texts.append("".join(one.choices[0].delta.content or "" for one in found[0]))
-    assert texts == [f"You asked: q{n}" for n in range(20)]
-
-
 def test_streaming(live: LiveServer, asker: FakeAsker) -> None:
     chunks = list(live.ask("one", stream=True, stream_options={"include_usage": True}))
     *texts, last, counts = chunks
@@ -182,22 +125,6 @@ def test_an_error_in_the_middle_of_a_stream(live: LiveServer, asker: FakeAsker) 
     asker._say = break_off  # type: ignore[method-assign]
     with pytest.raises(openai.APIError, match="the memory ran out"):
         list(live.ask("one", stream=True))
-
-
-def test_silence_is_filled(start: Start, asker: FakeAsker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_app, "TICK_S", 0.1)
-    live = start()
-    asker.gate.clear()
-    sock = send(live, "one", stream=True)
-    asker.running.wait(10)
-    data = b""
-    while data.count(b": waiting\n\n") < 2:
-        data += sock.recv(1000)
-    assert data.startswith(b"HTTP/1.1 200")
-    asker.gate.set()
-    while b"[DONE]" not in data:
-        data += sock.recv(1000)
-    sock.close()
 
 
 @both
@@ -238,7 +165,7 @@ def test_a_client_that_goes_ends_the_reading(
 def test_an_answer_that_takes_too_long(start: Start, asker: FakeAsker, stream: bool) -> None:
     live = start(timeout_s=0.3)
     asker.words, asker.delay, asker.answers["long"] = 2, 0.05, "word " * 100
-    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s$") as caught:
+    with pytest.raises(openai.APIError, match=r"no answer within 0\.3 s") as caught:
         list(live.ask("long", stream=stream, extra_body=A))
     assert stream or getattr(caught.value, "status_code", None) == 504
     assert caught.value.code == "timeout"
@@ -247,21 +174,6 @@ def test_an_answer_that_takes_too_long(start: Start, asker: FakeAsker, stream: b
     assert live.post(user("word " * 900))[0] == 504
     until(lambda: asker.stopped == 2)
     assert live.post(user("next"))[0] == 200
-
-
-@both
-def test_a_reading_that_takes_too_long(
-    start: Start, slow: FakeAsker, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_app, "TICK_S", 0.1 if stream else 5)
-    live = start(timeout_s=0.3)
-    late = r"no answer within 0\.3 s: the document was still being read \(\d+ of 500 tokens\)"
-    with pytest.raises(openai.APIError, match=late):
-        list(live.ask("long", stream=stream, extra_body=A))
-    until(lambda: slow.stopped)
-    assert slow.read < 200
-    slow.delay = 0
-    assert live.ask("next").choices[0].message.content == "You asked: next"
 
 
 @both
@@ -283,74 +195,13 @@ def test_a_server_that_ends_ends_the_reading_and_says_so(
     assert slow.read < 200
 
 
-def test_another_cancellation_is_not_the_servers_end() -> None:
-    """Only a server that ends answers 503."""
-
-    class Request:
-        app = type("App", (), {"state": type("State", (), {"is_ending": lambda: False})})
-
-        async def receive(self) -> Any:
-            await asyncio.sleep(60)
-
-    async def run() -> None:
-        worker, gate = Worker(1), threading.Event()
-        events = server_app.follow(worker, lambda job: gate.wait(10), Request(), 60.0)  # type: ignore[arg-type]
-        waiting = asyncio.ensure_future(anext(events))
-        await asyncio.sleep(0.1)
-        waiting.cancel()
-        try:
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        finally:
-            gate.set()
-            worker.close(10)
-
-    asyncio.run(run())
-
-
-def test_the_worker_ends_a_reading(slow: FakeAsker, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text a", "utf-8")
-    documents, worker = AllowedDocuments(slow, [], [tmp_path]), Worker(1)
-    events: list[Any] = []
-    work = lambda job: documents.open(documents.find(["a.txt"]), job.report_progress)  # noqa: E731
-    worker.submit(Job(work, events.append))
-    until(lambda: slow.read > 2)
-    worker.close(5)
-    assert not worker._thread.is_alive()
-    assert slow.stopped == 1
-    assert events == [("begun", None)]
-
-
-def test_the_worker_ends_with_what_it_does() -> None:
-    worker, events, gate = Worker(1), list[Any](), threading.Event()
-
-    def answer(job: Job) -> Any:
-        gate.wait(10)
-        job.add_text("x")
-
-    jobs = [Job(answer, events.append) for _ in range(2)]
-    for job in jobs:
-        worker.submit(job)
-    with pytest.raises(QueueFullError):
-        worker.submit(Job(answer, events.append))
-    until(lambda: events)
-    threading.Timer(0.1, gate.set).start()
-    worker.close(10)
-    assert not worker._thread.is_alive()
-    assert events == [("begun", None)]
-    with pytest.raises(QueueFullError):
-        worker.submit(Job(answer, events.append))
-    with pytest.raises(JobCancelledError):
-        jobs[0].add_text("y")
-
-
 def test_a_job_that_does_not_end_ends_the_process() -> None:
     """The model would else be closed under it."""
 
     def work() -> None:
-        worker = Worker(0)
-        worker.submit(Job(lambda job: threading.Event().wait(60), lambda event: None))
-        until(lambda: worker._running)
+        worker, events = Worker(0), list[Any]()
+        worker.submit(Job(lambda job: threading.Event().wait(60), events.append))
+        until(lambda: events)
         worker.close(0.1)
 
     assert ended(child(work)) == BUG

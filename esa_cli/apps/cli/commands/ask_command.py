@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from esa_cli.apps.batch.result_row import answer_row, error_row
+from esa_cli.apps.batch import answer_row, error_row
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option

@@ -11,8 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from esa_cli.apps.batch.batch_questions import BatchQuestion, read_questions, shard_of_questions
-from esa_cli.apps.batch.batch_run import answers_file, join_answers, run_batch
+from esa_cli.apps.batch import (
+    BatchQuestion,
+    answers_file,
+    join_answers,
+    read_questions,
+    run_batch,
+    shard_of_questions,
+)
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esa_cli.apps.chat.chat_commands import ChatLines
-from esa_cli.apps.chat.conversation import MAX_PASSAGES, Conversation
 from esa_cli.apps.cli import inputs
 from esa_cli.apps.cli.commands.ask_command import Top
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.options import GenerationOptions, ModelOptions, ReaderOptions
 from esa_cli.apps.cli.output.answer_output import passage_count
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.conversation import MAX_PASSAGES, ChatLines, Conversation
 from esa_cli.errors import PARTIAL, UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def run(
     names = [document.source for document in documents]
     lines = ChatLines(talk, names, reporter, shown, stoppable=on_terminal)
     if on_terminal:
-        from esa_cli.apps.chat.line_editor import edit_lines
+        from esa_cli.apps.line_editor import edit_lines
 
         many = f"{len(documents)} document" + "s" * (len(documents) != 1)
         reporter.note(f"{many}, {asker.name}; /help lists the commands, Ctrl-D ends")

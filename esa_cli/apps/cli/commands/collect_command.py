@@ -16,7 +16,6 @@ import typer
 
 from esa_cli.apps.cli.commands.ask_command import InLibrary
 from esa_cli.apps.cli.commands.find_command import Read
-from esa_cli.apps.cli.inputs import split
 from esa_cli.apps.cli.options import options, output_paths
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions, ReaderOptions
@@ -36,7 +35,8 @@ from esa_cli.storage.library import Library
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:
-    from esa_cli.apps.collect.collected_file import CollectedFile
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.apps.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
     from esa_cli.qa.books import Book
     from esa_cli.qa.collecting import CollectedPlace, Coverage
@@ -126,8 +126,10 @@ def collect(
     esa collect book.txt "How old is somebody?"
     """
     from esa_cli.apps.cli.document_search import QuestionBooks
+    from esa_cli.apps.cli.inputs import split
     from esa_cli.apps.cli.open_esa import opened
-    from esa_cli.apps.collect.collected_file import CollectedFile
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.apps.collected_file import CollectedFile
     from esa_cli.qa.collecting import distinct_places
     from esa_cli.qa.presets.adapter_files import check_adapter
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,8 +25,8 @@ from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
-    from esa_cli.apps.engine.engine import Engine
-    from esa_cli.apps.engine.ingest_worker import IngestReport
+    from esa_cli.apps.cli.output.terminal import Reporter
+    from esa_cli.apps.ingest_report import IngestReport
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
@@ -99,25 +100,22 @@ def ingest(
             return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
 
         def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
-            from esa_cli.apps.engine import ingest_worker as worker
-            from esa_cli.apps.engine.engine import LocalEngine, ray_engine
+            from esa_cli.apps.ingest_report import ingest_document
             from esa_cli.qa.opening import prepare
             from esa_cli.storage.library.library_paths import default_root
 
             if is_local:
                 for document in documents:
-                    yield worker.ingest_document(asker(), document, rows, reporter)
+                    yield ingest_document(asker(), document, rows, reporter)
                 return
+            from esa_cli.apps.ingest_engine import IngestWorker, ingest_by_workers
+
             assert chosen is not None
             prepare(chosen, model.place, reporter, keep=True)
-            task = worker.IngestWorker(chosen, model, rows, default_root().absolute())
-            processes: AbstractContextManager[Engine]
-            if engine == "local":
-                processes = nullcontext(LocalEngine(reporter, workers or 1))
-            else:
-                processes = ray_engine(reporter, workers, model.device)
-            with processes as opened_engine:
-                yield from worker.ingest_by(opened_engine, task, documents, reporter)
+            worker = IngestWorker(chosen, model, rows, default_root().absolute(), os.getcwd())
+            yield from ingest_by_workers(
+                worker, documents, reporter, workers, on_ray=engine == "ray"
+            )
 
         if follows:
             _follow(documents, None if words else asker, watch, prune, yes, reporter, in_json)

@@ -13,9 +13,7 @@ const safeText = (text) => String(text).replace(TEXT_CONTROLS, "\ufffd");
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null) element.setAttribute(name, value);
-  }
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
 }
@@ -24,28 +22,14 @@ function show(element, shown = true) {
   element.hidden = !shown;
 }
 
-function announce(text) {
-  byId("announce").textContent = text;
-}
-
 const count = (number) => Number(number).toLocaleString("en");
 const several = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
-function bytes(number) {
-  for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
-    if (number >= size) return `${(number / size).toFixed(1)} ${unit}`;
-  }
-  return `${number} B`;
-}
-
 // Part of a text by code points, as Python counts; JavaScript counts UTF-16 units.
-function slice(text, start, end) {
-  const points = /[\ud800-\udbff][\udc00-\udfff]/.test(text) ? Array.from(text) : null;
-  return points ? points.slice(start, end).join("") : text.slice(start, end);
-}
+const slice = (text, start, end) => Array.from(text).slice(start, end).join("");
 
 function placeOf(passage) {
   const page = passage.page === null ? [] : [`page ${count(passage.page)}`];
   const chapter = passage.chapter ? [safeName(passage.chapter)] : [];
-  return [safeName(passage.document), ...page, `line ${count(passage.line)}`, ...chapter];
+  return [...page, `line ${count(passage.line)}`, ...chapter].join(" · ");
 }

@@ -2,23 +2,21 @@
 // in the storage of this tab; never in an address.
 
 const TOKEN = "esa-token";
+const UNREACHED = "the server cannot be reached; is `esa serve` still running?";
+
 let token = "";
 
 // Where storage is off, the token lives as long as the page.
-function withStorage(use) {
-  try {
-    return use(sessionStorage);
-  } catch {
-    return null;
-  }
-}
-
-token = withStorage((storage) => storage.getItem(TOKEN)) || "";
-
 function keepToken(text) {
   token = text;
-  withStorage((storage) => (text ? storage.setItem(TOKEN, text) : storage.removeItem(TOKEN)));
+  try {
+    sessionStorage.setItem(TOKEN, text);
+  } catch {}
 }
+
+try {
+  token = sessionStorage.getItem(TOKEN) || "";
+} catch {}
 
 class Refusal extends Error {
   constructor(message, code = null) {
@@ -28,18 +26,12 @@ class Refusal extends Error {
 }
 
 // What the promise gives; a Refusal where the server cannot be reached.
-async function reached(promise) {
-  try {
-    return await promise;
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refusal("the server cannot be reached; is `esa serve` still running?");
-  }
-}
+const reached = (promise) => promise.catch((error) => {
+  throw error.name === "AbortError" ? error : new Refusal(UNREACHED);
+});
 
 async function send(path, options = {}) {
-  const headers = { ...options.headers };
-  if (token) headers.Authorization = `Bearer ${token}`;
+  const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
   const how = { cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer" };
   const response = await reached(fetch(path, { ...options, headers, ...how }));
   if (response.ok) return response;
@@ -52,34 +44,32 @@ async function send(path, options = {}) {
   throw new Refusal(message, code);
 }
 
-let asked = null;
+const json = async (path) => (await send(path)).json();
+
+let typed = null;
 
 // Resolves when a token was typed; questions that wait for it share the dialog.
 function askToken() {
-  if (asked) return asked;
+  if (typed) return typed;
   if (token) byId("token-note").textContent = "The token is wrong. It is what `esa serve` was started with: --token, or $ESA_TOKEN.";
   keepToken("");
-  asked = new Promise((resolve) => {
+  byId("token-dialog").showModal();
+  typed = new Promise((resolve) => {
     byId("token-form").onsubmit = (event) => {
       event.preventDefault();
-      const typed = byId("token").value.trim();
-      if (!/^[\x21-\x7e]+$/.test(typed)) return;
+      const text = byId("token").value.trim();
+      if (!/^[\x21-\x7e]+$/.test(text)) return;
       byId("token").value = "";
-      keepToken(typed);
+      keepToken(text);
       byId("token-dialog").close();
-      asked = null;
+      typed = null;
       resolve();
     };
-    byId("token-dialog").showModal();
   });
-  return asked;
+  return typed;
 }
 
 byId("token-dialog").addEventListener("cancel", (event) => event.preventDefault());
-
-async function json(path) {
-  return (await send(path)).json();
-}
 
 // The blocks of a stream of events, in order.
 async function* blocksOf(response) {
@@ -99,12 +89,8 @@ async function* blocksOf(response) {
 async function askServer(messages, documents, signal, tell) {
   const body = { model: "esa", messages, stream: true, evidence: 5, heat: true };
   if (documents) body.documents = documents;
-  const response = await send("/v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+  const headers = { "Content-Type": "application/json" };
+  const response = await send("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
   let last = null;
   for await (const block of blocksOf(response)) {
     const reading = /^: reading (\d+) of (\d+)/.exec(block);

@@ -6,22 +6,14 @@ const NOT_TOLD = /^\W*(?:nothing (?:was )?found that answers|(?:the )?(?:given |
 const turns = [];
 let running = null;
 
-async function ask(question) {
-  const documents = chosenDocuments();
-  const none = documents !== null && documents.length === 0;
-  byId("about").classList.toggle("missing", none);
-  if (none) {
-    announce("No document is chosen.");
-    return false;
-  }
-  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], whole: false };
+async function ask(question, documents) {
+  const turn = { question, answer: "", evidence: [], quotation: null, heat: [], buttons: [], whole: false };
   running = { turn, control: new AbortController() };
-  const { signal } = running.control;
   turns.push(turn);
   addTurn(turn);
   setBusy(true);
   try {
-    await answer(turn, documents, signal);
+    await answer(turn, documents, running.control.signal);
   } catch (error) {
     if (turns.includes(turn)) showFailure(turn, error);
   }
@@ -29,7 +21,6 @@ async function ask(question) {
   show(turn.progress, false);
   if (running && running.turn === turn) running = null;
   setBusy(running !== null);
-  return true;
 }
 
 // Asks with the earlier turns; leaves out the oldest where they do not fit.
@@ -41,14 +32,14 @@ async function answer(turn, documents, signal) {
     const messages = [...history, { role: "user", content: turn.question }];
     try {
       Object.assign(turn, await askServer(messages, documents, signal, (event) => hear(turn, event)), { whole: true });
-      if (all > earlier.length) addNote(turn, `Asked without the first ${several(all - earlier.length, "question")} of this conversation, which no longer fit.`);
-      showEvidence(turn);
-      return;
+      break;
     } catch (error) {
       if (error.code !== "context_length_exceeded" || !earlier.length || turn.answer) throw error;
       earlier.shift();
     }
   }
+  if (all > earlier.length) addNote(turn, `Asked without the first ${several(all - earlier.length, "question")} of this conversation, which no longer fit.`);
+  showEvidence(turn);
 }
 
 function hear(turn, event) {
@@ -58,24 +49,31 @@ function hear(turn, event) {
     Object.assign(turn.progress.querySelector("progress"), { max: total, value: done });
     return;
   }
-  if (!turn.answer) show(turn.progress, false);
+  show(turn.progress, false);
   turn.answer += turn.answer ? event.text : event.text.trimStart();
   turn.text.textContent = safeText(turn.answer);
-  keepInView();
+  keepInView(turn);
 }
 
 function addTurn(turn) {
   turn.progress = make("div", { class: "progress soft" }, make("progress", { "aria-label": "Progress" }), make("span", {}, "Looking for the answer…"));
   turn.text = make("p", { class: "answer", dir: "auto", "aria-live": "polite" });
   turn.below = make("div", { class: "below" });
-  turn.element = make("li", { class: "turn", "aria-busy": "true" }, make("h2", { class: "question", dir: "auto" }, safeText(turn.question)), turn.progress, turn.text, turn.below);
+  const question = make("h2", { class: "question", dir: "auto" }, safeText(turn.question));
+  turn.element = make("li", { class: "turn", "aria-busy": "true" }, question, turn.progress, turn.text, turn.below);
   show(byId("welcome"), false);
   byId("turns").append(turn.element);
-  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  keepInView(turn);
+}
+
+// The question stays in view, however long what is below it gets.
+function keepInView(turn) {
+  const box = byId("scroll");
+  box.scrollTop = Math.max(box.scrollTop, Math.min(turn.element.offsetTop - 12, box.scrollHeight - box.clientHeight));
 }
 
 function addNote(turn, text, kind = "note") {
-  turn.below.append(make("p", { class: kind, dir: "auto", role: kind === "note failed" ? "alert" : null }, safeText(text)));
+  turn.below.append(make("p", { class: kind, dir: "auto", role: "status" }, safeText(text)));
 }
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
@@ -88,11 +86,8 @@ function showFailure(turn, error) {
     addNote(turn, "This page has a bug; the browser's console has more.", "note failed");
     console.error(error);
   }
-  if (!byId("question").value) {
-    byId("question").value = turn.question;
-    fit();
-  }
-  keepInView();
+  setQuestion(byId("question").value || turn.question);
+  keepInView(turn);
 }
 
 function showEvidence(turn) {
@@ -105,30 +100,31 @@ function showEvidence(turn) {
   turn.buttons = turn.evidence.map((passage, number) => passageButton(turn, passage, number));
   turn.below.append(
     make("p", { class: "meta soft" }, several(turn.evidence.length, missing ? "nearest passage" : "passage")),
-    make("ol", { class: "passages", "aria-label": missing ? "The nearest passages" : "Passages the answer rests on" }, ...turn.buttons.map((button) => make("li", {}, button))),
+    make("ol", { class: "passages" }, ...turn.buttons.map((button) => make("li", {}, button))),
   );
-  announce(`Answered, with ${several(turn.evidence.length, "passage")}.`);
-  keepInView();
+  keepInView(turn);
 }
 
 function passageButton(turn, passage, number) {
-  const [name, ...place] = placeOf(passage);
   const head = make("span", { class: "head" },
-    make("span", { class: "number" }, String(number + 1)), make("bdi", { class: "name" }, name),
-    make("span", { class: "soft" }, place.join(" · ")));
+    make("span", { class: "number" }, String(number + 1)),
+    make("bdi", { class: "name" }, safeName(passage.document)),
+    make("span", { class: "soft" }, placeOf(passage)));
   if (turn.found !== false) head.append(make("span", { class: "share soft", title: "How much it counts for the answer" }, `${Math.round(passage.weight * 100)} %`));
-  const button = make("button", { type: "button", class: "passage" }, head, make("span", { class: "words", dir: "auto" }, ...quotedWords(turn.quotation, passage)));
+  const words = make("span", { class: "words", dir: "auto" }, ...quotedWords(turn.quotation, passage));
+  const button = make("button", { type: "button", class: "passage" }, head, words);
   button.addEventListener("click", () => choosePassage(turn, number));
   return button;
 }
 
 // The passage's text, with the answer in it where it is a quotation.
 function quotedWords(quotation, passage) {
-  const words = (text) => safeText(text.replace(/\s+/g, " "));
-  if (!quotation || quotation.document !== passage.document || quotation.start < passage.start || quotation.end > passage.end) return [words(passage.text)];
+  const words = (start, end) => safeText(slice(passage.text, start, end).replace(/\s+/g, " "));
+  const isIn = quotation && quotation.document === passage.document && quotation.start >= passage.start && quotation.end <= passage.end;
+  if (!isIn) return [words(0)];
   const [start, end] = [quotation.start - passage.start, quotation.end - passage.start];
-  const before = words(slice(passage.text, 0, start));
-  return [before.length < 140 ? before : `… ${before.slice(-90)}`, make("mark", {}, words(slice(passage.text, start, end))), words(slice(passage.text, end))];
+  const before = words(0, start);
+  return [before.length < 140 ? before : `… ${before.slice(-90)}`, make("mark", {}, words(start, end)), words(end)];
 }
 
 function choosePassage(turn, number, focus = true) {
@@ -136,38 +132,17 @@ function choosePassage(turn, number, focus = true) {
   const button = turn.buttons[number];
   button.setAttribute("aria-current", "true");
   button.scrollIntoView({ block: "nearest" });
-  return openPassage(turn, number, button, focus);
+  openPassage(turn, number, button, focus);
 }
 
 // To the next or previous passage of the turn: in the document if it is open, else in the list.
 function stepPassage(step) {
   const focused = document.activeElement.closest(".passage");
-  const turn = shown && shown.turn ? shown.turn : turns.findLast((one) => one.buttons && one.buttons.length && (!focused || one.buttons.includes(focused)));
-  if (!turn || !turn.buttons.length) return;
-  const present = shown && shown.turn ? shown.number - 1 : turn.buttons.indexOf(focused);
+  const open = shown && shown.turn;
+  const turn = open || turns.findLast((one) => one.buttons.length && (!focused || one.buttons.includes(focused)));
+  if (!turn) return;
+  const present = open ? shown.number : turn.buttons.indexOf(focused);
   const next = Math.min(Math.max(present + step, 0), turn.buttons.length - 1);
-  if (shown && shown.turn) choosePassage(turn, next, false);
+  if (open) choosePassage(turn, next, false);
   else turn.buttons[next].focus();
-}
-
-byId("previous").addEventListener("click", () => stepPassage(-1));
-byId("next").addEventListener("click", () => stepPassage(1));
-
-// The question stays in view, however long what is below it gets.
-function keepInView() {
-  if (!turns.length) return;
-  const box = byId("scroll");
-  const most = turns[turns.length - 1].element.offsetTop - 12;
-  box.scrollTop = Math.max(box.scrollTop, Math.min(most, box.scrollHeight - box.clientHeight));
-}
-
-function newConversation() {
-  stop();
-  running = null;
-  closeReading();
-  turns.length = 0;
-  byId("turns").replaceChildren();
-  show(byId("welcome"));
-  byId("question").focus();
-  announce("New conversation.");
 }

@@ -1,4 +1,4 @@
-"""The places of one question as JSON lines, written as they are found.
+"""The places of one question as JSON lines, written as they are found. Shows nothing.
 
 The first row says what was asked. Rows with `text` are places, in order; rows with `read` say how
 many of the chosen passages were read until then, so that a stopped run continues there.
@@ -12,7 +12,7 @@ from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.qa.collecting import CollectedPlace, Coverage, EarlierRun
-from esa_cli.system.jsonl import ANOTHER, JsonLines, begins_with, foreign, read_lines
+from esa_cli.system.jsonl import ANOTHER, JsonLines, check_first, read_lines
 
 FIRST = "collect"
 """The first field of the file."""
@@ -36,37 +36,33 @@ class CollectedFile(JsonLines):
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
     ) -> None:
         super().__init__(path, {FIRST: question, "key": key, **about})
-        self._places: list[CollectedPlace] = []
-        self._read = 0
-
-    @property
-    def earlier(self) -> EarlierRun:
+        self.earlier = EarlierRun(0, ())
         """How far earlier runs came."""
-        return EarlierRun(self._read, tuple(self._places))
+        self._read = 0
 
     @staticmethod
     def check(path: Path | None) -> None:
         """Raises UsageError where the file has other contents, before any work is done."""
-        if path is not None and not begins_with(path, FIRST):
-            raise foreign(path)
+        if path is not None:
+            check_first(path, FIRST)
 
     def _load(self, path: Path) -> None:
         self.check(path)
-        for number, row in enumerate(read_lines(path) if path.exists() else (), 1):
-            if number == 1:
-                if any(row.get(name) != self.header[name] for name in (FIRST, "key")):
-                    raise UsageError(
-                        f"{path} has places of another question, or of other documents or settings",
-                        ANOTHER,
-                    )
-                continue
+        places = []
+        for number, row in enumerate(read_lines(path), 1):
+            if number == 1 and any(row.get(name) != self.header[name] for name in (FIRST, "key")):
+                raise UsageError(
+                    f"{path} has places of another question, or of other documents or settings",
+                    ANOTHER,
+                )
             try:
                 if "text" in row:
-                    self._places.append(CollectedPlace.of_row(row))
-                else:
+                    places.append(CollectedPlace.of_row(row))
+                elif number > 1:
                     self._read = int(row["read"])
             except (KeyError, TypeError, ValueError) as error:
                 raise DocumentError(f"{path}: row {number} is not whole", ANOTHER) from error
+        self.earlier = EarlierRun(self._read, tuple(places))
 
     def add(self, place: CollectedPlace) -> None:
         """Writes a place. Raises ResourceError, DocumentError."""

@@ -12,19 +12,15 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from esa_cli.apps.chat.chat_commands import COMMANDS, ChatLines
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.conversation import COMMANDS, ChatLines
 
 HINT = "  Ctrl-D ends; /help lists the commands"
 
 
 def key_bindings() -> KeyBindings:
-    """Enter sends, also a paste of several lines; Alt-Enter begins a new line."""
+    """Alt-Enter begins a new line; Enter sends, also a paste of several lines."""
     bindings = KeyBindings()
-
-    @bindings.add("enter")
-    def send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
 
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:
@@ -57,8 +53,6 @@ def edit_lines(lines: ChatLines, reporter: Reporter, **devices: Any) -> None:
         completer=WordCompleter(list(COMMANDS), meta_dict=COMMANDS, sentence=True),
         complete_while_typing=False,
         key_bindings=key_bindings(),
-        multiline=True,
-        prompt_continuation="  ",
         **devices,
     )
     while True:

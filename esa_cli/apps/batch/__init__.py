@@ -1,1 +1,0 @@
-"""Answers the questions of a file, in order. Shows nothing."""

@@ -1,1 +1,0 @@
-"""A conversation about documents: turns, commands, line editor and saved transcripts."""

@@ -1,1 +1,0 @@
-"""A file of collected places that a stopped run continues. Shows nothing."""

@@ -1,1 +1,0 @@
-"""Tasks of a command, done by several processes that each have a model."""

@@ -1,0 +1,234 @@
+"""`esa ingest --workers`: documents read into the library by several processes.
+
+The processes are of this machine, or actors of a Ray cluster. Each loads the model at its first
+document. A document may be read twice without harm. A process that dies ends the command: what is
+finished is stored, and the same command continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from multiprocessing import active_children, connection, get_context, parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esa_cli.apps.cli.options.options import ModelOptions, load_plugins
+from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.apps.ingest_report import IngestReport, ingest_document
+from esa_cli.documents.document import Document
+from esa_cli.errors import EsaError, ResourceError, UsageError, first_line
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.system.machine import memory_ran_out
+
+if TYPE_CHECKING:
+    from esa_cli.qa.api import Esa
+
+HINT = "what is finished is kept; memory may be short: try fewer --workers"
+CONNECT_S = 5.0
+"""Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
+
+
+class _Warnings(Reporter):
+    """Collects warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+Task = tuple[int, Document]
+Outcome = tuple[int, IngestReport, list[str]]
+"""The number of a document, its report, and warnings."""
+
+
+class IngestWorker:
+    """What one process needs to read documents. `library` and `folder`, where the command was
+    started, are the same for all machines."""
+
+    def __init__(
+        self, preset: Preset, model: ModelOptions, rows: str, library: Path, folder: str
+    ) -> None:
+        self.preset, self.model, self.rows = preset, model, rows
+        self.library, self.folder = library, folder
+        self.esa: Esa | None = None
+        self._reporter: _Warnings | None = None
+
+    def read(self, task: Task) -> Outcome:
+        """Reads a document. Raises EsaError."""
+        number, document = task
+        reporter = self._reporter = self._reporter or _Warnings()
+        reporter.texts = []
+        try:
+            self.esa = self.esa or self._open(reporter)
+            report = ingest_document(self.esa, document, self.rows, reporter)
+        except Exception as error:
+            if isinstance(error, EsaError) or not memory_ran_out(error):
+                raise
+            raise ResourceError("the memory of a worker ran out", HINT) from None
+        return number, report, reporter.texts
+
+    def _open(self, reporter: Reporter) -> Esa:
+        from esa_cli.apps.cli.open_esa import opened
+        from esa_cli.storage.library import Library
+
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            raise UsageError(
+                f"a worker cannot use the folder {self.folder}: {error.strerror}",
+                "start in a folder that all machines share",
+            ) from None
+        load_plugins(self.model.plugins)
+        library = Library(self.library)
+        self._opened = opened(
+            self.preset, self.model, reporter, keep=True, rows=self.rows, library=library
+        )
+        return self._opened.__enter__()
+
+
+def ingest_by_workers(
+    worker: IngestWorker,
+    documents: Sequence[Document],
+    reporter: Reporter,
+    workers: int | None,
+    *,
+    on_ray: bool,
+) -> list[IngestReport]:
+    """Reads the documents in several processes, long ones first; reports in their order.
+
+    Args:
+        workers: processes; None: one, or what `ray_outcomes` takes.
+
+    Raises:
+        EsaError: a document cannot be read. ResourceError: a process died. UsageError: there is no
+            such cluster.
+    """
+    show = reporter.waiting if reporter.live else reporter.throttled()
+    reports = dict[int, IngestReport]()
+    tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
+    if on_ray:
+        outcomes = ray_outcomes(worker, tasks, workers, reporter)
+    else:
+        outcomes = local_outcomes(worker, tasks, workers or 1, reporter)
+    with closing(outcomes):
+        for number, report, warnings in outcomes:
+            for text in warnings:
+                reporter.warn(text)
+            reports[number] = report
+            show(f"{len(reports)} of {len(documents)} documents")
+    return [reports[number] for number in range(len(documents))]
+
+
+_worker: IngestWorker
+"""That of a process of `local_outcomes`."""
+
+
+def local_outcomes(
+    worker: IngestWorker, tasks: Sequence[Task], workers: int, reporter: Reporter
+) -> Generator[Outcome, None, None]:
+    """The outcomes, as they come, of processes that share the cores of this machine."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    threads = max(1, cores // workers)
+    reporter.note(f"esa: {workers} workers, {threads} cores each", dim=False)
+    # As a pickle: unpickling imports torch, which reads OMP_NUM_THREADS then.
+    about = pickle.dumps(worker), threads
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, about)
+    try:
+        for future in as_completed([pool.submit(_read, task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise ResourceError("a worker died", HINT) from error
+    except BaseException:
+        for child in active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(worker: bytes, threads: int) -> None:
+    """Prepares a process, which ends when its parent does; Ctrl-C is for the parent."""
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    _worker = pickle.loads(worker)
+
+
+def _read(task: Task) -> Outcome:
+    return _worker.read(task)
+
+
+def ray_outcomes(
+    worker: IngestWorker, tasks: Sequence[Task], workers: int | None, reporter: Reporter
+) -> Generator[Outcome, None, None]:
+    """The outcomes, as they come, of actors of the cluster at $RAY_ADDRESS, or of one of this
+    machine alone: `workers`, else one for each GPU, or each machine where there is none."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.util import ActorPool
+
+    try:
+        address = os.environ.get("RAY_ADDRESS") or "local"  # "" joins anybody's on this machine
+        if host := re.fullmatch(r"(?:ray://)?([^:/]+):([0-9]+)", address):
+            socket.create_connection((host[1], int(host[2])), CONNECT_S).close()
+        ray.init(
+            address, log_to_driver=False, logging_level=logging.CRITICAL, include_dashboard=False
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the Ray cluster cannot be used: {first_line(error)}",
+            "check RAY_ADDRESS, or unset it to use this machine alone",
+        ) from error
+    try:
+        hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        count, share = _ray_share(hosts, workers, worker.model.device)
+        reporter.note(f"esa: ray: {count} workers, each {share}", dim=False)
+        kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
+        settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
+        pool = ActorPool([kind.remote(*settings) for _ in range(count)])
+        yield from pool.map_unordered(lambda actor, task: actor.read.remote(task), tasks)
+    except RayTaskError as error:
+        raise error.cause from None
+    except RayActorError as error:
+        raise ResourceError(f"a worker died: {first_line(error)}", HINT) from error
+    finally:
+        ray.shutdown()
+
+
+def _ray_share(
+    hosts: Sequence[dict[str, float]], workers: int | None, device: str
+) -> tuple[int, dict[str, float]]:
+    """The number of actors, and the resources of each. Raises ResourceError: there is no GPU."""
+    gpus = 0 if device == "cpu" else sum(int(host.get("GPU", 0)) for host in hosts)
+    if not gpus and device.startswith("cuda"):
+        raise ResourceError("the Ray cluster has no GPU", f"leave --device {device} out")
+    count = workers or gpus or len(hosts)
+    cores = min(host.get("CPU", 0) for host in hosts) / math.ceil(count / len(hosts))
+    share = {"num_cpus": float(math.floor(cores)) if cores >= 1 else round(cores, 3)}
+    return count, share | ({"num_gpus": min(1.0, gpus / count)} if gpus else {})
