@@ -17,16 +17,16 @@ from esa_cli.__main__ import main
 LOAD: Any = importlib.import_module("esa_cli.models.loading.load")
 SMALL = 1 << 20
 _read = LOAD.read_pretrained
-_read_once = functools.cache(lambda files, *given: _read(*given))
+_read_once = functools.cache(lambda files, *given, **more: _read(*given, **more))
 
 
 def read_once(folder: Path, place: str, dtype: Any, packing: str = "", kept: bool = False) -> Any:
     """A small model is read from the same files once; each command has its own copy."""
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     if sum(stat.st_size for _, stat in stats) > SMALL:
-        return _read(folder, place, dtype, packing, kept)
+        return _read(folder, place, dtype, packing=packing, kept=kept)
     files = tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
-    return copy.deepcopy(_read_once(files, folder, place, dtype, packing, kept))
+    return copy.deepcopy(_read_once(files, folder, place, dtype, packing=packing, kept=kept))
 
 
 @pytest.fixture(scope="session")

@@ -152,6 +152,6 @@ def test_prune_names_what_is_of_another_format(run: Run, library: Library) -> No
         run("prune", "--max-size", str(library.nbytes - 1))
     assert library.verify(old) == []
     said = run("prune")
-    assert f"left alone, as they cannot be used: {kept.id}" in said
+    assert f"left alone, as it cannot be used: {kept.id}" in said
     (left,) = json.loads(run("prune", "--json"))["left_alone"]
     assert left["id"] == kept.id

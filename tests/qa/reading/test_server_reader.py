@@ -185,7 +185,7 @@ def test_what_goes_wrong_says_what_to_try(start: Start, mode: str, words: str, h
     ("mode", "words", "hint"),
     [
         ("unlisted", "has no chat completions there: Not Found", "/v1"),
-        ("empty", "lists no models", "--reader-model"),
+        ("empty", "lists no models", "URL#MODEL"),
         ("page", "cannot be used: it is no JSON", "OpenAI"),
         ("moved", "has moved: https://elsewhere.example/v1", "that address"),
     ],
