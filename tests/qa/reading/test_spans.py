@@ -225,7 +225,7 @@ class Endless(RandomModel):
 def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a script without spaces three times as many; the likeliest beams alone go on."""
     monkeypatch.setattr(span_search, "LONGEST", 3)
-    for passage, calls in (("the " * 40, 3), ("鯨魚" * 20, 9)):
+    for passage, calls in (("the " * 40, 3), ("雪鯨" * 20, 9)):
         model = Endless(2)
         searched(passage.strip(), model)
         assert model.calls == calls
