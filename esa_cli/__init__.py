@@ -16,23 +16,24 @@ if TYPE_CHECKING:
     from esa_cli.attention.window import Window
     from esa_cli.documents.document import Document, read_document
     from esa_cli.models.attachment.attach import attach
-    from esa_cli.qa.answering.reply import Passage, Reply, Turn
+    from esa_cli.qa.answering.reply import Reply, Turn
     from esa_cli.qa.answering.session import Session
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
     from esa_cli.qa.collecting import CollectedPlace, Collection
+    from esa_cli.qa.finding.books import Book
+    from esa_cli.qa.finding.passage import Passage
     from esa_cli.qa.presets.preset import load as load_preset
     from esa_cli.storage.library import Library
 
 _PLACES = {
-    "Book": "qa.books",
+    "Book": "qa.finding.books",
     "CollectedPlace": "qa.collecting",
     "Collection": "qa.collecting",
     "Document": "documents.document",
     "Esa": "qa.api",
     "Library": "storage.library",
     "Method": "attention.method",
-    "Passage": "qa.answering.reply",
+    "Passage": "qa.finding.passage",
     "Reply": "qa.answering.reply",
     "Session": "qa.answering.session",
     "Turn": "qa.answering.reply",

@@ -1,4 +1,4 @@
-"""Nine rooms, imports in one direction, no circle of files.
+"""Nine rooms, imports in one direction, no circle of files or folders.
 
 Read from the syntax trees: imports inside functions and those for type checkers alone count, too.
 """
@@ -104,6 +104,17 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 def test_no_circle_of_files() -> None:
     """A CycleError names one."""
     TopologicalSorter({module: own_imports(module) for module in modules()}).prepare()
+
+
+def test_no_circle_of_folders() -> None:
+    """Of the files at the top, which are the package's face, every folder may import the errors."""
+    folders: dict[str, set[str]] = {}
+    for module, path in modules().items():
+        inside = path.parent
+        if inside != PACKAGE:
+            others = {modules()[other].parent for other in own_imports(module)}
+            folders.setdefault(str(inside), set()).update(map(str, others - {inside, PACKAGE}))
+    TopologicalSorter(folders).prepare()
 
 
 @pytest.mark.parametrize(

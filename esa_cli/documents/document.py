@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label
 from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
-from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
 from esa_cli.system.machine import size_text

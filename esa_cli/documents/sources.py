@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from esa_cli.documents.encoding import is_binary
 from esa_cli.documents.ignore_rules import IgnoreRules
 from esa_cli.documents.readers import choose
-from esa_cli.documents.text_builder import first_names
+from esa_cli.documents.readers.encoding import is_binary
+from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
 

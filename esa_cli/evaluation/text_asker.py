@@ -13,10 +13,11 @@ import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.models import LoadedModel
-from esa_cli.qa.answering.reply import Passage, Reply
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
-from esa_cli.qa.books import Book
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress

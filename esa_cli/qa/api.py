@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli import models
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, Turn
+from esa_cli.qa.answering.reply import HeatMap, Reply, Turn
+from esa_cli.qa.finding.passage import Passage
 
 if TYPE_CHECKING:  # they import torch
     from torch import Tensor
@@ -28,8 +29,8 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.attention.method import Method
     from esa_cli.documents.document import Document
     from esa_cli.qa.answering.session import Session
-    from esa_cli.qa.books import Book
     from esa_cli.qa.collecting import Collection, EarlierRun
+    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.ingestion.ingest import Ingest, IngestEvents, Source
     from esa_cli.qa.opening import Notices, Preflight
     from esa_cli.qa.planning.plan import Planner
@@ -450,14 +451,14 @@ class Esa:
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
         """These books, each with its place in the cache of a question about them."""
-        from esa_cli.qa.books import place_books
+        from esa_cli.qa.finding.books import place_books
 
         return place_books(books)
 
 
 def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:
     """The books, each text once. Raises UsageError: there is none."""
-    from esa_cli.qa.books import distinct
+    from esa_cli.qa.finding.books import distinct
 
     if not books:
         raise UsageError(f"no document to {purpose}", "ingest one first")

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from esa_cli.qa.answering.reply import Passage, Reply, says_not_told
-from esa_cli.qa.books import Book
+from esa_cli.qa.answering.reply import Reply, says_not_told
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch, standardised
 from esa_cli.qa.finding.windows import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line

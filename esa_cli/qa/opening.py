@@ -28,7 +28,7 @@ from esa_cli.storage import check_cache, check_in_memory
 from esa_cli.system import machine
 
 if TYPE_CHECKING:  # they import torch or the methods
-    from esa_cli.qa.books import TokenisedDocument
+    from esa_cli.qa.finding.books import TokenisedDocument
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
@@ -117,7 +117,7 @@ class KnownModel:
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
         """The documents with their tokens. Raises ModelError."""
-        from esa_cli.qa.books import TokenisedDocument
+        from esa_cli.qa.finding.books import TokenisedDocument
 
         return [TokenisedDocument.of(document, self.tokenizer) for document in documents]
 

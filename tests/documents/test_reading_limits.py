@@ -17,8 +17,9 @@ import sample_files as make
 from reader_checks import changed, refused
 from reader_fuzz import read_here
 
-from esa_cli.documents import readers, reading_process
-from esa_cli.documents.reading_process import LIMITS, MOST, reading_limit
+from esa_cli.documents import readers
+from esa_cli.documents.readers import reading_process
+from esa_cli.documents.readers.reading_process import LIMITS, MOST, reading_limit
 from esa_cli.errors import DocumentError, UsageError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")

@@ -31,7 +31,7 @@ from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import Book
+from esa_cli.qa.finding.books import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore

@@ -23,8 +23,8 @@ from esa_cli.evaluation.bench.bench_run import RecordAsker
 from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.answering.reply import Passage
 from esa_cli.qa.answering.session import Session
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import preset
 
 __all__ = ["cache", "esa", "surroundings"]  # fixtures

@@ -16,9 +16,8 @@ from finder_asker import asker as asker
 
 from esa_cli.documents.document import Document, Mark
 from esa_cli.errors import LengthError, UsageError
-from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply
 from esa_cli.qa.api import Esa
-from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.collecting import (
     AnswerSpan,
     CollectedPlace,
@@ -31,6 +30,8 @@ from esa_cli.qa.collecting import (
     distinct_places,
     quoted_place,
 )
+from esa_cli.qa.finding.books import Book, place_books
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.presets import preset
 from esa_cli.qa.reading.reader import Sampling

@@ -10,7 +10,8 @@ from typing import Any
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import HistoryError, UsageError
-from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, ShadedSpan, Turn
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan, Turn
+from esa_cli.qa.finding.passage import Passage
 
 
 class FakeBook(str):

@@ -19,7 +19,7 @@ from esa_cli.apps.mcp_server.mcp_app import served
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
-from esa_cli.qa.books import Book, place_books
+from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage_finder import Passage, PassageSearch
 from esa_cli.qa.ingestion.library_texts import restored
 from esa_cli.qa.presets.preset import load

@@ -10,15 +10,8 @@ from typing import Any
 from fake_asker import FakeAsker
 
 from esa_cli.documents.sentences import Sentences
-from esa_cli.qa.answering.reply import (
-    NOT_TOLD,
-    HeatMap,
-    Passage,
-    Quotation,
-    Reply,
-    ShadedSpan,
-    Turn,
-)
+from esa_cli.qa.answering.reply import NOT_TOLD, HeatMap, Quotation, Reply, ShadedSpan, Turn
+from esa_cli.qa.finding.passage import Passage
 
 
 class QuotingAsker(FakeAsker):

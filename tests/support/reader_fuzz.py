@@ -10,8 +10,8 @@ from typing import NamedTuple
 from mutations import mutate
 from reader_samples import SAMPLES
 
-from esa_cli.documents.reader_registry import choose, read_by
 from esa_cli.documents.readers import ExtractedText
+from esa_cli.documents.readers.reader_registry import choose, read_by
 from esa_cli.errors import DocumentError
 
 

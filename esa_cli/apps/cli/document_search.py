@@ -14,10 +14,10 @@ from itertools import islice
 from esa_cli.apps.cli.inputs import read_files
 from esa_cli.apps.cli.output.progress_display import token_progress
 from esa_cli.apps.cli.output.terminal import Reporter
+from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import SourceFiles
-from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, EsaError, UsageError
-from esa_cli.qa.books import Book, distinct
+from esa_cli.qa.finding.books import Book, distinct
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, LibraryTexts, texts_of
 from esa_cli.storage.library import Catalogue, Entry, Library
 

@@ -11,8 +11,8 @@ import torch
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.documents.document import Document, read_document
-from esa_cli.qa.answering.reply import Passage
-from esa_cli.qa.books import Book, distinct, place_books
+from esa_cli.qa.finding.books import Book, distinct, place_books
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch
 from esa_cli.qa.ingestion.library_texts import INDEX, restored
 from esa_cli.qa.presets.preset import Preset

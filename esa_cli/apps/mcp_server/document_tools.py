@@ -18,15 +18,16 @@ from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.worker import Job
-from esa_cli.documents.text_builder import first_names
+from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Passage, lacking
+from esa_cli.qa.answering.reply import lacking
 from esa_cli.qa.api import Esa
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.presets.preset import Preset
 
 Result = dict[str, Any]
@@ -240,7 +241,7 @@ def _results(
     passages: Sequence[Passage], opened: Sequence[OpenDocument], weighed: bool = False
 ) -> list[Result]:
     """Passages with the ids and paths of their documents, which they name as `place_books` does."""
-    from esa_cli.qa.books import place_books
+    from esa_cli.qa.finding.books import place_books
 
     placed = place_books([document.book for document in opened]) if passages else []
     known = {book.document.name: document for book, document in zip(placed, opened, strict=False)}

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from esa_cli.apps.open_books import MOST_RECENT, FileStamp, OpenBooks, file_stamp
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
+from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import find_any
-from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import DiskError, DocumentError, LibraryError
 from esa_cli.qa.ingestion.library_texts import FileIndexing, LibraryText, library_texts, restored
 from esa_cli.storage.library import Library

@@ -4,7 +4,6 @@ One file a format. Importing this package registers all of them; each library is
 first document needs it.
 """
 
-from esa_cli.documents.reader_registry import Reader, choose, register
 from esa_cli.documents.readers import (  # noqa: F401
     csv_reader,
     docx_reader,
@@ -18,8 +17,9 @@ from esa_cli.documents.readers import (  # noqa: F401
     spreadsheet_reader,
     text_reader,
 )
-from esa_cli.documents.reading_process import read
-from esa_cli.documents.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
+from esa_cli.documents.readers.reader_registry import Reader, choose, register
+from esa_cli.documents.readers.reading_process import read
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
 
 __all__ = [
     "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose", "label", "read",

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
 
-from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText
 
 _DELIMITERS = "\t|;,"
 """Of two that fit as well the first: numbers and names have commas in them, hardly any a tab."""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 BULLET = "-"

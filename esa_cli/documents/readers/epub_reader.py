@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
-from esa_cli.documents.reader_registry import Reader, damage_error, register
 from esa_cli.documents.readers.html_reader import decode_markup, parse_html, write_html
+from esa_cli.documents.readers.reader_registry import Reader, damage_error, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.documents.readers.zip_parts import ZipParts
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
 _CONTAINER = "META-INF/container.xml"

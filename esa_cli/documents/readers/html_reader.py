@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from esa_cli.documents.encoding import BYTE_ORDER_MARKS, WIDER, declared_codec, decode
-from esa_cli.documents.reader_registry import Reader, register
-from esa_cli.documents.text_builder import (
+from esa_cli.documents.readers.encoding import BYTE_ORDER_MARKS, WIDER, declared_codec, decode
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     TextBuilder,
     label,

@@ -15,11 +15,11 @@ from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from typing import Any
 
-from esa_cli.documents.encoding import WIDER, declared_codec, decode
-from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers.encoding import WIDER, declared_codec, decode
 from esa_cli.documents.readers.html_reader import decode_markup, html_text
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, first_names, label
 from esa_cli.documents.readers.text_reader import plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, first_names, label
 from esa_cli.errors import DocumentError
 
 _SHOWN = ("From", "To", "Cc", "Date", "Subject")

@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.html_reader import html_text
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.documents.readers.text_reader import headings, plain_text
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label
 from esa_cli.errors import DocumentError
 
 _VERSION = re.compile(rb'"nbformat"\s*:\s*\d')

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.html_reader import formula_text, parse_html
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder
 from esa_cli.documents.readers.zip_parts import ZipParts, password_error
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder
 
 _STYLES, _MANIFEST = "styles.xml", "META-INF/manifest.xml"
 _MIMETYPE = b"mimetypeapplication/vnd.oasis.opendocument.text"

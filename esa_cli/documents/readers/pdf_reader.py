@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, damage_error, register
-from esa_cli.documents.text_builder import (
+from esa_cli.documents.readers.reader_registry import Reader, damage_error, register
+from esa_cli.documents.readers.text_builder import (
     ExtractedText,
     Mark,
     first_names,

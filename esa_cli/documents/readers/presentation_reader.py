@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, register
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, optional_import
 
 
 @register("presentation")

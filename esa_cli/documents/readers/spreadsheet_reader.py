@@ -12,10 +12,15 @@ import re
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader, register
 from esa_cli.documents.readers.csv_reader import as_lines
+from esa_cli.documents.readers.reader_registry import Reader, register
+from esa_cli.documents.readers.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    label,
+    optional_import,
+)
 from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.documents.text_builder import ExtractedText, TextBuilder, label, optional_import
 from esa_cli.errors import DocumentError
 
 _MAIN = "xl/workbook.xml"

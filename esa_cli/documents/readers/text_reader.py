@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from esa_cli.documents.encoding import decode
-from esa_cli.documents.reader_registry import PLAIN, Reader, register
-from esa_cli.documents.text_builder import ExtractedText, Mark
+from esa_cli.documents.readers.encoding import decode
+from esa_cli.documents.readers.reader_registry import PLAIN, Reader, register
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark
 
 _TELLING = re.compile(
     r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",

@@ -7,9 +7,9 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from esa_cli.documents.reader_registry import Reader
-from esa_cli.documents.reading_process import check_unpacked
-from esa_cli.documents.text_builder import label, optional_import
+from esa_cli.documents.readers.reader_registry import Reader
+from esa_cli.documents.readers.reading_process import check_unpacked
+from esa_cli.documents.readers.text_builder import label, optional_import
 from esa_cli.errors import DocumentError
 
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"

@@ -13,10 +13,11 @@ from esa_cli.documents.document import Document
 from esa_cli.evaluation.selftest.run_plan import MethodGroup
 from esa_cli.evaluation.selftest.selftest_run import read_for
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.answering.reply import Passage, Reply
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.books import Book
 from esa_cli.qa.evidence.evidence import heaviest
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.machine import peak_memory
 from esa_cli.system.progress import Progress

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.evaluation.tasks.task_sample import Fact
-from esa_cli.qa.answering.reply import Passage
+from esa_cli.qa.finding.passage import Passage
 
 IN_VIEW = 0.5
 """Least share of a fact's tokens with which a layer has the fact in view."""

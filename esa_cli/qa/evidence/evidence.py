@@ -20,8 +20,9 @@ from esa_cli.attention.algebra import soft_capped
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.sentences import LONGEST, Sentences
-from esa_cli.qa.answering.reply import HeatMap, Passage, Reply, ShadedSpan
-from esa_cli.qa.books import Book
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import token_bounds
 
 if TYPE_CHECKING:

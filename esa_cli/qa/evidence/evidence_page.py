@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from esa_cli.qa.answering.reply import Passage, Reply
-from esa_cli.qa.books import Book
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence.evidence import LEVELS, heaviest_token, shaded_spans, weights_of
 from esa_cli.qa.evidence.page import render_page
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""

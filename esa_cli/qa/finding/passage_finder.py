@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from esa_cli.errors import UsageError
-from esa_cli.qa.answering.reply import Passage
-from esa_cli.qa.books import Book
+from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.windows import FoundPassage, shared_characters
 from esa_cli.qa.finding.words import (
     LexicalIndex,

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.books import Book, TokenisedDocument
+from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
 from esa_cli.qa.finding.words import SentenceWords, sentence_words

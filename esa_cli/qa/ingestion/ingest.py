@@ -18,7 +18,7 @@ import torch
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
-from esa_cli.qa.books import Book, TokenisedDocument
+from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.library_texts import record_document, restored
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Layout, Library

@@ -11,7 +11,7 @@ import torch
 from esa_cli.documents.document import Document
 from esa_cli.models.attachment.inspection import kv_dtype
 from esa_cli.models.files.families import key_shapes, latent_block
-from esa_cli.qa.books import Book, TokenisedDocument
+from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of

@@ -11,7 +11,8 @@ from esa_cli import models
 from esa_cli.errors import HistoryError, LengthError, ModelError
 from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import PromptTokens
-from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
+from esa_cli.qa.answering.reply import Reply, Turn, says_not_told
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Prompt
 from esa_cli.qa.reading.reader import MOST_PASSAGES, QUESTION, SYSTEM, Sampling, numbered, unheard
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Reply, Turn
+from esa_cli.qa.answering.reply import NOT_TOLD, Reply, Turn
+from esa_cli.qa.finding.passage import Passage
 
 MOST_PASSAGES = 8
 """Passages that another model is shown."""

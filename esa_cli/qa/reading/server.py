@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import requests
 
 from esa_cli.errors import ReaderError, first_line
-from esa_cli.qa.answering.reply import Passage, Reply, Turn, says_not_told
+from esa_cli.qa.answering.reply import Reply, Turn, says_not_told
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.reader import MOST_PASSAGES, Sampling, messages, unheard
 from esa_cli.qa.reading.server_address import KEY, ServerAddress
 

@@ -27,7 +27,8 @@ from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
 from esa_cli.models.text_passes.text_forward import PromptBatch, TextForward, plain_forward
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.answering.question_form import completed, wants_free_text
-from esa_cli.qa.answering.reply import NOT_TOLD, Passage, Quotation, Reply, Turn
+from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.adapter_files import adapter_folder
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.qa.reading.chat import written

@@ -23,7 +23,6 @@ from esa_cli.methods.loki import Loki
 from esa_cli.methods.rope_scaling import ReRoPE
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.qa.books import Book, place_books
 from esa_cli.qa.evidence.evidence import (
     FOUND,
     AttentionWeights,
@@ -32,6 +31,7 @@ from esa_cli.qa.evidence.evidence import (
     rests_on,
     strength,
 )
+from esa_cli.qa.finding.books import Book, place_books
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)

@@ -10,9 +10,10 @@ import torch
 from selectolax.lexbor import LexborHTMLParser
 
 from esa_cli.documents.document import Document
-from esa_cli.qa.answering.reply import Passage, Reply
-from esa_cli.qa.books import Book
+from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence.evidence_page import LEVELS, evidence_page
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
 
 NASTY = "<script>alert(1)</script> & \"quotes\" 'too' <img src=x onerror=y>"
 TEXT = "The gate opens at nine.\n\n  Nobody came.\tA bell rang.\n"

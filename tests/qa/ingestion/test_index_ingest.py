@@ -17,7 +17,7 @@ from forked import child, ended, killed, taken
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError
 from esa_cli.qa.api import Esa
-from esa_cli.qa.books import Book
+from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
 from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion import index_ingest

@@ -11,7 +11,8 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
-from esa_cli.qa.answering.reply import Passage, Turn
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading.chat import ChatReader
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
 from esa_cli.qa.reading.reader_choice import ReaderChoice

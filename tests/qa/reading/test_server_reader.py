@@ -10,7 +10,8 @@ import pytest
 from completion_server import KEY, CompletionServer
 
 from esa_cli.errors import ReaderError, UsageError
-from esa_cli.qa.answering.reply import Passage, Turn
+from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
 from esa_cli.qa.reading.server import ServerReader

@@ -11,7 +11,7 @@ import pytest
 import torch
 from byte_level_model import byte_level, byte_model
 
-from esa_cli.qa.answering.reply import Passage
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
 from esa_cli.qa.reading import spans as span_search
 from esa_cli.qa.reading.span import PassagePrompt, PassageReader, SpanReader, clipped, one_line

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from esa_cli.documents.document import Document, LeftOut
     from esa_cli.qa.answering.reply import Reply
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book, TokenisedDocument
+    from esa_cli.qa.finding.books import Book, TokenisedDocument
     from esa_cli.qa.opening import Preflight
     from esa_cli.qa.presets.preset import Preset
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.apps.collected_file import CollectedFile
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
     from esa_cli.qa.collecting import CollectedPlace, Coverage
+    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.presets.preset import Preset
 
 FIELDS = (

@@ -21,7 +21,7 @@ from esa_cli.system.machine import size_text, time_text
 if TYPE_CHECKING:
     from esa_cli.evaluation.tasks.chronicle_task import Reworded
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.finding.books import Book
 
 MOST = 9
 NAME = "chronicle.md"

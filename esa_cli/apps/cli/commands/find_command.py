@@ -20,16 +20,16 @@ from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.answer_output import asked_documents
 from esa_cli.apps.cli.output.terminal import Reporter, print_json
+from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.documents.sources import source_files
-from esa_cli.documents.text_builder import first_names
 from esa_cli.errors import NOT_FOUND
 from esa_cli.storage.library import Library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from esa_cli.qa.answering.reply import Passage
     from esa_cli.qa.api import Esa
+    from esa_cli.qa.finding.passage import Passage
 
 TOP = 8
 Read = Annotated[
@@ -99,7 +99,7 @@ def find(
     from esa_cli.apps.cli.document_search import QuestionBooks
     from esa_cli.apps.cli.output.passage_output import file_name, files_of, print_passages
     from esa_cli.apps.cli.passage_books import PassageBooks
-    from esa_cli.qa.books import place_books
+    from esa_cli.qa.finding.books import place_books
     from esa_cli.qa.finding.passage_finder import passages_with_words
     from esa_cli.qa.presets.adapter_files import check_adapter, for_finding
 

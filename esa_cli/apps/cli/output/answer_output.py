@@ -10,13 +10,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.documents.sentences import Sentences
-from esa_cli.qa.answering.reply import Passage, Quotation, Reply
+from esa_cli.qa.answering.reply import Quotation, Reply
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.system.machine import peak_memory, size_text, time_text
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import LeftOut
     from esa_cli.qa.api import Esa
-    from esa_cli.qa.books import Book
+    from esa_cli.qa.finding.books import Book
 
 SHOWN = 3
 """Passages under an answer unless --top says how many."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.apps.cli.output.terminal import NARROW, clean, make_console, one_line
-from esa_cli.qa.answering.reply import Passage
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.words import matched_words
 
 MATCH = "bold red"

@@ -13,7 +13,7 @@ import re
 import string
 from contextlib import suppress
 
-from esa_cli.documents.text_builder import STDIN, label
+from esa_cli.documents.readers.text_builder import STDIN, label
 from esa_cli.errors import DocumentError
 
 _MARKS = (

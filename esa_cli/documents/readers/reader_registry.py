@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import ClassVar, Protocol, TypeVar, cast
 
-from esa_cli.documents.text_builder import ExtractedText, label
+from esa_cli.documents.readers.text_builder import ExtractedText, label
 from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
 

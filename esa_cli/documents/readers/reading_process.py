@@ -22,8 +22,8 @@ from contextlib import suppress
 from typing import Any
 
 from esa_cli import errors
-from esa_cli.documents.reader_registry import READERS, choose, read_by
-from esa_cli.documents.text_builder import ExtractedText, Mark, label
+from esa_cli.documents.readers.reader_registry import READERS, choose, read_by
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.machine import parse_size, size_text
 
@@ -47,7 +47,7 @@ _NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<stri
 """What lxml says where memory is not enough."""
 _START = (
     "import sys; sys.path[:] = {path!r}; import esa_cli.documents.readers; "
-    "from esa_cli.documents.reading_process import serve; serve()"
+    "from esa_cli.documents.readers.reading_process import serve; serve()"
 )
 
 
