@@ -14,8 +14,6 @@ import torch
 
 from esa_cli.errors import NOT_BLAMED, EsaError, ModelError, PluginError, PresetError, UsageError
 from esa_cli.methods import registry
-from esa_cli.methods.plugin_loading import load_installed
-from esa_cli.methods.voting import VoteScore
 from esa_cli.qa.presets.preset import DEFAULT, Preset, from_rows, load, merge, validated
 from esa_cli.system.registry import nearest
 
@@ -99,6 +97,7 @@ def build_method(preset: Preset) -> Method:
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import blame_plugins
+    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     if preset.kernel != "auto" and preset.kernel not in KERNELS:
@@ -129,6 +128,8 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     which some position encodings stretch. Raises UsageError: no such method. PluginError: its
     recipe fails, or gives what none may set. PresetError: its settings do not hold, or it takes
     more tokens."""
+
+    from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     recipe = registry.find_recipe(name)
@@ -262,6 +263,7 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
 
 def check_fits_model(method: Method, model: Any) -> None:
     """Raises PresetError where a method has maps or heads that were found for another model."""
+    from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_maps
     from esa_cli.models.files.families import FAMILIES, method_layers
 
