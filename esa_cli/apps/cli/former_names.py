@@ -18,8 +18,7 @@ SETTINGS = {
     "--position": ("answer.from=rows", "position.name="),
 }
 """Former options, and the settings to write in their place; the last takes the option's value."""
-_LAB = ("methods", "plugins", "calibrate", "heads")
-OWN = {"--dtype": _LAB, "--plugin": _LAB, "--answer": ("ask",)}
+OWN = {"--plugin": ("methods",), "--answer": ("ask",)}
 """Commands that have an option of one of these names."""
 OPTIONS = {
     "--evidence": ("--top",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,24 +24,6 @@ if TYPE_CHECKING:
     from esa_cli.evaluation.calibration.fitted_maps import CalibrationJob, CalibrationStudy
     from esa_cli.qa.opening import KnownModel
     from esa_cli.qa.presets.preset import Preset
-
-
-@dataclass(frozen=True)
-class UncachedOptions:
-    """`ModelOptions` without --cache: no keys and values of documents are kept."""
-
-    preset: options.Preset = options.DEFAULT_PRESET
-    model: options.Model = None
-    settings: options.Set = None
-    plugins: options.Plugin = None
-    device: options.Device = "auto"
-    dtype: options.Dtype = "auto"
-
-    def model_options(self) -> ModelOptions:
-        """The same with a cache where the model is."""
-        return ModelOptions(
-            self.preset, self.model, self.settings, self.plugins, self.device, self.dtype, "device"
-        )
 
 
 TRAINING: dict[str, Any] = {"epochs": 10, "batch": 128, "lr": 5e-4, "seed": 0}
@@ -136,7 +118,7 @@ Texts = Annotated[
 @options.command
 def calibrate(
     texts: Texts,
-    given: UncachedOptions,
+    given: ModelOptions,
     wanted: CalibrationOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -147,7 +129,7 @@ def calibrate(
     """
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
-    model = given.model_options()
+    model = replace(given, cache="device")
     options.load_plugins(model.plugins)  # a reader of theirs says which files of a folder are read
     wanted.check(texts)
     reporter = Reporter(quiet)

@@ -6,12 +6,11 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from esa_cli.apps.cli.commands.calibrate_command import UncachedOptions
 from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options import output_paths as files
 from esa_cli.apps.cli.options.command_help import option
@@ -101,7 +100,7 @@ SHOWN = 16
 @options.command
 def heads(
     wanted: HeadsRequest,
-    given: UncachedOptions,
+    given: ModelOptions,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -115,7 +114,7 @@ def heads(
     """
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
 
-    reporter, model = Reporter(quiet), given.model_options()
+    reporter, model = Reporter(quiet), replace(given, cache="device")
     chosen = model.method_preset()
     if wanted.out is not None:
         check_out(wanted.out, model.preset)

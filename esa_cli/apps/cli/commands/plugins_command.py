@@ -36,11 +36,9 @@ def new(
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A plugin file.")],
-    plugins: options.Plugin = None,
     as_json: options.Json = False,
 ) -> None:
     """Check that a plugin keeps the rules methods must keep."""
-    options.load_plugins(plugins)
     from esa_cli.apps.cli.output.terminal import print_json, print_table
     from esa_cli.errors import PluginError
     from esa_cli.evaluation.conformance import check_file

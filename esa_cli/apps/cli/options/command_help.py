@@ -12,7 +12,7 @@ PANELS = {
     "Answer": "top all min least files answer report method methods max-new-tokens temperature "
     "seed count distinct retry-failed limit questions",
     "Model": "preset model reader device",
-    "Output": "out format json quiet png markdown plot journal recall-out long",
+    "Output": "out format json quiet markdown long",
     "Expert": "set plugin rows engine workers",
 }
 """Heading -> names of options; others stand first, as `Options`."""

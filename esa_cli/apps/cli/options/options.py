@@ -60,7 +60,6 @@ Plugin = Annotated[
     list[Path] | None, option("--plugin FILE", "Run a plugin file first. Repeatable.")
 ]
 Device = Annotated[str, option("--device NAME", "auto, cpu, cuda, cuda:1 or mps.")]
-Dtype = Annotated[str, option("--dtype NAME", "auto, float32, bfloat16, int8, nf4, ...")]
 Method = Annotated[
     str | None,
     option("--method NAME", "Answer from rows by a whole method, by its name in `esa methods`."),
