@@ -110,7 +110,7 @@ def replacing(path: Path, part: Path | None = None, *, durable: bool = False) ->
             shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: str) -> None:
+def write_atomically(path: Path, content: str) -> None:
     """Writes a text file atomically and durably. Raises OSError."""
     with replacing(path, durable=True) as part:
         part.write_text(content, "utf-8")

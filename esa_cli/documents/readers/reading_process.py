@@ -71,7 +71,7 @@ def check_unpacked(size: int, document: str) -> None:
 
 def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
-        f"{label(document)} must {limit}, got more",
+        f"{label(document)} is too large: it must {limit}",
         f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
     )
 

@@ -136,8 +136,8 @@ def fit_once(
     folder: Path,
     layer: int,
 ) -> Linear:
-    """Maps of rank R, at most F, for folded queries and keys (n, F) of one layer, from the file
-    that an earlier call left in `folder`, or fitted; a damaged file is made again."""
+    """Loads the maps of one layer from `folder`, or fits them and saves them there where the file
+    is missing or damaged. Queries and keys are folded, (n, F); the rank is min(R, F)."""
     shaping = {"method": method, "rank": rank}
     if method == "learned":
         training = replace(training, seed=training.seed + 1000 * layer)

@@ -28,7 +28,7 @@ class StableRandom:
     def __init__(self, *seeds: str | int) -> None:
         self._random = random.Random(" ".join(str(part) for part in seeds))
 
-    def unit(self) -> float:
+    def fraction(self) -> float:
         """A number from 0 to below 1."""
         return self._random.random()
 

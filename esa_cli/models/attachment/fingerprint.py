@@ -92,7 +92,9 @@ def _numbers(projection: Any) -> list[Tensor]:
             return [torch.signbit(weight).to(torch.uint8)]
         tensors = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
         if not tensors:
-            raise ModelError("a projection of this model shows no weights", LOADED_PLAIN)
+            raise ModelError(
+                "a projection of this model has no weights that can be read", LOADED_PLAIN
+            )
         return [tensor.view(torch.uint8) for tensor in tensors]
 
 
@@ -137,7 +139,7 @@ def check_maps(compressor: Compressor, model: Any, method: Method | None = None)
     fitted = {key: metadata[key] for key in (ROTATE, DISTANCE) if key in metadata}
     if fitted != (used := query_rotation(method)):
         raise PresetError(
-            f"{file} was made for queries rotated as {fitted}; this method's are as {used}",
+            f"{file} was made for the query rotation {fitted}; this method uses {used}",
             "set score.rotate and position.distance as then, or make a file for this method with "
             "`esa calibrate --for`",
         )

@@ -203,9 +203,9 @@ class _Passage:
     weight: float
     top: float
 
-    def takes(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
-        """Adds a sentence that is beside it in the same paragraph and heavy enough; whether it
-        did."""
+    def try_add(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
+        """Adds a sentence that is adjacent, in the same paragraph and heavy enough; returns whether
+        it did."""
         if book != self.book or weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)
@@ -281,7 +281,7 @@ def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_Passag
     ):
         book, start = -minus_book, -minus_start
         text = books[book].document.text
-        if not any(passage.takes(book, start, end, weight, text) for passage in out):
+        if not any(passage.try_add(book, start, end, weight, text) for passage in out):
             if len(out) < count:
                 out.append(_Passage(book, start, end, weight, weight))
             elif not out or weight < JOIN * out[-1].top:

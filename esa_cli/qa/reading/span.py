@@ -93,7 +93,7 @@ class PassageReading:
                 clipped(passage, longest, lambda text: len(prompt.ids(question, text)))
                 for passage in passages
             ]
-        self._reader, self._lines = reader, [_Line(passage) for passage in passages]
+        self._reader, self._lines = reader, [_OneLine(passage) for passage in passages]
         ids = [prompt.ids(question, passage) for passage in passages]
         self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
@@ -164,7 +164,7 @@ class PassageReader:
         return PassageReading(self, passages, question)
 
 
-class _Line:
+class _OneLine:
     """A passage in one line, with the place of each of its characters in the original."""
 
     def __init__(self, passage: str) -> None:

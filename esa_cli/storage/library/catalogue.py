@@ -10,8 +10,8 @@ of `esa ingest --words` are also in a file of their own, from which a new catalo
 
 A document is former if its file has another text now or was removed, and no other file has its
 text. It stays on disk until it is pruned. Whoever answers brings the records up to date first
-(`qa.ingestion.library_texts`). A document stays present if nothing is known of its file: it came
-from standard input or another machine, or its disk is away.
+(`qa.ingestion.library_texts`). A document stays present where its file cannot be checked: it
+came from standard input or another machine, or its disk is not mounted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FileRecord(NamedTuple):
 
 
 def _to_sql(value: Any) -> Any:
-    """Text with lone surrogates, as of file names that are not UTF-8, as bytes."""
+    """Converts text with lone surrogates, such as file names that are not UTF-8, to bytes."""
     lone = isinstance(value, str) and has_lone_surrogate(value)
     return text_bytes(value) if lone else value
 
@@ -262,8 +262,8 @@ def synced_records(paths: LibraryPaths) -> list[FileRecord]:
 
 
 def is_away(paths: LibraryPaths, folder: str) -> bool:
-    """Whether a synchronised folder may be on a disk that is away: it does not exist, or nothing is
-    in it and nothing was removed from it since its records were written, as of a mount point."""
+    """Whether a synchronised folder may be on a disk that is not mounted: it does not exist, or it
+    is as empty as a mount point, and nothing was removed since its records were written."""
     try:
         if os.listdir(folder):
             return False

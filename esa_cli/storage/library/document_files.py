@@ -106,7 +106,7 @@ def pack_tokens(ids: Sequence[int], offsets: Sequence[tuple[int, int]] | Tensor)
     return save({"ids": numbers, "offsets": spans.contiguous()})
 
 
-def pack_fit(projections: Projections) -> bytes:
+def serialise_projections(projections: Projections) -> bytes:
     """The maps (F, R) of all layers as bytes."""
     return save({"layers": torch.tensor(len(projections)), **map_tensors(projections)})
 

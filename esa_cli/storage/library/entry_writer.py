@@ -25,11 +25,11 @@ from esa_cli.storage.library.document_files import (
     Projections,
     State,
     fit_name,
-    pack_fit,
     pack_states,
     pack_tokens,
     read_fit,
     read_states,
+    serialise_projections,
 )
 from esa_cli.storage.library.library_paths import LibraryPaths, size_of
 from esa_cli.storage.library.maintenance import end_reservation, reserve
@@ -135,7 +135,7 @@ class Writer:
 
     def _write_rows(self, count: int, projections: Projections | None) -> None:
         if not self._names and projections is not None:
-            packed = pack_fit(projections)
+            packed = serialise_projections(projections)
             self._fit, self.projections = fit_name(packed), list(projections)
             self._write(self.paths.fit(self._fit), packed)
         path = self.paths.segment(f"{self._prefixes[len(self._names)]}-{self._fit}")

@@ -14,7 +14,7 @@ from itertools import combinations
 from pathlib import Path
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.system.files import write_whole, writing_errors
+from esa_cli.system.files import write_atomically, writing_errors
 from esa_cli.version import __version__
 
 OTHER = "name a file in a folder you may write to"
@@ -77,7 +77,7 @@ def write(path: Path, text: str) -> None:
     with writing(path):
         place = path.resolve()  # a link stays one
         if (place.is_file() or not place.exists()) and os.access(place.parent, os.W_OK):
-            write_whole(place, text)
+            write_atomically(place, text)
         else:
             place.write_text(text, "utf-8")
 

@@ -117,7 +117,7 @@ def make_console(stream: TextIO) -> Any:
 
 
 class Reporter:
-    """Shows on standard error what is going on; at the end of a `with` block its spinner goes.
+    """Shows progress on standard error; leaving its `with` block removes the spinner.
 
     Args:
         quiet: show warnings alone.
@@ -172,7 +172,7 @@ class Reporter:
         self.console.print(one_line(text), style=style, markup=False, soft_wrap=True)
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """A `StageProgress`: a spinner with the bytes so far, or a line for each stage."""
+        """A `StageProgress`: on a terminal a spinner with the bytes so far, else a line a stage."""
         text = _STAGES.get(stage, stage)
         if done and stage in ("download", "extract"):
             whole = f" of {size_text(total)}" if total else ""
