@@ -124,7 +124,7 @@ def test_what_unpacks_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, bomb in bombs.items():
         assert len(bomb) < 1 << 16
         error = refused(bomb, name)
-        assert "must unpack to at most 1.0 MiB, got more" in error.message
+        assert "must unpack to at most 1.0 MiB" in error.message
         assert "ESA_READ_BYTES" in error.hint
 
 

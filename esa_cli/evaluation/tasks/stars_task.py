@@ -7,9 +7,9 @@ is the ESA paper's. Numbers and text are ours.
 The exact form builds the document as the benchmark does: line breaks become spaces, and the first
 j = 0.8 * length words are taken. Then star i replaces the space before word (i + 1) * (j // m) +
 i * W of the text that already has the stars before it; W is the number of words in a star, m = 32.
-So the length is the benchmark's nominal one, and no number of tokens. The shared form counts tokens and has 8 stars for
-a question at every length, so that scores at two lengths compare. Up to eight questions share a
-document, each about another animal, and the other animals' stars distract.
+So the length is the benchmark's nominal one, and no number of tokens. The shared form counts tokens
+and has 8 stars for a question at every length, so that scores at two lengths compare. Up to eight
+questions share a document, each about another animal, and the other animals' stars distract.
 """
 
 from __future__ import annotations
