@@ -25,8 +25,8 @@ from pathlib import Path
 
 FOLDERS = {  # of code and of tests; the first that exist count
     "attention": [("attention", "attention")],
-    "finding": [("qa/finding", "qa/finding"), ("finding", "finding")],
-    "reading": [("qa/reading", "qa/reading"), ("reading", "reading")],
+    "finding": [("qa/finding", "qa")],
+    "reading": [("qa/reading", "qa")],
     "library": [("storage/library", "storage"), ("library", "library")],
 }
 NEEDS_GPU = re.compile("cuda|flash|triton|varlen|flex")

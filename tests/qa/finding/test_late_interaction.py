@@ -43,6 +43,12 @@ def test_against_a_loop() -> None:
     assert none.tolist() == pytest.approx([-float(weights.sum())] * len(windows))
 
 
+def test_one_window_of_the_whole_text() -> None:
+    queries, keys = torch.randn(3, 4), torch.randn(9, 4)
+    found = window_products(queries, keys, torch.tensor([0]), torch.tensor([9]))
+    torch.testing.assert_close(found, (queries @ keys.T).amax(1)[None], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("windows", [0, 1, 3, 50])
 def test_products_around(windows: int) -> None:
     torch.manual_seed(3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esa_cli.documents.document import Document
+from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.finding.passage_finder import (
     AROUND,
     AROUND_WEIGHT,
@@ -14,6 +16,7 @@ from esa_cli.qa.finding.passage_finder import (
     PassageFinder,
     ReducedQueries,
     WindowScores,
+    passages_with_words,
     token_bounds,
 )
 from esa_cli.qa.finding.windows import FoundPassage
@@ -172,3 +175,25 @@ def test_one_passage_in_eight_is_the_best_by_words() -> None:
     assert len(found) == 8
     assert all(GATE.strip() not in shown(one, text) for one in found[:7])
     assert GATE.strip() in shown(found[7], text)
+
+
+def test_the_passage_with_the_words_comes_first_in_whichever_document() -> None:
+    found = finder(BOTH).find("When does Ahab open the gate?", 5)
+    assert GATE.strip() in shown(found[0], BOTH)
+    assert [one.score for one in found] == sorted([one.score for one in found], reverse=True)
+    texts = [FILLER, "", GATE, FILLER + "Starbuck sleeps."]
+    assert finder(*texts).find("Ahab's gate?", 1)[0].document == 2
+    assert finder(*texts).find("Who is Starbuck?", 1)[0].document == 3
+
+
+def test_every_place_has_as_many_words_as_any() -> None:
+    """Against a loop over sentences: a place with fewer words is none."""
+    lines = ["Ahab sleeps.", "Ahab opens the gate.", "The gate is red.", "Ahab paints the gate."]
+    text = "\n\n".join(f"{line}\n\n{FILLER}" for line in lines)
+    document = Document("a.txt", text, "a.txt", "utf-8", len(text))
+    book = Book(document, None, spans_of(text))
+    result = passages_with_words("Ahab gate", place_books([book]))
+    want = [line for line in lines if "Ahab" in line and "gate" in line]
+    assert (result.most, result.words, len(result.passages)) == (2, 2, len(want))
+    assert all(any(line in passage.text for passage in result.passages) for line in want)
+    assert passages_with_words("submarine", place_books([book])).passages == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) 
     assert (weights[0] == 0).sum() > (weights[1] == 0).sum()
     lengths = queries.norm(dim=-1)
     torch.testing.assert_close(lengths[weights > 0], torch.ones_like(lengths[weights > 0]))
+
+
+def test_weights_are_softplus_of_the_mapped_states(encoder: TokenEncoder) -> None:
+    """Against a loop over the tokens of one question."""
+    text = "what was the name of the ship"
+    states, lengths = encoder._states([encoder._ids(encoder.prompt.replace("{question}", text))])
+    row, bias = encoder.maps["query_weight"].flatten(), float(encoder.maps["query_bias"])
+    raw = []
+    for at in range(2, int(lengths[0])):  # after the prompt's own two tokens
+        logit = float(states[0, at] @ row) / token_encoder.WEIGHT_SCALE + bias
+        raw.append(math.log1p(math.exp(logit)))
+    want = torch.tensor([0.0, 0.0, *(number / sum(raw) for number in raw)])
+    with torch.no_grad():
+        _, weights = encoder.questions([text])
+    torch.testing.assert_close(weights[0, : len(want)], want, atol=1e-5, rtol=1e-4)
 
 
 def test_a_document_is_the_same_in_every_division(

@@ -179,6 +179,7 @@ SMALL = {"isle", "man", "director", "old"}
         ("Who was the king of the Isle of Man?", 0),
         ("Who was the Director of the USA, or its CEO?", 0),
         ("What did Mr Ahab say to Dr. Starbuck?", 0),
+        ("What did agent Q say?", 1),
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
