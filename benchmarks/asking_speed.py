@@ -62,14 +62,14 @@ def read(path: Path, preset: str, random_keys: bool) -> int:
 
     with Esa.load(preset, library=Library()) as esa:
         if random_keys:
-            assert esa.encoder is not None, "the preset must have a finder"
-            generator, dim = torch.Generator().manual_seed(1), esa.encoder.dim
+            assert esa.documents.encoder is not None, "the preset must have a finder"
+            generator, dim = torch.Generator().manual_seed(1), esa.documents.encoder.dim
 
             def encode(ids: Any, first: int, last: int) -> Any:
                 keys = torch.randn(last - first, dim, generator=generator)
                 return torch.nn.functional.normalize(keys, dim=1)
 
-            esa.encoder.encode = encode  # type: ignore[method-assign]
+            esa.documents.encoder.encode = encode  # type: ignore[method-assign]
         return esa.ingest(str(path)).tokens
 
 
