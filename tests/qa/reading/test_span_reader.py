@@ -14,7 +14,14 @@ from byte_level_model import byte_level, byte_model
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
 from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.span import PassagePrompt, PassageReader, SpanReader, clipped, one_line
+from esa_cli.qa.reading.span import (
+    PassagePrompt,
+    PassageReader,
+    PassageReading,
+    SpanReader,
+    clipped,
+    one_line,
+)
 from esa_cli.qa.reading.spans import Span
 
 __all__ = ["byte_level", "byte_model"]
@@ -138,6 +145,16 @@ def test_no_words_no_span_and_no_passages(byte_model: Any, byte_level: Any) -> N
     assert len(reading.log_odds) == 3
     assert [reading.span(n) for n in range(3)] == [None] * 3
     assert made.read(QUESTION, []).log_odds == []
+
+
+def test_a_model_that_is_certain_has_finite_log_odds(
+    byte_model: Any, byte_level: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for none, odds in ((0.0, math.log(1e-7)), (math.log(0.25), math.log(3))):
+        certain = torch.tensor(none, dtype=torch.float64)
+        monkeypatch.setattr(PassageReading, "_unanswered", lambda self, number, to=certain: to)
+        reading = reader(byte_model, byte_level).read(QUESTION, ["Ahab was one."])
+        assert reading.log_odds == pytest.approx([odds], rel=1e-3)
 
 
 def test_the_end_of_a_passage_beyond_the_window_is_not_read(
