@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code; see docs/cli.md.
 
     Args:
-        arguments: the words behind `esa`; None takes the command line's.
+        arguments: the words after `esa`; None takes the command line's.
     """
     # torch and transformers make a million objects on import, none of them garbage: looking for any
     # takes half a second. `qa.opening` turns it on again when the model is there.

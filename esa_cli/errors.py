@@ -109,5 +109,5 @@ class DiskError(ResourceError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its type's name when it says nothing."""
+    """The first line of an error's message; the name of its type where there is none."""
     return (str(error) or type(error).__name__).splitlines()[0]

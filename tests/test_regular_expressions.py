@@ -66,7 +66,8 @@ def _uses() -> Iterator[Use]:
                 calls = tuple(sorted(here.intersection(CALLS)))
                 yield Use(f"{place}: {name}", value.pattern, value.flags, calls or ("search",))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):
+            called = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.")
+            if called and isinstance(node, ast.Call) and node.args:
                 call = ast.unparse(node.func).removeprefix("re.")
                 try:
                     pattern = eval(ast.unparse(node.args[0]), dict(vars(module)))
@@ -74,7 +75,7 @@ def _uses() -> Iterator[Use]:
                     known = [
                         eval(ast.unparse(f), {"re": re}) for f in flags if "re." in ast.unparse(f)
                     ]
-                except Exception:  # made of what it is called with
+                except NameError:  # made of the arguments of its function
                     continue
                 if call in CALLS and isinstance(pattern, str | bytes):
                     yield Use(f"{place}:{node.lineno}", pattern, sum(map(int, known)), (call,))

@@ -99,7 +99,7 @@ class LayerMemory:
         self.fetched = None
         for state in self.states.values():
             state.crop(max(0, len(self.store) + tokens))
-        self.store.crop(tokens)  # last: `len` tells whether the crop was interrupted
+        self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
 
     def release(self) -> None:
         """Frees copies of rows."""

@@ -19,7 +19,7 @@ class Method:
     Args:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
             every chunk), or `local`, to I and L only. Questions and answers always select.
-        kernel: of attention: its name, or `auto`; see `kernels.dispatch`.
+        kernel: of attention: its name, or `auto`; see `kernels.choose`.
     """
 
     window: Window = field(default_factory=Window)

@@ -211,7 +211,7 @@ class SharedMemory(LayerMemory):
 
     def project(self, method: Method, upto: int) -> Projection | None:
         """As the source, whose reduced keys these are; None, which is whole keys, before the source
-        has selected. A model may leave out all but the last token of what it reads, so that M is
+        has selected. A model may leave out all but the last token of its input, so that M is
         there earlier than for the source: the compressor would be fitted to fewer tokens."""
         return self.source.project(method, upto) if self.source.fitted else None
 

@@ -6,13 +6,7 @@ loading or converting does.
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, remove
-from esa_cli.models.loading.load import (
-    DeferredModel,
-    LoadedModel,
-    load,
-    load_deferred,
-    load_for_text,
-)
+from esa_cli.models.loading.load import DeferredModel, LoadedModel, load, load_deferred
 from esa_cli.models.loading.resolve import pull, resolve
 from esa_cli.system.progress import StageProgress
 
@@ -26,7 +20,6 @@ __all__ = [
     "list_models",
     "load",
     "load_deferred",
-    "load_for_text",
     "parse_reference",
     "path_of",
     "pull",

@@ -52,7 +52,7 @@ class Esa:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
         library: where documents are looked for; None: nowhere. keep: put those there that are not.
         rows: how: `int8`, or `native` bit for bit; see docs/library.md. events: the observer of
-            ingests. planner: what is read must fit its memory; None: there is no limit.
+            ingests. planner: a document must fit its memory; None: there is no limit.
         reader: another model that words the answers. session: of the model, if there is one
             already; its method is used.
 
@@ -124,7 +124,7 @@ class Esa:
             method: a whole method over the preset, by its name in `esa methods`.
             model: words the answers from the passages that the preset finds, or runs its method.
             length: tokens of the documents, for methods made for one. cache: as --cache.
-            library: `Library()` is the user's own; None keeps what is read in memory.
+            library: `Library()` is the user's own; None holds documents in memory.
             reader: another model that words the answers, as --reader; `reader_model`: on a server.
 
         Raises UsageError: no such device, dtype or method, or it needs a length. PresetError,
@@ -399,7 +399,7 @@ class Esa:
         Args:
             minimum: least score in finding of a passage that is read again; see `chosen_passages`.
             every: all passages are. least: log-odds, with how well it fits, from which a passage
-                tells a place; None: `collecting.LEAST`. Not for another model that decides.
+                contains an answer; None: `collecting.LEAST`. Not for another model that decides.
             progress: called with (passages read, passages chosen); what it raises passes through.
             after: an earlier run, which this one continues.
 

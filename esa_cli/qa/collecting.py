@@ -37,8 +37,8 @@ FIT = (6.0, 0.05)
 """How well a passage fits is its late interaction less 0.05, times 6, beside log-odds. Chosen
 on the development questions, about whole books and about pieces of them of 130 windows."""
 LEAST = 2.5
-"""Log-odds, with how well it fits, from which a passage tells an answer; chosen on the development
-questions of benchmarks/collect_questions."""
+"""Log-odds, with how well it fits, from which a passage contains an answer; chosen on the
+development questions of benchmarks/collect_questions."""
 BATCH = 16
 """Passages that the preset's reader reads in one call."""
 MOST_WORDS = 24
@@ -120,12 +120,12 @@ Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]
 def by_log_odds(
     reader: PassageReader, question: str, least: float | None = None, several: bool = False
 ) -> Decision:
-    """The preset's reader decides: the most probable span of each passage that tells an answer.
+    """The preset's reader decides: the most probable span of each passage that contains an answer.
 
     Args:
-        least: log-odds, with how well it fits, from which a passage tells an answer; None: `LEAST`.
+        least: log-odds, with how well it fits, from which a passage answers; None: `LEAST`.
         several: what is left of a passage without that span's sentences is read, too, as long as it
-            tells an answer. Each line of a list is found so; in novels it adds wrong places.
+            contains an answer. Each line of a list is found so; in novels it adds wrong places.
     """
     threshold = LEAST if least is None else least
 
@@ -274,7 +274,7 @@ class Collection:
     before stays true.
 
     Args:
-        chosen: the passages. decide: whether and where each tells an answer; `batch` passages a
+        chosen: the passages. decide: whether and where each contains an answer; `batch` passages a
             call. alone: makes the context of a call. progress: called with (passages read, passages
             chosen). after: an earlier run, which this one continues.
     """

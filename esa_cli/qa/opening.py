@@ -136,7 +136,7 @@ class KnownModel:
 
     def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
         """Checks that documents of so many tokens fit with each method, and that kernels run here;
-        for the method `text`, what is read for finding alone. Raises ResourceError. PresetError,
+        for the method `text`, the token index alone. Raises ResourceError. PresetError,
         ModelError: adapter or finder is missing. UsageError: rows are to be on disk, or a kernel
         cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
@@ -304,10 +304,10 @@ def prepare(
     Args:
         method: a whole method over the preset; it may be made for the length of `documents`, or
             for `length` tokens.
-        keep: whether what is read will be stored in the library; None: where that can be.
+        keep: whether documents are stored in the library; None: where that is possible.
         attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
 
-    Raises UsageError: what is read cannot be stored, a kernel cannot run here, or no such method.
+    Raises UsageError: documents cannot be stored, a kernel cannot run here, or no such method.
     PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import index_sizes
@@ -331,7 +331,7 @@ def prepare(
         model.check_kernels(resolved)
     stores_rows = index is None and (keep or (place.cache == "disk" and not answer.by_words))
     if stores_rows and (why := hindrance(resolved.method)):
-        refused = f"what is read cannot be kept in the library: {why}"
+        refused = f"documents cannot be stored in the library: {why}"
         raise UsageError(refused, "ask without keeping, or with another method")
     planner = model.planner(resolved, index, by_words=index is None and not runs)
     return Preflight(resolved, model, planner, index, texts)

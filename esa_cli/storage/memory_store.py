@@ -246,7 +246,7 @@ class MemoryStore:
         length = len(self) + tokens
         if self._features is not None:
             self._features.truncate(length)
-        self._rows.truncate(length)  # last: `len` tells whether the crop was interrupted
+        self._rows.truncate(length)  # last: `len` shows whether the crop was interrupted
 
     def first(self, count: int) -> tuple[Tensor, Tensor | None]:
         """The first tokens' rows, see `split_rows`, and their reduced keys (count, R) if any."""

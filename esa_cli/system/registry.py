@@ -94,7 +94,7 @@ MANY = 12
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """A 'did you mean' clause, with what stands `before` the word, or the list of what is known; of
+    """A 'did you mean' clause, with what stands `before` the word, or the list of known words; of
     many names the three nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)

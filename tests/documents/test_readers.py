@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import re
+import zipfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -143,3 +146,29 @@ def test_builder_places_marks_at_the_first_letter() -> None:
     out.line()
     out.exact("d\r\n\x00e")
     assert out.result(["m"]) == ExtractedText("a\n\nb c\nd\n e\n", (Mark(3, 2, "c"),), ("m",))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.docx", make.docx(make.paragraph("Chapter 1", "Heading1") + make.paragraph("Text."))),
+        ("a.xlsx", make.xlsx([["Name", "Age"], ["Ahab", 58]])),
+    ],
+)
+def test_strict_open_xml_is_the_same_by_other_namespaces(name: str, data: bytes) -> None:
+    usual = re.compile(
+        rb"http://schemas\.openxmlformats\.org/([A-Za-z]+)/2006/(main|relationships)"
+    )
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        parts = {part: file.read(part) for part in file.namelist()}
+
+    def renamed(match: re.Match[bytes]) -> bytes:
+        own = match[1] != b"package"
+        return b"http://purl.oclc.org/ooxml/%s/%s" % match.groups() if own else match[0]
+
+    strict = {
+        part: content if part.startswith("[") else usual.sub(renamed, content)
+        for part, content in parts.items()
+    }
+    assert strict != parts
+    assert readers.read(make.zipped(strict), name) == readers.read(data, name)

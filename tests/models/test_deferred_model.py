@@ -12,7 +12,7 @@ from model_files import home
 
 from esa_cli import models
 from esa_cli.models.files.settings_cache import cached_config
-from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred, load_for_text
+from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
 
@@ -35,11 +35,11 @@ def deferred(**how: Any) -> DeferredModel:
 
 def test_only_what_transformers_has_loaded_once_is_deferred(home: Path) -> None:
     assert load_deferred(MODEL, **HOW) is None
-    first = load_for_text(MODEL, **HOW)
+    first = models.load(MODEL, **HOW)
     assert isinstance(first, LoadedModel)
     assert first.text_model is first.model
     stages: list[str] = []
-    later = load_for_text(MODEL, **HOW, progress=lambda stage, *more: stages.append(stage))
+    later = load_deferred(MODEL, **HOW, progress=lambda stage, *more: stages.append(stage))
     assert isinstance(later, DeferredModel)
     assert stages == ["import", "load"]
     for name in ("ref", "folder", "dtype", "device"):
@@ -94,7 +94,8 @@ def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) 
     for bad in (good.replace(b"10000.0", b"10100.0"), good[:-9], b"", b"\xff"):
         path.write_bytes(bad)
         assert cached_config(whole.folder) is None
-        assert isinstance(load_for_text(MODEL, **HOW), LoadedModel)
+        assert load_deferred(MODEL, **HOW) is None
+        models.load(MODEL, **HOW)
         assert path.read_bytes() == good, "damaged ones are written again"
     config = whole.folder / "config.json"
     config.write_text(config.read_text() + " ")

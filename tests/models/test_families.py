@@ -233,7 +233,7 @@ def test_a_method_runs_and_text_is_read_beside_it(family: str) -> None:
 def check_prompts(forward: ModelForward, ids: torch.Tensor, want: torch.Tensor) -> None:
     """Prompts of different lengths, one of which is continued in two ways."""
     prompts = [ids[0, :length].tolist() for length in (64, 20, 66)]
-    batch = PromptBatch(forward, prompts, 18)
+    batch = PromptBatch(forward, prompts)
     close(batch.logits, want[0, [63, 19, 65]], 3e-5)
     one = batch.continuation(0)
     close(one.append([0, 0], [5, *prompts[2][64:65]])[1], want[0, 64], 3e-5)

@@ -72,28 +72,6 @@ def test_prompts_and_continuations_are_those_of_each_alone(
     assert torch.equal(batch.continuation(0).append([0], [5]), first), "it was left as it was"
 
 
-@pytest.mark.parametrize("shared", [1, 6])
-def test_what_prompts_share_is_processed_once(make_model: ModelFactory, shared: int) -> None:
-    model, first = make_model("llama"), prompts([6])[0]
-    texts = [first + own for own in prompts([1, 9, 4, 1, 20, 3, 3, 12, 5])]
-    widths: list[int] = []
-    hook = model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, inputs: widths.append(inputs[0].shape[1])
-    )
-    batch = PromptBatch(ModelForward(model), texts, shared)
-    hook.remove()
-    assert widths == [shared, 18 - shared, 26 - shared]
-    close(batch.logits, model, texts)
-    for number in (4, 0):
-        close(
-            batch.continuation(number).append([0, 0], [3, 8]),
-            model,
-            [[*texts[number], token] for token in (3, 8)],
-        )
-    for whole in (5, 6, 9):  # one prompt that is all shared
-        close(PromptBatch(ModelForward(model), [first], whole).logits, model, [first])
-
-
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 LAYERS: dict[str, Any] = {**SMALL, "num_hidden_layers": 2}
 STATES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
@@ -135,7 +113,7 @@ def test_models_of_any_family(kind: str) -> None:
     assert type(forward) is (MODELS[kind][2] if kind in MODELS else ModelForward)
     first = torch.randint(1, 50, (4,)).tolist()
     texts = [first + torch.randint(1, 50, (n,)).tolist() for n in (5, 30, 9, 1)]
-    batch = PromptBatch(forward, texts, 4)
+    batch = PromptBatch(forward, texts)
     close(batch.logits, model, texts)
     check_branches(model, batch, 1, texts[1])
     for own in (3, 8):

@@ -141,7 +141,7 @@ class QuestionBooks:
     def _open_text(
         self, text: LibraryText, make: OpenPath | None
     ) -> tuple[Book | None, list[EsaError]]:
-        """The book of a text, and the errors of what could not be opened."""
+        """The book of a text, and the errors of those that could not be opened."""
         errors = list[EsaError]()
         for entry in text.entries:
             try:

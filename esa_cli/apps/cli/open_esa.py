@@ -1,4 +1,4 @@
-"""A loaded `Esa` for commands that ask; it shows what is read, and refuses what does not fit."""
+"""A loaded `Esa` for commands that ask; it shows progress and refuses documents that do not fit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WORTH_REMEMBERING = 2048
 
 
 class PrefillDisplay(IngestEvents):
-    """Shows what is read, with a bar; keeps the speed for the next estimate.
+    """Shows documents being read, with their rate; keeps the speed for the next estimate.
 
     Args:
         reads_later: what is opened unread is read after a first answer, which then says so.
-        must_store: what is read must be stored; else a full disk is said, and it is read anyway.
+        must_store: a full disk is an error; else a warning, and the document is held in memory.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PrefillDisplay(IngestEvents):
     def unstored(self, document: Document, error: DiskError) -> bool:
         self.reporter.settle()
         if not self.must_store:
-            self._warn_once(f"esa: what is read is not kept: {error.message}")
+            self._warn_once(f"esa: documents are not stored: {error.message}")
         return not self.must_store
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
@@ -123,11 +123,11 @@ def opened(
         library: another than the user's. reader: another model that words the answers; None: the
             preset's, if it has one. reads_later: see `PrefillDisplay`.
 
-    Raises UsageError: what is read cannot be stored. PresetError, ModelError, ResourceError.
+    Raises UsageError: documents cannot be stored. PresetError, ModelError, ResourceError.
     ReaderError: the reader's server cannot be used."""
     if options.cache == "disk":
         if keep is False:
-            wrong = "--cache disk stores what is read in the library"
+            wrong = "--cache disk stores documents in the library"
             raise UsageError(wrong, "leave --no-keep or --cache out")
         keep = True
     ready = chosen
@@ -139,7 +139,7 @@ def opened(
 
     library, stores = library or Library(), ready.index is not None if keep is None else keep
     if stores and keep is None and not library.writable:
-        reporter.warn(f"esa: what is read is not kept: {library.root} cannot be written")
+        reporter.warn(f"esa: documents are not stored: {library.root} cannot be written")
         stores = False
     display = PrefillDisplay(ready.planner, reporter, reads_later, must_store=keep is not None)
     with (

@@ -256,7 +256,7 @@ def _results(
 
 
 def _note(parts: Sequence[str], unread: Sequence[Book]) -> str | None:
-    """One line of what the reader of a result should know."""
+    """One line that qualifies a result."""
     lines = [*parts]
     if unread:
         names = first_names([book.document.name for book in unread])

@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 
 class JobCancelledError(Exception):
-    """The client no longer waits for this answer."""
+    """The client has given this answer up."""
 
 
 class Job:

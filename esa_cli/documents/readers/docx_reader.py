@@ -35,7 +35,7 @@ _ROMAN = (
 
 
 def value(element: Any, path: str) -> str | None:
-    """The `val` of what stands below an element at `path`, as `pPr/numPr/ilvl`."""
+    """The `val` of the element at `path` below another, as `pPr/numPr/ilvl`."""
     below = None if element is None else element.find("/".join(W + s for s in path.split("/")))
     return None if below is None else below.get(f"{W}val")
 

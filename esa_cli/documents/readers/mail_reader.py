@@ -123,7 +123,7 @@ class _MailWriter:
             for inner in part.iter_parts():
                 self._part(inner)
             if (part.epilogue or "").strip():
-                self.missing["text behind the last part is left out"] += 1
+                self.missing["text after the last part is left out"] += 1
         elif _is_text(part):
             self._words(self._text(part))
         elif part.get_content_maintype() == "image" and not part.is_attachment():

@@ -36,7 +36,7 @@ _BULLETS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0D8: "➢", 0xF0FC: "✓", 0xF0E0: 
 _UNKNOWN = re.compile("[\ufffd\ue000-\uf8ff]")
 _MOST_UNKNOWN = 0.3
 _NAMED = 12  # pages that a message lists one by one
-_UNSEEN = 2 | 32  # flags of what is not shown
+_UNSEEN = 2 | 32  # flags of hidden annotations
 _PART = re.compile(r"\[\d+\]$")
 
 

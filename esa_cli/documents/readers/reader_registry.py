@@ -20,7 +20,7 @@ from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
 PLAIN = "text"
-"""The reader of what no other reader serves."""
+"""The reader for everything that no other reader takes."""
 T = TypeVar("T", bound=type)
 READERS: Registry[type] = Registry("reader")
 

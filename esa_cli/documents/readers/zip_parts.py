@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from esa_cli.errors import DocumentError
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")
 _ENTRY = b"PK\1\2"
+_STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
+"""Namespaces of Strict Open XML, which are those of the usual form by another name."""
 _MOST_PARTS = 1 << 16
 """Parts of a zip that are listed to choose its reader; more take minutes and gigabytes."""
 
@@ -49,11 +52,18 @@ class ZipParts:
     def read(self, part: str) -> bytes:
         return self._archive.read(part)
 
+    def _markup(self, part: str) -> bytes:
+        """The bytes of an XML part; those of Strict Open XML in the usual namespaces."""
+        data = self.read(part)
+        if not _STRICT.search(data, 0, 4096):
+            return data
+        return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
+
     def xml(self, part: str) -> Any:
         """The root element of a part; nothing is fetched, and entities are left out."""
         etree = optional_import("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
-        return etree.fromstring(self.read(part), parser)
+        return etree.fromstring(self._markup(part), parser)
 
     def xml_if_any(self, part: str) -> Any:
         """As `xml`; None if there is no such part."""
@@ -62,7 +72,7 @@ class ZipParts:
     def elements(self, part: str, *tags: str) -> Iterator[Any]:
         """The elements with these tags, in order, of a part whose tree would be large."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self.read(part))
+        file = io.BytesIO(self._markup(part))
         for _, element in etree.iterparse(file, tag=tags, no_network=True, resolve_entities=False):
             yield element
             element.clear()

@@ -32,7 +32,6 @@ from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.models.attachment.attach import Attachment
-from esa_cli.models.attachment.inspection import layer_devices
 from esa_cli.qa.answering.session import feed
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.system.files import replacing, writing_errors
@@ -90,11 +89,10 @@ def collect(
     cache = attachment.new_cache()
     cache.expect(len(ids))
     cache.begin(QueryState(Phase.PREFILL, trace=trace))
-    places = layer_devices(attachment.model)
     for part in shards.memories():
-        for layer, pair, place in zip(cache.own, part, places, strict=True):
+        for layer, pair in zip(cache.own, part, strict=True):
             keys, values = (x.view(x.shape[0], shape.groups, -1).transpose(0, 1) for x in pair)
-            layer.append(keys.to(place), values.to(place))
+            layer.append(keys.to(attachment.model.device), values.to(attachment.model.device))
 
     def store(tokens: int, total: int) -> None:
         shards.add({name: torch.cat(pieces) for name, pieces in rows.items()})

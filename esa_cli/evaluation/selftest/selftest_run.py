@@ -286,7 +286,7 @@ class DocumentQuestions:
     def _fields(
         self, question: TaskQuestion, output: str, answer: Reply, stored: int
     ) -> dict[str, Any]:
-        """The fields of both ways. stored: bytes of what the document was read into."""
+        """The fields of both ways. stored: bytes of its index or KV cache."""
         # The mean depth of several facts would be a depth without a fact.
         only = self.sample.facts[question.facts[0]] if len(question.facts) == 1 else None
         return {

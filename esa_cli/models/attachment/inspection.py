@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esa_cli.errors import ModelError, first_line
-from esa_cli.models.files.families import STATE_TYPES, family_of, layer_types, source_layers
+from esa_cli.models.files.families import family_of, source_layers
 from esa_cli.models.text_passes.small_decoder import is_plain
 
 LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
@@ -40,17 +40,6 @@ def row_layers(model: Any) -> list[int]:
     readers = source_layers(model.config)
     modules = enumerate(attention_modules(model))
     return [i for i, module in modules if module is not None and i not in readers]
-
-
-def layer_devices(model: Any) -> list[torch.device]:
-    """The device of each layer that keeps keys and values: a model is on one."""
-    return [model.device] * len(row_layers(model))
-
-
-def state_devices(model: Any) -> list[torch.device]:
-    """The device of each layer that keeps a state, in place of keys or beside them."""
-    kinds = layer_types(model.config)
-    return [model.device for kind in kinds if kind in (*STATE_TYPES, "hybrid")]
 
 
 def projections(model: Any) -> list[list[Any]]:

@@ -185,7 +185,7 @@ _OTHER_NAMES = {
 }  # fmt: skip
 """Of types in config.json; the letters are those of Nemotron's `hybrid_override_pattern`."""
 _INTERVAL = 4
-"""Every how many layers one of Qwen3-Next and Qwen3.5 has attention, where nothing is said."""
+"""Every so many layers one of Qwen3-Next and Qwen3.5 has attention, unless the settings say."""
 
 
 def layer_types(config: Any) -> list[str]:

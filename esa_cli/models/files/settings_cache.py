@@ -1,4 +1,4 @@
-"""Small JSON files of what only transformers knows of a model, for processes that do not import it.
+"""Small JSON files with facts that only transformers knows of a model, for processes without it.
 
 A model's config.json leaves out the family's defaults: when transformers has loaded a model, its
 completed settings are stored until the model's small files or the version of transformers change.
@@ -41,7 +41,7 @@ def _path(kind: str, files: Iterable[Path]) -> Path:
 
 def cached_settings(kind: str, files: Iterable[Path]) -> dict[str, Any] | None:
     """The settings that follow from these files of a model, some of which may be missing; None:
-    they are not known, or damaged. `kind` names them, and the versions of what made them."""
+    they are not known, or damaged. `kind` names them and the versions of their packages."""
     with suppress(*_UNUSABLE):
         digest, _, text = _path(kind, files).read_text("utf-8").partition("\n")
         if digest == text_digest(text):

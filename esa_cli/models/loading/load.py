@@ -339,12 +339,6 @@ class DeferredModel(_Source):
         )  # fmt: skip
 
 
-def load_for_text(ref: str | ModelRef, **options: Any) -> LoadedModel | DeferredModel:
-    """Loads a model to find and read passages with: deferred, where that can be. Options and
-    errors: of `load`."""
-    return load_deferred(ref, **options) or load(ref, **options)
-
-
 def load_deferred(
     ref: str | ModelRef,
     *,

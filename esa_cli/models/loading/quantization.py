@@ -142,7 +142,7 @@ def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
     """What becomes of the weights of quantised files on a device, in words; "": they are plain.
-    `way` is of `QUANTIZATIONS` or ""; `dtype` the name of what is computed in."""
+    `way` is of `QUANTIZATIONS` or ""; `dtype` the name of the type of the computation."""
     method = quantization_in(config)
     if not method:
         return ""

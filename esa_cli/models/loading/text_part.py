@@ -22,9 +22,9 @@ BODIES = (
     "model.language_model.", "language_model.model.", "model.text_model.",
     "model.language_model.model.", "text_model.model.", "language_model.", "text_model.",
 )  # fmt: skip
-"""What stands in place of `model.` before the names of a language model's layers."""
+"""The prefix in place of `model.` before the names of a language model's layers."""
 HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
-"""What stands in place of `lm_head.`."""
+"""The prefix in place of `lm_head.`."""
 _OTHER = "upgrade transformers, or choose another model"
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _EMBEDDING = "embed_tokens.weight"

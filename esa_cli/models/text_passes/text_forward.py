@@ -175,32 +175,22 @@ class PromptBatch:
     """Prompts that a model has processed, with the logits after each.
 
     Args:
-        prompts: their token ids. shared: first tokens that all prompts have in common, which are
-            processed once.
+        prompts: their token ids.
 
     `logits` is (prompts, vocabulary), float32: of the token that follows each prompt.
     """
 
-    def __init__(
-        self, forward: TextForward, prompts: Sequence[Sequence[int]], shared: int = 0
-    ) -> None:
+    def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
         self._forward, self._lengths = forward, [len(ids) for ids in prompts]
         logits: list[Tensor] = [torch.empty(0)] * len(prompts)
-        # The last token of a prompt is its own: its logits are wanted.
-        shared = min([shared, *(length - 1 for length in self._lengths)])
-        before: TextPast | None = None
-        if shared:
-            first = torch.tensor([list(prompts[0][:shared])], device=forward.device)
-            _, before = forward.states(first)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
         self._places: dict[int, tuple[TextPast, int]] = {}
         together = GROUP if forward.pads else 1
         for at in range(0, len(order), together):
             group = order[at : at + together]
-            batch = padded([prompts[n][shared:] for n in group])
-            past = None if before is None else before.chosen([0] * len(group))
-            states, kept = forward.states(batch.to(forward.device), past)
-            last = torch.tensor([self._lengths[n] - shared - 1 for n in group])
+            batch = padded([prompts[n] for n in group])
+            states, kept = forward.states(batch.to(forward.device))
+            last = torch.tensor([self._lengths[n] - 1 for n in group])
             lines = forward.logits(states[torch.arange(len(group)), last])
             for row, (n, line) in enumerate(zip(group, lines, strict=True)):
                 self._places[n], logits[n] = (kept, row), line
@@ -271,7 +261,7 @@ def plain_forward(model: Any) -> TextForward:
     longer = [*prompts, [*prompts[1], 9], [*prompts[1], 9, 11]]
     wanted = torch.stack([logits(*ids)[-1] for ids in longer])
     try:
-        batch = PromptBatch(cached, prompts, 3)
+        batch = PromptBatch(cached, prompts)
         more = batch.continuation(1)
         later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
     except UNFIT:  # the model can be used without a cache

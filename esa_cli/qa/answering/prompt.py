@@ -117,7 +117,7 @@ class PromptTokens:
         return self.head() + self._ids(text, special=False)
 
     def head(self) -> list[int]:
-        """Ids of what stands before the document."""
+        """Ids of the prompt before the document."""
         ids = self._ids(self._head, special=True)
         return ids if self.chat else self._begins() + ids
 

@@ -46,7 +46,7 @@ class HeatMap(NamedTuple):
 
 
 NOT_TOLD = "Nothing found that answers."
-"""The answer where no passage tells it: about the search, not about the documents."""
+"""The answer where no passage contains it: about the search, not about the documents."""
 _NOT_TOLD = re.compile(
     r"\W*(?:nothing (?:was )?found that answers\b|"
     r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "

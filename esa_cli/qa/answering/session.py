@@ -138,7 +138,7 @@ class Session:
         self._opened: list[PrefilledDocument] = []
 
     def clear(self) -> None:
-        """Drops the cached document, and frees its memory; of what others keep, its copies."""
+        """Drops the cached document and frees its memory, or its copies of shared memory."""
         self.cache.release()
         self.cache = self.attachment.new_cache()
         self.text = CachedText(self.tokenizer)

@@ -6,18 +6,23 @@ generated. Weights and passages come from `evidence`.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from torch import Tensor
 
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.evidence.evidence import LEVELS, heaviest_token, shaded_spans, weights_of
-from esa_cli.qa.evidence.page import render_page
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
+from esa_cli.system.page_colours import DARK, LIGHT, css_variables
 
 BLOCK = 4000
 """Characters of a block of text, roughly; one block of a megabyte would be slow to lay out."""
@@ -46,7 +51,7 @@ def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: T
     top = heaviest_token(books, weights)
     whole = sum(float(weights_of(book, weights).sum()) for book in books)
     shown = [_book(book, weights, reply.evidence, top, whole) for book in books]
-    return render_page(
+    return _render(
         "evidence",
         question=question,
         reply=reply,
@@ -131,3 +136,27 @@ def _covering(spans: Sequence[tuple[int, int, int]], at: int) -> tuple[int, int,
     """The one of ascending spans (start, end, number) that has character `at`."""
     before = bisect_right(spans, at, key=lambda span: span[0]) - 1
     return spans[before] if before >= 0 and at < spans[before][1] else None
+
+
+def _render(name: str, **content: object) -> str:
+    """The page of `name`.html.jinja, .css and .js in this folder; write it as UTF-8.
+
+    Args:
+        content: the template's variables besides style, light, dark, script and digest.
+    """
+    template, style, script = (
+        files(__package__).joinpath(f"{name}.{kind}").read_text("utf-8")
+        for kind in ("html.jinja", "css", "js")
+    )
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(template).render(
+        style=Markup(style),
+        light=Markup(css_variables(LIGHT)),
+        dark=Markup(css_variables(DARK)),
+        script=Markup(script),
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **content,
+    )
+    return page.encode("utf-8", "replace").decode("utf-8")

@@ -22,7 +22,7 @@ PIECE = 4 * SEGMENT_TOKENS
 
 def index_layout(dim: int) -> Layout:
     """The layout of a token index with reduced keys of R = `dim` numbers, an even number: rows of
-    one layer with one head. The first half stands in the place of the key, the second half in that
+    one layer with one head. The first half takes the place of the key, the second half that
     of the value, each with a scale of its own; eight bits, for the keys have unit length."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the numbers of a reduced key must be even, got {dim}")

@@ -21,7 +21,7 @@ class Passage:
             searched; after reading, these times the prior plus the log-odds.
         weight: from 0 to 1, in an answer: the share of all attention to the documents; in answers
             from text, of the scores of all passages.
-        log_odds: that it tells the answer; None: it was not read.
+        log_odds: that it contains the answer; None: it was not read.
         quote: character offsets into the document of its most probable answer.
     """
 

@@ -59,7 +59,7 @@ class IngestEvents:
         """So many tokens have been read, of so many."""
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        """The library's disk has no room for what is read of the document. Returns whether it is
+        """The library's disk has no room for the document. Returns whether it is
         then read into memory; else the error is raised."""
         return False
 
@@ -116,7 +116,7 @@ class Ingest(ABC):
         esa: of `api.Esa`.
         library: where documents are looked for; None: nowhere. keep: whether documents that are
             not there are stored there. events: the observer.
-        planner: what is read must fit its memory; None: without a check.
+        planner: a document must fit its memory; None: there is no check.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from esa_cli.system.machine import available_memory
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes for rows on a GPU: what is free, and what torch keeps of what was freed."""
+    """Bytes for rows on a GPU: the free ones, and those that torch holds in reserve."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return available_memory(str(device)) + kept
 

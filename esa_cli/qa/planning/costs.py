@@ -68,7 +68,7 @@ class Costs:
         return tokens * self.finder.layout.row_bytes if self.finder else 0
 
     def working(self, tokens: int, size: int) -> int:
-        """Bytes of activations, of what is fused or gathered, of the tokens and the libraries."""
+        """Bytes of activations, fused or gathered tensors, tokens and libraries."""
         shape, fixed = self.shape, tokens * TOKEN_BYTES + LIBRARIES
         if self.finder is None:
             return self.activations(FEED) * size + fixed

@@ -39,7 +39,7 @@ def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
     float((x[:64] @ weight)[0, 0])
     done, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < SECONDS:
-        float((x @ weight)[0, 0])  # waits for the device
+        float((x @ weight)[0, 0])  # synchronises with the device
         done += 1
     return 2.0 * x.numel() * shape.inner * done / spent
 

@@ -124,7 +124,7 @@ def text_settings_hash(preset: Preset) -> str:
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of a method's preset but its fields `without`, and of the files behind it. `answer` does not
+    """Of a method's preset but its fields `without`, and of the files it uses. `answer` does not
     count, for it answers from the rows that it selects. Raises PresetError: it does not hold, or a
     file of it cannot be read."""
     facts, method = _settings(preset, (*without, "answer")), resolve(preset).method

@@ -80,7 +80,7 @@ class AnswerSettings(_Strict):
             are worded otherwise; a name means a shipped one. words: weight of the words' score
             (BM25) beside theirs, in standard deviations, for a question whose words single out a
             passage; for others it is less.
-        prior: weight of a passage's score in finding beside the log-odds that it tells the answer.
+        prior: weight of the score in finding beside the log-odds that the passage answers.
         threshold: least log-odds of a passage that answers; None: the best one always does.
     """
 

@@ -139,7 +139,7 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
     plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
     laid = merge(plain, _settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
-        # Read by I and L alone, the text's keys would know nothing of what came before.
+        # With I and L alone, the text's keys would depend on nothing before them.
         laid["reading"] = "select"
     changed = validated(preset.name, laid)
     if not recipe.full and changed.window.budget != preset.window.budget:

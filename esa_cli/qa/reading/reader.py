@@ -1,7 +1,7 @@
 """What answers a question from passages, and the words by which another model is asked.
 
 `span` quotes the most probable span, `chat` has a model of transformers word the answer, `server`
-one behind OpenAI's chat completions.
+one on a server with OpenAI's chat completions.
 """
 
 from __future__ import annotations

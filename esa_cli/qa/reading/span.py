@@ -1,7 +1,7 @@
 """Reads passages as plain text, each alone with the question, to quote the answer.
 
-Every passage gets the log-odds that it tells the answer: of any answer against `unanswered`, by the
-first tokens of this, as many as tell it from words of the passage. The passages with the highest
+Every passage gets the log-odds that it contains the answer: of any answer against `unanswered`, by
+as many first tokens of this as distinguish it from words of the passage. The passages with the highest
 ones are asked for their most probable span. The best of these is the answer; requests such as
 "Summarise ..." are answered in the bare model's own words."""
 
@@ -84,7 +84,7 @@ class PassagePrompt:
 
 class PassageReading:
     """Passages that have been read with one question; `log_odds`, one number a passage: how much
-    likelier it tells the answer than not."""
+    likelier it contains the answer than not."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, longest = reader.prompt, reader.longest

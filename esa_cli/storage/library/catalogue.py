@@ -1,4 +1,4 @@
-"""The catalogue of a library: one sqlite file of what commands would otherwise scan many files for.
+"""The catalogue of a library: one sqlite file in place of a scan of many files.
 
     files             files that were read, with size, time, text's digest   (`FileRecords`)
     texts, passages   words of texts, each once by its digest                (`TextIndex`)

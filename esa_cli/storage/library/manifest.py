@@ -60,7 +60,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape of what is stored of each token.
+    """The shape of the data stored for each token.
 
     Args:
         layers: their number. heads: G. dim: D. dtype: of keys and values, as "float32".

@@ -235,7 +235,7 @@ class SegmentLayer:
     """One layer's rows in a segment, as a `KVStore` that is only read.
 
     Args:
-        device: where what is read is put.
+        device: of the tensors that are returned.
     """
 
     resident = False

@@ -139,7 +139,7 @@ def test_where_the_disk_is_full_nothing_is_stored_unless_it_must_be(
         monkeypatch.setattr("sys.stdin", io.StringIO())
         done = run(*command)
         assert done.code == 0
-        assert "esa: what is read is not kept: the library in " in done.err
+        assert "esa: documents are not stored: the library in " in done.err
         assert "No space left" in done.err
         assert command[0] == "chat" or done.out.splitlines()[-1] == kept.out.splitlines()[-1]
     Path("two.txt").write_text(GATE * 2, "utf-8")

@@ -51,7 +51,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Options of `esa collect` besides those of the model and of what words answers."""
+    """Options of `esa collect` besides those of the model and the reader."""
 
     count: Annotated[bool, option("--count", "Only how many places there are.")] = False
     form: Annotated[

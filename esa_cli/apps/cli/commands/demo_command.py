@@ -42,7 +42,7 @@ def demo(
 ) -> None:
     """Ask a generated document questions, and check the answers.
 
-    Nothing is left behind. Works in any folder. The first use fetches the model.
+    It leaves no files. Works in any folder. The first use fetches the model.
     """
     from esa_cli.apps.cli.open_esa import opened
     from esa_cli.documents.document import Document

@@ -46,7 +46,7 @@ def mcp(
 ) -> None:
     """Serve the library to assistants and editors (MCP).
 
-    By the Model Context Protocol. Such a program starts it itself; --http waits for clients on
+    By the Model Context Protocol. Such a program starts it itself; --http serves clients on
     this machine.
     """
     check_sdk()
@@ -94,7 +94,7 @@ def _loader(
     reporter: Reporter,
     stack: ExitStack,
 ) -> Callable[[], Esa]:
-    """Loads the model; what is read is stored where the library can be written."""
+    """Loads the model; documents are stored where the library can be written."""
 
     def load() -> Esa:
         from esa_cli.apps.cli.open_esa import opened

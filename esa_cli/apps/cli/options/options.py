@@ -107,8 +107,7 @@ Out = Annotated[Path | None, option("--out FILE", "JSON lines; an existing file 
 Keep = Annotated[
     bool | None,
     option(
-        "--keep/--no-keep",
-        "Store what is read in the library, or not; by default what is read for finding.",
+        "--keep/--no-keep", "Store documents in the library, or not; by default their token index."
     ),
 ]
 Yes = Annotated[bool, option("--yes -y", "Do not ask.")]

@@ -132,7 +132,7 @@ class Reporter:
         self._now_and_then = self.throttled()
         self._explained = set[str]()
         self.is_brief = False
-        """Whether notes on single documents are left out, as one line is said on all of them."""
+        """Whether notes on single documents are left out, as one line reports all of them."""
 
     def __enter__(self) -> Self:
         return self
