@@ -213,6 +213,17 @@ def test_learned_metadata(tmp_path: Path) -> None:
     assert Learned(str(path)).metadata == {"fingerprint": "a llama", "method": "pca"}
 
 
+@pytest.mark.parametrize("name", ["maps", "notes", "none", "~nosuchuser/maps"])
+def test_a_file_without_the_layers_maps_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_learned("maps", [Linear(torch.randn(WIDTH, 4), torch.randn(WIDTH, 4))])
+    Path("notes").write_text("not weights at all", "utf-8")
+    with pytest.raises(PresetError):
+        Learned(name).fit(1, Moments())
+
+
 @pytest.mark.parametrize("shapes", [((12, 4), (12, 3)), ((12, 4), (11, 4)), ((12,), (12,))])
 def test_learned_maps_that_do_not_belong_together(
     tmp_path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]

@@ -322,6 +322,7 @@ def test_prune_takes_the_least_recently_used_first(library: Library) -> None:
     for i, entry in enumerate(books):
         used_at(library, entry, 1000.0 + i)
     library.open(books[0])
+    assert library.prune(library.nbytes).removed == (), "it is not larger"
     most = library.nbytes - 1
     tried = library.prune(most, dry_run=True)
     assert [entry.key for entry in tried.removed] == [books[1].key]

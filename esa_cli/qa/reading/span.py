@@ -1,9 +1,9 @@
 """Reads passages as plain text, each alone with the question, to quote the answer.
 
 Every passage gets the log-odds that it contains the answer: of any answer against `unanswered`, by
-as many first tokens of this as distinguish it from words of the passage. The passages with the highest
-ones are asked for their most probable span. The best of these is the answer; requests such as
-"Summarise ..." are answered in the bare model's own words."""
+as many first tokens of this as distinguish it from words of the passage. The passages with the
+highest ones are asked for their most probable span. The best of these is the answer; requests such
+as "Summarise ..." are answered in the bare model's own words."""
 
 from __future__ import annotations
 

@@ -180,6 +180,7 @@ SMALL = {"isle", "man", "director", "old"}
         ("Who was the Director of the USA, or its CEO?", 0),
         ("What did Mr Ahab say to Dr. Starbuck?", 0),
         ("What did agent Q say?", 1),
+        ("Who was the envoy of the EU?", 0),
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:

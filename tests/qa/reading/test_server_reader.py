@@ -151,6 +151,16 @@ def test_what_may_pass_is_tried_again(start: Start, mode: str) -> None:
     assert len(server.seen) == 4
 
 
+def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start("stream")
+    one, waits = reader(server), list[float]()
+    monkeypatch.setattr(server_module.time, "sleep", waits.append)
+    server.modes[:] = ["drop"]
+    with pytest.raises(ReaderError):
+        ask(one)
+    assert waits == pytest.approx([0.001, 0.002, 0.004])
+
+
 @pytest.mark.parametrize(
     ("mode", "words", "hint"),
     [
