@@ -23,8 +23,7 @@ from esa_cli.models.files.families import keeps_state
 from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.cache_placement import CachePlacement
-from esa_cli.qa.planning.costs import FEED
+from esa_cli.qa.planning.plan import FEED, CachePlacement
 from esa_cli.qa.planning.row_storage import check_joins
 from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
 from esa_cli.qa.presets.resolved_preset import (
