@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test unit soak mutation check wheel wheel-test clean-install extras-check reference sizes format screenshots clean
+.PHONY: install demo test unit soak mutation check wheel wheel-test clean-install extras-check reference sizes way format screenshots clean
 
 MUTANTS ?= 40
 SEED ?=
@@ -62,6 +62,9 @@ extras-check: install    ## Resolves every extra under constraints.txt; needs th
 
 reference: install       ## The reference of commands and options in docs/cli.md, from their help.
 	PYTHONPATH=. $(BIN)/python docs/make_cli_reference.py
+
+way: install             ## Files and frames from `esa ask` to its answer.
+	$(BIN)/python tests/support/way.py
 
 sizes: install           ## Files, lines, words of the docs, options of the command line.
 	PYTHONPATH=. $(BIN)/python tests/support/sizes.py

@@ -1,9 +1,10 @@
-"""Questions people ask about real books and manuals, written by reading them.
+"""Questions people ask about real books, manuals, letters and reports, written by reading them.
 
 `book_questions/` has one file a text: a header with the text's hash and its split (`dev` may be
 tuned on, `test` is run when a round of work is done), then questions with character offsets of the
 answer and of the passage that tells it. The texts are not in the repository; the header says where
-they come from.
+they come from. Questions are `plain` (in the words of the text), `reworded` (in none of them),
+`remembered` (as somebody asks who read the text once), `typed` (as into a search box) or `absent`.
 
     python benchmarks/book_questions.py FOLDER_OF_TEXTS --split dev --out rows.jsonl
 
@@ -136,6 +137,8 @@ def main() -> None:
             append_line(given.out, {"text": head["name"], **one})
         print(summary(head["name"], rows), flush=True)
         total += rows
+    for kind in sorted({one["kind"] for one in total} - {"absent"}):
+        print(summary(kind, [one for one in total if one["kind"] == kind]))
     if total:
         print(summary("all", total))
 

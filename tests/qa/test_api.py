@@ -314,7 +314,7 @@ def test_a_method_with_a_memory_keeps_it_and_asks_one_document(
         assert books[0].entry is None
         one.ask(QUESTION, books[:1])
         assert one.session.cache.memory(0).states[InfLLM].mass
-        with pytest.raises(UsageError, match="one document at a time"):
+        with pytest.raises(UsageError, match="one document"):
             one.ask(QUESTION, books)
 
 

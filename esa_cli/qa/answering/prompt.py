@@ -22,24 +22,19 @@ from esa_cli.qa.presets.preset import Prompt
 from esa_cli.system.text import has_lone_surrogate
 
 DOCUMENT, QUESTION, ANSWER = "\ue000document\ue000", "\ue000question\ue000", "\ue000answer\ue000"
-"""Private-use characters, which no template contains."""
+"""Markers of private-use characters, which no template contains."""
 _OTHER_PROMPT = "it may take no system prompt: use --set prompt.system=null, or prompt.chat=false"
 
 
 class PromptTokens:
-    """Turns documents and questions into token ids for one tokenizer and prompt.
-
-    Args:
-        tokenizer: of transformers. prompt: the preset's prompt.
-
-    Raises:
-        ModelError: the chat template cannot be rendered, or loses or repeats the document.
-    """
+    """Turns documents and questions into token ids for one tokenizer of transformers and a preset's
+    prompt. Raises ModelError: the chat template cannot be rendered, or loses or repeats the
+    document."""
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self.tokenizer = tokenizer
         self.chat = prompt.chat and bool(getattr(tokenizer, "chat_template", None))
-        # A prompt that is nothing but the question is somebody else's, given to the letter.
+        # A prompt that is only the question, as a benchmark's, is passed on unchanged.
         self._verbatim = prompt.after == "{question}"
         self._end = "\n" if prompt.chat and not self._verbatim else ""
         self._first = prompt.before + DOCUMENT + prompt.after.replace("{question}", QUESTION)
@@ -57,10 +52,10 @@ class PromptTokens:
             )
         self._head, rest = text.split(DOCUMENT)
         between, self._tail = rest.split(QUESTION)
-        self._between, self._lead = _apart(between)
+        self._between, self._lead = _split_spaces(between)
 
     def _render(self, turns: int) -> str:
-        """The conversation up to the question after so many turns, words left out."""
+        """Renders a conversation of markers, up to the question after so many turns."""
         asked = [self._first, *[self._later] * turns]
         if not self.chat:
             text = f"{ANSWER}\n\n".join(user + self._end for user in asked)
@@ -70,8 +65,8 @@ class PromptTokens:
             messages.append(self._message("user", user))
             messages.append(self._message("assistant", ANSWER))
         messages.append(self._message("user", asked[-1]))
-        # Qwen3 would answer with its thoughts first, and run out of tokens in them; Llama 3 would
-        # write today's date before the document, and its keys would change daily.
+        # Qwen3 would spend its tokens on thoughts. Llama 3 would write today's date before the
+        # document, whose keys would change daily.
         switches = {"enable_thinking": False, "date_string": "26 Jul 2024"}
         with reading("the model's chat template", _OTHER_PROMPT), limited_rendering():
             return str(
@@ -81,7 +76,7 @@ class PromptTokens:
             )
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
-        """A turn; templates of models that also see images may take nothing but lists of parts."""
+        """A turn; some templates of multimodal models take only lists of parts."""
         return {"role": role, "content": [{"type": "text", "text": text}] if self._listed else text}
 
     def _ids(self, text: str, special: bool) -> list[int]:
@@ -93,7 +88,7 @@ class PromptTokens:
         return list(out["input_ids"])
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """First and last character of each token of a document; those of `head` are not in it."""
+        """The first and last character of each token of a document, without `head`."""
         return [(low, high) for low, high in tokenise(self.tokenizer, text).offsets.tolist()]
 
     def text(self, question: str, answer_prefix: str = "") -> str:
@@ -102,8 +97,8 @@ class PromptTokens:
 
     def _asked(self, question: str, answer_prefix: str, later: bool) -> list[tuple[str, bool]]:
         """The pieces of the prompt after the document or an earlier answer, and whether each may
-        have special tokens. Without a template, an answer whose first words begin with a space
-        goes on in the question's line."""
+        have special tokens. Without a template, an answer prefix that begins with a space continues
+        the question's line."""
         between, lead = self._between_turns if later else (self._between, self._lead)
         goes_on = not self.chat and answer_prefix.startswith(" ")
         tail = self._tail.rstrip("\n") if goes_on else self._tail
@@ -122,25 +117,25 @@ class PromptTokens:
         return ids if self.chat else self._begins() + ids
 
     def _begins(self) -> list[int]:
-        """The id that the tokenizer itself puts before a text, if it does: what it says of that
-        (`add_bos_token`) is not so for all, Llama 3's among them."""
+        """The id that the tokenizer puts before a text, if any; `add_bos_token` is not reliable, as
+        in Llama 3's."""
         first = self.tokenizer.bos_token_id
         ids = list(self.tokenizer("a")["input_ids"])
         return [first] if first is not None and ids[:1] == [first] else []
 
     def question_span(self, text: str, later: bool = False) -> tuple[int, int]:
-        """First of the question's own words among the ids of `question`, and after the last."""
+        """The span of the question's own words in the ids of `question`."""
         before, asked = (len(self._ids(*piece)) for piece in self._asked(text, "", later)[:2])
         return before, before + asked
 
     @cached_property
     def _between_turns(self) -> tuple[str, str]:
         """The text between an earlier answer and the next question."""
-        return _apart(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
+        return _split_spaces(self._render(1).split(ANSWER)[1].split(QUESTION)[0])
 
     def history(self, turns: Sequence[Turn]) -> list[int]:
-        """Ids of earlier turns, as they follow the document; the next question follows them.
-        Raises ModelError: the chat template loses or repeats an answer."""
+        """Ids of earlier turns, between document and question. Raises ModelError: the chat template
+        loses or repeats an answer."""
         if not turns:
             return []
         text = self._render(1)
@@ -158,13 +153,13 @@ class PromptTokens:
         return ids
 
     def question(self, text: str, answer_prefix: str = "", later: bool = False) -> list[int]:
-        """Ids of everything after the document, up to where the model begins to answer.
+        """Ids of the prompt after the document, up to where the model begins to answer; with
+        `later`, after `history`.
 
         Args:
-            answer_prefix: the first words of the answer, put into the model's mouth.
-            later: it comes after `history`, whose ids are not in what returns.
+            answer_prefix: the first words of the answer, which the model continues.
 
-        Raises UsageError: the question is empty, or no text."""
+        Raises UsageError: the question is empty, or not UTF-8."""
         if not text.strip():
             raise UsageError(
                 "the question must not be empty", 'for example: esa ask book.txt "Who is Ahab?"'
@@ -175,21 +170,21 @@ class PromptTokens:
         return [token for piece in pieces for token in self._ids(*piece)]
 
 
-def _apart(between: str) -> tuple[str, str]:
-    """Trailing spaces apart: a space before a question belongs to its first word's token."""
-    kept = between.rstrip(" ")
-    return kept, between[len(kept) :]
+def _split_spaces(between: str) -> tuple[str, str]:
+    """Splits off trailing spaces: a space before a question belongs to its first word's token."""
+    text = between.rstrip(" ")
+    return text, between[len(text) :]
 
 
 @dataclass(frozen=True)
 class EncodedQuestion:
-    """Ids that follow the documents in the cache.
+    """Ids of a question and its earlier turns, which follow the documents in the cache.
 
     Args:
         before: of the earlier turns. ids: of the question's turn, up to where the answer begins.
         span: absolute positions [first, last) of the question's text.
-        answer_prefix: number of `ids`, the last ones, that the answer begins with.
-        start: cached tokens before all of them.
+        answer_prefix: the number of tokens at the end of `ids` that begin the answer.
+        start: the number of cached tokens before `before`.
     """
 
     before: list[int]
@@ -207,7 +202,7 @@ class EncodedQuestion:
     def of(
         cls, prompt: PromptTokens, question: str, prime: str, history: Sequence[Turn], start: int
     ) -> EncodedQuestion:
-        """The question after `start` cached tokens. Raises UsageError when it is empty."""
+        """Encodes a question after `start` cached tokens. Raises UsageError: it is empty."""
         later = bool(history)
         ids, before = prompt.question(question, prime, later), prompt.history(history)
         first, last = (start + len(before) + at for at in prompt.question_span(question, later))
@@ -215,14 +210,13 @@ class EncodedQuestion:
         return cls(before, ids, (first, last), prime_ids, start)
 
     def last(self, chunk: int) -> int:
-        """Position of the last chunk of the question's turn, earlier turns not included."""
+        """The position of the last chunk of the question's turn."""
         return self.start + len(self.before) + max(0, len(self.ids) - chunk)
 
     def check(self, window: Window, context: int, answer: int) -> None:
-        """Checks that the tokens attended to fit the model's window, the answer included: with full
-        attention the document, else I and the selected tokens, where `window.ending` keeps the
-        whole turn local. Raises HistoryError: they do not fit, with earlier turns. LengthError:
-        without any."""
+        """Checks that the tokens attended to, with the answer, fit the model's window: all tokens
+        with full attention, else I and the selected ones beside a turn that `window.ending` keeps
+        local. Raises HistoryError: they do not fit with earlier turns. LengthError: nor without."""
         asked = len(self.before) + len(self.ids) + answer
         if self.last(window.chunk) <= window.dense_below:
             room, what = context - self.start, "the document, all of it in view"

@@ -1,4 +1,4 @@
-"""Questions that ask for more than a quotation, and questions that refer to the one before."""
+"""Recognises questions that ask for more than a quotation, or refer to the turn before."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ ELLIPTIC = re.compile(
     r")\s*\?*",
     re.IGNORECASE,
 )
-"""Questions that lack what the one before has: nothing can be found or read by them alone."""
+"""Elliptic questions, to which the question before must be added."""
 LONGEST = 500
-"""Characters of a question that completes the next."""
+"""Characters, at most, of a question that completes the next one."""
 DUMMIES = re.compile(
     r"\b(?:"
     # relative: `the man that sold`; but not `Who told the man that?`
@@ -65,23 +65,22 @@ DUMMIES = re.compile(
     r")",
     re.IGNORECASE,
 )
-"""Words of `REFERS` where grammar needs them, and they refer to nothing before the question."""
+"""Words of `REFERS` that only grammar needs, and that refer to no earlier turn."""
 
 
 def wants_free_text(question: str) -> bool:
-    """Whether a question asks for more than one span of the text, as far as its words tell."""
+    """Whether the words of a question ask for more than one span of the text."""
     return bool(FREE.match(question))
 
 
 def _last(history: Sequence[Turn]) -> Turn | None:
-    """The last turn with a question and an answer: instructions of a client and greetings of a
-    model are none."""
+    """The last turn with a question and an answer; None: there is none."""
     whole = (turn for turn in reversed(history) if turn.question.strip() and turn.answer.strip())
     return next(whole, None)
 
 
 def completed(question: str, history: Sequence[Turn]) -> str:
-    """The question, after the one before it where it is elliptic: `Did the wolf die? When?`"""
+    """The question; if it is elliptic, after the one before, as `Did the wolf die? When?`"""
     before = _last(history)
     if before is None or not ELLIPTIC.fullmatch(question.strip()):
         return question
@@ -90,8 +89,8 @@ def completed(question: str, history: Sequence[Turn]) -> str:
 
 
 def referred_to(question: str, history: Sequence[Turn]) -> str:
-    """Words of the turn before that a question refers to (`And where did he live?`), or none. An
-    answer that nothing was found is no word of it."""
+    """The words of the turn before if the question refers to it, as `And where did he live?`; else
+    none."""
     refers = REFERS.search(DUMMIES.sub(" ", question)) or CONTINUES.search(question)
     last = _last(history)
     if last is None or not refers:

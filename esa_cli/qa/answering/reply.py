@@ -1,4 +1,4 @@
-"""An answer and the passages it rests on: plain data, which imports no torch."""
+"""An answer and its passages, as plain data without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Quotation:
-    """The place of an answer that is a quotation: a document's name, and its characters there."""
+    """The place of a quoted answer: a document's name, and characters [start, end) of it."""
 
     document: str
     start: int
@@ -38,15 +38,14 @@ class ShadedSpan(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """A document of an answer, by its name in the evidence, and its characters that have weight,
-    ascending; what is not among them has almost none."""
+    """The shaded spans of a document, ascending; its other characters have almost no weight."""
 
     document: str
     spans: tuple[ShadedSpan, ...]
 
 
 NOT_TOLD = "Nothing found that answers."
-"""The answer where no passage contains it: about the search, not about the documents."""
+"""The answer if no passage contains one: a statement about the search, not the documents."""
 _NOT_TOLD = re.compile(
     r"\W*(?:nothing (?:was )?found that answers\b|"
     r"(?:the )?(?:given |provided )?(?:documents?|passages?|texts?) (?:do|does)(?: not|n['’]t) "
@@ -57,22 +56,22 @@ AnsweredFrom = Literal["rows", "text"]
 
 
 def says_not_told(text: str) -> bool:
-    """Whether an answer begins with `NOT_TOLD`, or with the words that the documents do not say:
-    those of another model, or of a conversation with an older version."""
+    """Whether an answer begins with `NOT_TOLD`, or says that the documents do not say, as other
+    models and older versions do."""
     return bool(_NOT_TOLD.match(text))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer, what it rests on, and what it took.
+    """One answer with its passages and times.
 
     Args:
-        evidence: heaviest first. found: False when nothing in the documents carries weight, so that
-            they may not contain the answer.
-        first_token_s, total_s: seconds from asking. cut: it reached the longest allowed.
-        answered_from: rows that were selected, or passages read again as text.
-        quotation: where the text stands, if it is a quotation. read: whether the model had read all
-            documents; False: passages of one were found by its words alone.
+        evidence: passages, heaviest first. found: False if no passage has enough weight, so that
+            the documents may not contain the answer.
+        first_token_s, total_s: seconds after asking. cut: the answer reached its maximum length.
+        answered_from: `rows`: selected tokens of the KV cache; `text`: passages that were read.
+        quotation: the place of the text in a document, if it is a quotation.
+        read: whether all documents have a token index; else words alone found passages of some.
     """
 
     text: str
@@ -89,7 +88,7 @@ class Reply:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the documents may not contain the answer, and its text does not say so itself."""
+        """Whether the documents may not contain the answer, although the text does not say so."""
         return not self.found and not says_not_told(self.text)
 
     def as_row(self) -> dict[str, Any]:
@@ -111,13 +110,13 @@ class Reply:
 
 
 class HasDocument(Protocol):
-    """A book, or anything else that was made of one document."""
+    """A book, or anything else with one document."""
 
     @property
     def document(self) -> Document: ...
 
 
 def lacking(books: Sequence[HasDocument]) -> list[str]:
-    """Parts of the documents that are missing in their texts, each as `NAME: what`."""
+    """Descriptions of what could not be extracted from documents, each as `NAME: what`."""
     documents = [book.document for book in books]
-    return [f"{document.name}: {what}" for document in documents for what in document.missing]
+    return [f"{document.name}: {part}" for document in documents for part in document.missing]

@@ -1,6 +1,6 @@
-"""A session: prefill a document once, ask as many questions about it as needed.
+"""The session: prefills a document once, and answers questions by attention to its KV cache.
 
-The document's keys and values stay in the cache; each question follows them and is cropped.
+The tokens of each question follow the document's in the cache and are cropped after the answer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from esa_cli.models.files.families import keeps_state
 from esa_cli.models.text_passes.generation import Streamer, end_ids, generate
 from esa_cli.qa.answering.prompt import EncodedQuestion, PromptTokens
 from esa_cli.qa.answering.reply import Reply, Turn
-from esa_cli.qa.planning.cache_placement import CachePlacement
-from esa_cli.qa.planning.costs import FEED
+from esa_cli.qa.planning.plan import FEED, CachePlacement
 from esa_cli.qa.planning.row_storage import check_joins
 from esa_cli.qa.presets.preset import Preset, chosen_generation, longest_answer
 from esa_cli.qa.presets.resolved_preset import (
@@ -40,13 +39,13 @@ from esa_cli.storage.memory_store import RESERVE
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"
-"""What a tokenizer returns for bytes that are a part of a character."""
+"""What a tokenizer decodes a part of a character to."""
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of each token; joined, they are the text of `ids`. Where tokens share a character,
-    the first has the text of all of them, and the others none."""
-    # Decoded after another token: some tokenizers take the space off a text's first word.
+    """The text of each token, which joined are the text of `ids`. If tokens share a character, the
+    first has the text of all of them, and the others have none."""
+    # Each is decoded after another token: some tokenizers strip the space of a text's first word.
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
 
     def decode(some: Sequence[int]) -> str:
@@ -67,7 +66,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 class CachedText:
-    """The text of the documents that a session has cached, and what scores made of it."""
+    """The text of the documents in a session's cache, and what scores computed from it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._tokens = tokenizer, 0
@@ -75,7 +74,8 @@ class CachedText:
         self._kept: dict[Hashable, Any] = {}
 
     def turn(self, ids: Sequence[int], question: str) -> TurnText:
-        """The text of a question about the documents with these `ids`, which only grow."""
+        """The text of a question about the documents with these `ids`, to which only more are
+        added."""
         if len(ids) != self._tokens:
             self._tokens, self._pieces, self._kept = len(ids), [], {}
 
@@ -89,12 +89,9 @@ class CachedText:
 def feed(
     model: Any, ids: Sequence[int], cache: EsaCache, start: int = 0, done: Progress | None = None
 ) -> None:
-    """Runs ids[start:] through the model's layers, FEED tokens at a time. Layers that keep no rows
-    and read those of others compute the last token of each piece alone, where the model can do so.
-
-    Args:
-        cache: of an attachment; it gets the keys and values. done: called after every piece.
-    """
+    """Runs ids[start:] through the model's layers, FEED tokens at a time, into a cache of an
+    attachment; `done` is called after each call. Layers that read the keys and values of others
+    compute only the last token of each call, if the model can do so."""
     for at in range(start, len(ids), FEED):
         piece = list(ids[at : at + FEED])
         if len(piece) == 1:  # before longer ones a cache with states keeps a copy by itself
@@ -106,17 +103,16 @@ def feed(
 
 
 class Session:
-    """Reads documents and asks questions about them, with one attached model; as a context manager
-    it restores the model on leaving. A prefilled document can be kept, opened again, alone or with
-    others, and continued.
+    """Prefills documents and answers questions about them, with one attached model, which is
+    restored on leaving the `with` block.
 
     Args:
         model, tokenizer: of transformers. preset: with its method, if that was built before.
-        cache: where keys and values are kept; one of `storage.CACHES`.
+        cache: where the KV cache is; one of `storage.CACHES`.
 
     Raises:
-        ModelError: the model cannot be supported. PresetError: the method does not hold, or its
-            compressor was made for another model. UsageError: there is no such place.
+        ModelError: the model is not supported. PresetError: the method is wrong, or its compressor
+            was made for another model. UsageError: `cache` is unknown.
     """
 
     def __init__(
@@ -138,14 +134,14 @@ class Session:
         self._opened: list[PrefilledDocument] = []
 
     def clear(self) -> None:
-        """Drops the cached document and frees its memory, or its copies of shared memory."""
+        """Empties the cache and frees its memory."""
         self.cache.release()
         self.cache = self.attachment.new_cache()
         self.text = CachedText(self.tokenizer)
         self._ids, self._todo, self._opened = [], [], []
 
     def prefilled_document(self) -> PrefilledDocument:
-        """The cached document, to be opened later by this session or another of the same model."""
+        """The cached document, which any session of the same model can open."""
         memories = self.cache.memories
         return PrefilledDocument(
             list(self._ids), [one.store for one in memories], self.project(), self._head,
@@ -153,18 +149,18 @@ class Session:
         )  # fmt: skip
 
     def project(self) -> list[Projection | None]:
-        """Computes the reduced keys of all cached tokens; returns each layer's projection."""
+        """Computes the reduced keys of all cached tokens, and returns each layer's projection."""
         self.cache.project()
         return [one.projection for one in self.cache.memories]
 
     def open(self, documents: Sequence[PrefilledDocument]) -> None:
-        """Asks from now on about these documents, concatenated, in place of those before.
+        """Replaces the cached documents by these, concatenated.
 
         Raises UsageError: there is none, or there are several, and layers of the model keep a
         state. PresetError: one was prefilled for another compressor, or without the reduced keys
         that the method scores by."""
         if not documents:
-            raise UsageError("no document to ask about", "read one first")
+            raise UsageError("there is no document to ask about", "ingest one first")
         if len(documents) > 1:
             check_joins(self.model.config.model_type, keeps_state(self.model.config))
         for one in documents:
@@ -175,7 +171,7 @@ class Session:
         self._ids, stores, projections = concatenate(documents)
         self._todo, self._head = self._ids, documents[0].head
         self._opened = list(documents)
-        # A selector's layer state belongs to the rows of one document.
+        # A selector's layer state belongs to one document.
         alone = documents[0] if len(documents) == 1 else None
         states = [alone.layer_states(i) for i in range(len(stores))] if alone else []
         self.cache.hold(stores, projections, states, documents[0].recurrent)
@@ -197,12 +193,12 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         method: Method | None = None,
     ) -> None:
-        """Prefills the text of a document, in place of those before. After an interruption the
-        tokens so far are cached, and `resume` continues.
+        """Prefills the text of a document, which replaces those in the cache; `resume` continues
+        after an interruption.
 
         Args:
-            progress: called with (tokens read, tokens in all). method: prefills in place of the one
-                that answers.
+            progress: called with (tokens prefilled, all tokens). method: prefills in place of the
+                one that answers.
         """
         self.begin(self.prompt.document(text), method=method)
         self.resume(progress)
@@ -214,14 +210,13 @@ class Session:
         method: Method | None = None,
         reserve: int = RESERVE,
     ) -> None:
-        """Sets the ids (of `prompt.document`) to prefill; `resume` runs them.
+        """Sets the ids (of `prompt.document`) that `resume` prefills.
 
         Args:
-            done: what was read of them before, by the same method; its stores are read on into.
-            reserve: tokens that there is room for after them; 0 where they will be opened, which
-                makes room of its own.
+            done: a part of them that the same method prefilled; its stores are continued.
+            reserve: tokens of room after them; 0 if the document is opened later.
 
-        Raises UsageError: rows are to be on disk, and `done` has no stores there."""
+        Raises UsageError: the cache is on disk, and `done` has no stores there."""
         self.clear()
         self._read_by = method or self.method
         self._todo, self._head = ids, len(self.prompt.head())
@@ -241,11 +236,11 @@ class Session:
         progress: Callable[[int, int], None] | None = None,
         settle: Callable[[int], None] | None = None,
     ) -> None:
-        """Prefills the rest, also after an interruption. `settle` is called with the tokens read,
-        all of them in the cache, after every FEED."""
+        """Prefills the other ids. `settle` is called after every FEED tokens with the number
+        of tokens in the cache."""
         ids, done = self._todo, len(self._ids)
 
-        def took(tokens: int, total: int) -> None:
+        def advance(tokens: int, total: int) -> None:
             self._ids.extend(ids[len(self._ids) : tokens])
             if settle:
                 settle(tokens)
@@ -255,7 +250,7 @@ class Session:
         self.cache.begin(QueryState(Phase.PREFILL), self._read_by)
         self.cache.truncate(done)
         try:
-            feed(self.model, ids, self.cache, done, took)
+            feed(self.model, ids, self.cache, done, advance)
             self.cache.project()
         finally:
             self.cache.truncate(len(self._ids))
@@ -272,9 +267,8 @@ class Session:
         self.attachment.detach()
 
     def use(self, preset: Preset | ResolvedPreset) -> None:
-        """Asks from now on with another preset of the same model; the prefill is kept, on which
-        settings of reading have no effect. Raises PresetError: the method does not hold, or needs
-        another fitted compressor."""
+        """Replaces the preset; the prefill stays as it is. Raises PresetError: the method is wrong,
+        or needs another compressor."""
         resolved = resolve(preset)
         new = resolved.method
         check_fits_model(new, self.model)
@@ -302,7 +296,7 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         trace: Callable[[ChunkTrace], None] | None = None,
     ) -> Reply:
-        """Asks one question; afterwards the cache is as before, also after an interruption.
+        """Answers one question; afterwards the cache is as before, also after an interruption.
 
         Args:
             prime: the answer prefix, with which the model's answer begins; not in `Reply.text`.
@@ -311,16 +305,16 @@ class Session:
                 each chunk of each layer.
 
         Raises:
-            UsageError: no document has been prefilled, or not to its end; the question is empty, or
-                with its history longer than the model's window allows; a setting is out of range.
+            UsageError: no document is prefilled to its end, the question is empty, or a setting is
+                out of range. LengthError, HistoryError: the question, or its history, is too long.
             PresetError: the method scores by another compressor than that of the prefill.
         """
         if not self._ids:
-            raise UsageError("no document has been read", "call read(text) first")
+            raise UsageError("no document is prefilled", "call read(text) first")
         if len(self._ids) < len(self._todo):
             raise UsageError(
-                f"only {len(self._ids):,} of {len(self._todo):,} tokens have been read",
-                "call resume() to read on, or read(text) with the part you want",
+                f"only {len(self._ids):,} of {len(self._todo):,} tokens are prefilled",
+                "call resume() for the rest",
             )
         check_same_fit(self._read_by, self.method)
         tokens, heat, nucleus = chosen_generation(
@@ -332,7 +326,7 @@ class Session:
         streamer = Streamer(self.tokenizer, on_text)
         text = self.text.turn(self._ids, question)
         query = QueryState(Phase.QUESTION, turn_start=length, trace=trace, text=text)
-        # Here, too: a second Ctrl-C may have come while the turn before was taken back.
+        # A second Ctrl-C may have interrupted the cropping after the last question.
         self.cache.truncate(length)
         self.cache.begin(query, self.method)
         try:
@@ -361,27 +355,26 @@ class Session:
         self, question: str, *, prime: str = "", max_new_tokens: int | None = None,
         history: Sequence[Turn] = (),
     ) -> None:  # fmt: skip
-        """Checks that a question fits the model's window as `ask` does, also before a prefill.
-        Raises UsageError: the question is empty. LengthError: it does not fit."""
+        """Checks that a question fits the model's window. Raises UsageError: the question is empty.
+        LengthError: it does not fit."""
         asked = EncodedQuestion.of(self.prompt, question, prime, history, len(self._ids))
-        most = longest_answer(self.preset.generation, max_new_tokens)
-        asked.check(self.method.window, self.preset.context, most)
+        answer = longest_answer(self.preset.generation, max_new_tokens)
+        asked.check(self.method.window, self.preset.context, answer)
 
     def question_tokens(self, question: str, history: Sequence[Turn] = ()) -> int:
-        """Tokens of a question with its earlier turns. Raises UsageError: it is empty."""
+        """Counts tokens of a question and its earlier turns. Raises UsageError: it is empty."""
         asked = EncodedQuestion.of(self.prompt, question, "", history, 0)
         return len(asked.before) + len(asked.ids)
 
     def _process(self, ids: list[int]) -> None:
-        """Runs tokens through the model. Earlier turns have a forward call of their own, so that
-        the question's last chunk selects for the answer."""
+        """Runs tokens through the model, apart from the question's, whose last chunk selects for
+        the answer."""
         if ids:
             batch = torch.tensor([ids], device=self.model.device)
             self.model.base_model(input_ids=batch, past_key_values=self.cache)
 
     def _survey(self, asked: EncodedQuestion, query: QueryState) -> None:
-        """The survey pass, for selectors that have one: the question passes the model for the
-        scores of all layers, and is cropped."""
+        """Runs the question for the scores of all layers, and crops it, if the selector surveys."""
         length, method = self.cache.get_seq_length(), self.method
         if asked.last(method.window.chunk) <= method.window.dense_below:
             return  # full attention: nothing is selected

@@ -13,8 +13,8 @@ from esa_cli.models.attachment.inspection import kv_dtype
 from esa_cli.models.files.families import key_shapes, latent_block
 from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
-from esa_cli.qa.planning.costs import STORED_AT_ONCE
 from esa_cli.qa.planning.model_shape import shape_of
+from esa_cli.qa.planning.plan import STORED_AT_ONCE
 from esa_cli.qa.planning.row_storage import hindrance, layout, maps
 from esa_cli.qa.presets.cache_key import cache_key
 from esa_cli.storage.joined_store import PrefilledDocument

@@ -1,6 +1,5 @@
-"""The sizes of a model: of its layers, from config.json; of its weights, from the headers of its
-files, or before they are fetched from a model of transformers without memory (torch's meta device).
-"""
+"""Sizes of a model: of its layers, from config.json; of its weights, from the headers of its files
+or, before these are fetched, from a model on torch's meta device."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ class Shape:
     """The sizes of a model's layers, in the symbols of docs/design.md.
 
     Args:
-        inner: numbers between the maps of the MLP, or of the experts that a token passes.
-        shared: the keys are the values, too (MLA).
-        rows: layers that keep keys and values. numbers: that all of them keep of a token.
-        shapes: G and D of each of these, where they are not alike.
-        stateful: layers that keep a state: `convolved` numbers of the model's type, and `recurrent`
-            ones in float32.
-        window: tokens that the model's own window has, in layers that attend to one.
+        inner: the inner width of the MLP, or of the experts that a token passes.
+        shared: whether the keys are the values, too (MLA).
+        rows: the number of layers with a KV cache. numbers: what these cache of a token.
+        shapes: G and D of each of these layers, if they differ.
+        stateful: the number of layers with a state, of `convolved` numbers of the model's type and
+            `recurrent` ones in float32.
+        window: tokens of the model's sliding window; 0: it has none.
     """
 
     layers: int
@@ -55,17 +54,17 @@ class Shape:
 
     @property
     def row(self) -> int:
-        """Numbers that a layer with full attention keeps of a token."""
+        """Numbers that a layer with full attention caches of a token."""
         return (1 if self.shared else 2) * self.groups * self.dim
 
     def states(self, size: int) -> int:
-        """Bytes of a document's states, all layers, with numbers of `size` bytes."""
+        """Bytes of a document's states in all layers, with numbers of `size` bytes."""
         return self.stateful * (self.convolved * size + self.recurrent * 4)
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
-    """The shape of the model with these settings. Raises ModelError: they lack a size."""
-    if "model_type" in config and config["model_type"] not in FAMILIES:  # of its sizes alone
+    """The shape of a model with this config.json. Raises ModelError: it lacks a size."""
+    if "model_type" in config and config["model_type"] not in FAMILIES:  # only by its sizes
         sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
         config = {name: config[name] for name in sizes if name in config}
     try:
@@ -97,7 +96,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def _largest(config: Mapping[str, Any], *names: str) -> int:
-    """The first of these settings that is there, of a list its largest number; 0: there is none."""
+    """The first of these settings that is not 0, or the largest number of its list; else 0."""
     value = next((config[name] for name in names if config.get(name)), 0)
     return int(max(value) if isinstance(value, list) else value)
 
@@ -113,15 +112,15 @@ def _used_experts(config: Mapping[str, Any]) -> int:
 
 
 def _window(config: Mapping[str, Any]) -> int:
-    """Of `sliding_window`, where texts within the model's limit are longer."""
+    """The sliding window; 0: there is none, or it is no shorter than the model's texts."""
     window = int(config.get("sliding_window") or 0)
-    longest = config.get("max_position_embeddings")
-    within = longest is not None and window >= longest
-    return 0 if within or not config.get("use_sliding_window", True) else window
+    positions = config.get("max_position_embeddings")
+    unused = positions is not None and window >= positions
+    return 0 if unused or not config.get("use_sliding_window", True) else window
 
 
 def _state(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
-    """Numbers that a layer with a state keeps: of its convolution, and of its recurrent state."""
+    """Numbers of a layer's convolution state, and of its recurrent state."""
     kernel = _largest(config, "linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel") or 4
     if keys := _largest(config, "linear_num_key_heads"):
         heads, dim = (
@@ -142,11 +141,11 @@ def _state(config: Mapping[str, Any], hidden: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the weights of a model take.
+    """The size of a model's weights.
 
     Args:
-        nbytes: of all, in memory, with numbers of `size` bytes. body: numbers in the matrices of
-            the layers that a token passes; of experts, those that it is sent to.
+        nbytes: bytes in memory, with numbers of `size` bytes. body: numbers in the matrices of the
+            layers and experts that a token passes.
     """
 
     nbytes: int
@@ -154,37 +153,37 @@ class Weights:
     size: int
 
     def bytes_of(self, size: int) -> int:
-        """Bytes of all, with numbers of another size; what is quantised counts as if it was not."""
+        """Bytes in memory with numbers of another size, without regard to quantisation."""
         return self.nbytes * size // self.size
 
 
 def weights_of(folder: Path, device: str, size: int, packing: str = "") -> Weights:
-    """The weights of the model in a folder, of which there may be no more than config.json. Raises
-    ModelError: the files are damaged, or transformers knows no such model.
+    """Measures the weights of the model in a folder, which may have no more than config.json.
 
     Args:
-        device: of `choose_device`. size: bytes of a number of the type that is computed in.
-        packing: of `QUANTIZATIONS`; "": none.
-    """
+        device: of `choose_device`. size: bytes of a number in computations. packing: of
+            `QUANTIZATIONS`; "": none.
+
+    Raises ModelError: the files are damaged, or transformers does not know the model."""
     config = read_config(folder)
     kept = not packing and stays_quantised(config, device)
-    if _are_there(folder):
+    if _has_weights(folder):
         nbytes = bytes_needed(folder, size, packing, kept)
         return Weights(nbytes, body_of(language_weights(folder), config), size)
     tensors, total = unmade_weights(folder), 0.0
     for tensor in tensors:
         each: float = size
-        if _in_layers(tensor):
+        if _is_layer_matrix(tensor):
             if not kept:
                 each = packed_bytes(packing, size)
-            elif _of_experts(tensor) or quantization_in(config) != "mxfp4":
+            elif _is_of_experts(tensor) or quantization_in(config) != "mxfp4":
                 each = kept_bytes(config)
         total += math.prod(tensor.shape) * each
     return Weights(int(total), body_of(tensors, config), size)
 
 
-def _are_there(folder: Path) -> bool:
-    """Whether all files of weights are in a folder: of some only their index may be fetched."""
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder has all files of weights, not only their index."""
     try:
         weight_files(folder)
     except ModelError:
@@ -193,26 +192,25 @@ def _are_there(folder: Path) -> bool:
 
 
 def body_of(tensors: Iterable[StoredWeight], config: Mapping[str, Any]) -> int:
-    """Numbers in the matrices of the layers that a token passes."""
+    """Counts the numbers in the matrices of the layers that a token passes."""
     settings = config.get("text_config") or config
     experts = _largest(
         settings, "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"
     )
     share = min(1.0, _used_experts(settings) / experts) if experts else 1.0
-    matrices = [tensor for tensor in tensors if _in_layers(tensor)]
-    return int(
-        sum(
-            math.prod(tensor.shape) * (share if _of_experts(tensor) else 1.0) for tensor in matrices
-        )
-    )
+    total = 0.0
+    for tensor in tensors:
+        if _is_layer_matrix(tensor):
+            total += math.prod(tensor.shape) * (share if _is_of_experts(tensor) else 1.0)
+    return int(total)
 
 
-def _in_layers(tensor: StoredWeight) -> bool:
+def _is_layer_matrix(tensor: StoredWeight) -> bool:
     return len(tensor.shape) > 1 and not any(
         part in tensor.name for part in ("embed", "lm_head", "wte", "wpe")
     )
 
 
-def _of_experts(tensor: StoredWeight) -> bool:
-    """Of experts of which a token passes some: in one matrix each, or all in one tensor."""
+def _is_of_experts(tensor: StoredWeight) -> bool:
+    """Whether a tensor belongs to experts: one matrix for each, or one tensor for all."""
     return ".experts." in tensor.name or (len(tensor.shape) == 3 and "conv" not in tensor.name)

@@ -1,7 +1,12 @@
 """The plan of an ingest: memory and time, estimated before anything is loaded.
 
-`costs` counts bytes and operations; here they are compared with the machine's memory, and its
-operations per second, as measured at the last ingest or by a short matrix product.
+    keys and values   tokens * (layers * 2 G D + R) numbers; R only when the score reads them, and
+                      G D where the keys are the values (MLA: one head of rotary part and latent)
+    operations        tokens * (2 P + layers * attention + scoring)
+
+Layers are those with attention. R is summed over them. P counts the weights of the layers. The
+bytes are compared with the machine's memory. The time follows from the operations per second of the
+last ingest, or of a short matrix product.
 """
 
 from __future__ import annotations
@@ -9,30 +14,225 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from esa_cli.errors import ResourceError
+from esa_cli.models.attachment.inspection import row_layers
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.loading.text_part import language_settings
+from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import FinderSizes
-from esa_cli.qa.planning.costs import FEED, STORED_AT_ONCE, Costs, RowCosts
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS
 from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
-from esa_cli.qa.planning.row_storage import hindrance
+from esa_cli.qa.planning.row_storage import hindrance, reduced_widths
 from esa_cli.qa.presets.resolved_preset import ResolvedPreset
+from esa_cli.storage import check_cache
+from esa_cli.storage.memory_store import RESERVE, MakeStore, StorePlaces
 from esa_cli.system import machine
 from esa_cli.system.files import replacing
 
+if TYPE_CHECKING:
+    from esa_cli.attention.method import Method
+
+FEED = 1024
+"""Tokens of one forward call in prefill; the method cuts them into its chunks. Measured on 2 cores:
+512 to 1,024 is best, larger activations leave the CPU's cache."""
+LIBRARIES = 400 << 20
+"""Bytes of torch, transformers and Python themselves."""
+STATES = 4
+"""The states of a cache's layers, two snapshots that were asked for, and that of the last call."""
+TOKEN_BYTES = 64
+"""Bytes of a token beside its keys and values: text, id and offsets, and copies while storing."""
+STORED_AT_ONCE = 8192
+"""Tokens, at most, whose keys and values are in memory while a document is stored."""
+SEQUENCE = SEGMENT_TOKENS + CONTEXT_TOKENS
+"""Tokens that pass the model for each segment of a token index."""
 SECONDS = 0.15
+"""How long the speed of a matrix product is measured."""
 EFFICIENCY = 0.6
-"""Share of a plain matrix product's speed that a prefill reaches, while nothing was measured."""
+"""Share of a matrix product's speed that a prefill is assumed to reach before one was measured."""
 
 
-def probe(shape: Shape, dtype: torch.dtype, device: str) -> float:
+@dataclass(frozen=True)
+class Costs:
+    """The costs of answers from text: a token index is computed, or nothing (`finder` is None).
+
+    Args:
+        body: numbers in the matrices of the layers that a token passes.
+
+    `size` below is the bytes of a number.
+    """
+
+    shape: Shape
+    on_gpu: bool
+    body: int = 0
+    finder: FinderSizes | None = None
+
+    def activations(self, tokens: int) -> int:
+        """Numbers of a layer's activations for so many tokens."""
+        shape = self.shape
+        projections = (shape.heads + 2 * shape.groups) * shape.dim
+        return tokens * (6 * shape.hidden + 3 * shape.inner + 3 * projections)
+
+    def keys_values(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+        """Bytes of keys and values on the device, and in host memory."""
+        return 0, 0
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        """Bytes of a token index, or of reduced keys."""
+        return tokens * self.finder.layout.row_bytes if self.finder else 0
+
+    def working(self, tokens: int, size: int) -> int:
+        """Bytes of activations, fused or gathered tensors, tokens and libraries."""
+        shape, fixed = self.shape, tokens * TOKEN_BYTES + LIBRARIES
+        if self.finder is None:
+            return self.activations(FEED) * size + fixed
+        batch = PIECE // SEGMENT_TOKENS * SEQUENCE
+        computed = (self.activations(batch) + batch * SEQUENCE * shape.heads) * size
+        copied = self.body * size
+        if self.on_gpu or copied > MOST_BYTES:
+            copied = 0  # else the CPU has fused copies of the layers, for finding and for reading
+        return computed + copied + copied * self.finder.layers // shape.layers + fixed
+
+    def operations(self, tokens: int) -> float:
+        """Floating-point operations; a multiplication and an addition are two."""
+        if self.finder is None:
+            return 0.0
+        shape = self.shape
+        attention = shape.layers * 4 * shape.heads * shape.dim * SEQUENCE / 2
+        share = self.finder.layers / shape.layers * SEQUENCE / SEGMENT_TOKENS
+        projection = 2 * shape.hidden * self.finder.layout.width
+        return tokens * (share * (2 * self.body + attention) + projection)
+
+    @property
+    def ratios(self) -> tuple[float, float] | None:
+        """The two ratios of `RowCosts`; None for answers from text."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCosts(Costs):
+    """The costs of a KV cache from which a method selects."""
+
+    method: Method
+
+    @cached_property
+    def rank(self) -> int:
+        """R, the width of reduced keys summed over the layers. Raises PresetError: the compressor
+        is not for a model of this shape."""
+        folded, score = self.shape.groups * self.shape.dim, self.method.score
+        return sum(reduced_widths(self.method.compressor, self.shape.rows, folded, score.features))
+
+    def keys_values(self, tokens: int, size: int, on_host: bool = False) -> tuple[int, int]:
+        """Bytes on the device, and in host memory. If these are on the host, the device still has
+        the local tokens, those of a forward call, and the room for questions."""
+        shape, window = self.shape, self.method.window
+        if not on_host:
+            return self._allocated(tokens) * shape.numbers * size, 0
+        local = max(window.local, window.dense_below, shape.window)
+        near = (local + FEED + window.chunk + RESERVE) * shape.row * size
+        return shape.rows * near, shape.rows * shape.row * size * tokens
+
+    def reduced_keys(self, tokens: int, size: int) -> int:
+        return self._allocated(tokens) * self.rank * size
+
+    def _allocated(self, tokens: int) -> int:
+        """Tokens with memory. RAM that nothing was written to is not counted."""
+        return tokens + RESERVE if self.on_gpu else tokens
+
+    def working(self, tokens: int, size: int) -> int:
+        """Bytes of activations, gathered keys, scores, the compressor's moments and states."""
+        from esa_cli.attention.selection import KEEP_ELEMENTS
+        from esa_cli.attention.step import BLOCK_ELEMENTS
+
+        shape, window, score = self.shape, self.method.window, self.method.score
+        folded = shape.groups * shape.dim
+        attended = min(tokens, window.budget) + window.chunk
+        gathered = 6 * attended * folded + 2 * window.chunk * shape.heads * shape.dim
+        scored = window.chunk * (1 if score.features else shape.heads) * tokens
+        scores = 4 * (min(KEEP_ELEMENTS, scored) + 2 * min(BLOCK_ELEMENTS, scored))
+        fitting = 0
+        if score.features and self.method.compressor.fit_tokens:
+            fitting = 8 * folded * folded * (2 * shape.rows + 8)
+        rest = scores + fitting + STATES * shape.states(size)
+        return super().working(tokens, size) + gathered * size + rest
+
+    def operations(self, tokens: int) -> float:
+        shape, window = self.shape, self.method.window
+        selects, score = self.method.reading == "select", self.method.score
+        attended = window.initial + window.local + window.chunk / 2
+        attended += window.selected if selects else 0
+        attention = 4 * shape.heads * shape.dim * min(attended, tokens / 2)
+        scoring = 2.0 * shape.groups * shape.dim * self.rank
+        if selects:
+            width = shape.rows * shape.heads * shape.dim
+            if score.features:
+                width = self.rank or shape.rows * shape.groups * shape.dim
+            scoring += 2 * width * max(0.0, tokens / 2 - window.local - window.initial)
+        return tokens * (2 * self.body + shape.rows * attention + scoring)
+
+    @property
+    def ratios(self) -> tuple[float, float] | None:
+        """Two ratios of the paper (R of one layer): operations of a step beside those of full
+        attention, (2 R + 1) / (4 H D + 3 H) in a long document, and numbers of reduced keys beside
+        those of keys and values, R / 2 G D. None: the method does not select by the paper's score.
+        """
+        from esa_cli.attention.selection import SumScore, TopK
+
+        shape, method = self.shape, self.method
+        if not (isinstance(method.selector, TopK) and isinstance(method.score, SumScore)):
+            return None
+        scored = self.rank / shape.rows or shape.groups * shape.dim
+        attended = shape.heads * (4 * shape.dim + 3)
+        return (2 * scored + 1) / attended, self.rank / shape.numbers
+
+
+def free_on(device: torch.device) -> int:
+    """Bytes for a KV cache on a GPU: the free ones, and those that torch holds in reserve."""
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return machine.available_memory(str(device)) + reserved
+
+
+class CachePlacement:
+    """Decides where the KV cache of a document is: on the device, or in host memory.
+
+    Args:
+        cache: device, host, auto or disk; with disk, what is not on disk yet is on the device.
+        places: makes the stores; on a device that shares the host's memory, they stay there.
+        free: bytes that a device has for a KV cache.
+
+    Raises UsageError: `cache` is none of these.
+    """
+
+    def __init__(
+        self, model: Any, method: Method, cache: str, places: StorePlaces | None = None,
+        free: Callable[[torch.device], int] = free_on,
+    ) -> None:  # fmt: skip
+        check_cache(cache)
+        self.model, self.method, self.cache = model, method, cache
+        self._places, self._free = places or StorePlaces(), free
+
+    def stores(self, tokens: int) -> MakeStore:
+        """What makes the stores of a document of so many tokens."""
+        return self._places.stores(row_layers(self.model) if self._on_host(tokens) else ())
+
+    def _on_host(self, tokens: int) -> bool:
+        device, size = self.model.device, self.model.dtype.itemsize
+        if self.cache in ("device", "disk") or not self._places.elsewhere(device):
+            return False
+        costs = RowCosts(shape_of(self.model.config.to_dict()), on_gpu=True, method=self.method)
+        needed = costs.working(tokens, size) + costs.reduced_keys(tokens, size)
+        needed += costs.keys_values(tokens, size)[0]
+        return self.cache == "host" or needed > self._free(device)
+
+
+def measure_speed(shape: Shape, dtype: torch.dtype, device: str) -> float:
     """Operations per second of the MLP's matrix product on FEED tokens."""
     x = torch.ones(FEED, shape.hidden, dtype=dtype, device=device)
     weight = torch.ones(shape.hidden, shape.inner, dtype=dtype, device=device)
@@ -49,40 +249,25 @@ def rates_file() -> Path:
     return home() / "rates.json"
 
 
-def recall(key: str) -> float | None:
-    """Operations per second measured last for `key`, or None."""
-    rate = _rates().get(key)
-    return float(rate) if isinstance(rate, (int, float)) and rate > 0 else None
-
-
-def _rates() -> dict[str, object]:
+def load_rates() -> dict[str, Any]:
+    """Key -> operations per second; empty where the file cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         data = json.loads(rates_file().read_text("utf-8"))
         return data if isinstance(data, dict) else {}
     return {}
 
 
-def remember(key: str, rate: float) -> None:
-    """Keeps `rate`, in operations per second, where the file can be written."""
-    path = rates_file()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_text(json.dumps({**_rates(), key: rate}, indent=1) + "\n", "utf-8")
-
-
 class Planner:
-    """Plans of documents of any length, for one method, model and machine.
+    """Makes plans of documents of any length, for one method, model and machine.
 
     Args:
         resolved: the method, and the model's name, by which speeds are remembered.
         folder: of the model, with config.json at least. dtype: of weights and keys.
         device: of torch; see `models.load.choose_device`.
         memory: bytes there were before anything was loaded; None: those there are now.
-        index: the sizes of the index that is computed instead of rows; see `index_sizes`.
-        by_words: passages are found by their words, and no document is read.
-        cache: where rows are: device, host, auto or disk; one of `storage.CACHES`.
-        packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
+        index: the sizes of the token index that is computed; see `index_sizes`.
+        by_words: passages are found by their words, and no document is prefilled.
+        cache: of `storage.CACHES`. packing: of the layers' weights, of `QUANTIZATIONS`; "": none.
 
     Raises:
         PresetError: the compressor is not for this model. ModelError: config.json lacks a size, or
@@ -90,18 +275,10 @@ class Planner:
     """
 
     def __init__(
-        self,
-        resolved: ResolvedPreset,
-        folder: Path,
-        *,
-        dtype: torch.dtype,
-        device: str,
-        memory: int | None = None,
-        index: FinderSizes | None = None,
-        by_words: bool = False,
-        cache: str = "auto",
-        packing: str = "",
-    ) -> None:
+        self, resolved: ResolvedPreset, folder: Path, *, dtype: torch.dtype, device: str,
+        memory: int | None = None, index: FinderSizes | None = None, by_words: bool = False,
+        cache: str = "auto", packing: str = "",
+    ) -> None:  # fmt: skip
         shape = shape_of(language_settings(folder))
         self.weights = weights_of(folder, device, dtype.itemsize, packing)
         on_gpu, body = device not in ("cpu", "mps"), self.weights.body
@@ -126,43 +303,37 @@ class Planner:
     @cached_property
     def measured(self) -> float | None:
         """Operations per second of the last ingest; None: there was none."""
-        return recall(self.rate_key)
+        rate = load_rates().get(self.rate_key)
+        return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
     @cached_property
     def rate(self) -> float:
-        """Operations per second; where none was measured it takes a moment to find one."""
-        return self.measured or EFFICIENCY * probe(self.costs.shape, self.dtype, self.device)
+        """Operations per second, measured by a matrix product if no ingest was."""
+        return self.measured or EFFICIENCY * measure_speed(
+            self.costs.shape, self.dtype, self.device
+        )
 
     def plan(self, tokens: int, size: int | None = None, cache: str | None = None) -> Plan:
         """The plan of an ingest of `tokens` tokens.
 
         Args:
-            size: bytes of a number; None: of `dtype`. cache: another place of rows.
+            size: bytes of a number; None: of `dtype`. cache: another place of the KV cache.
         """
         costs, size, cache = self.costs, size or self.dtype.itemsize, cache or self.cache
         at_once = min(tokens, STORED_AT_ONCE) if cache == "disk" else tokens
         weights, working = self.weights.bytes_of(size), costs.working(tokens, size)
-        reduced, host_layers = costs.reduced_keys(at_once, size), 0
-        if isinstance(costs, RowCosts) and costs.on_gpu and cache in ("host", "auto"):
-            room = self.memory - weights - working - reduced
-            fewest = costs.fewest_host_layers(at_once, size, room)
-            host_layers = costs.shape.rows if cache == "host" else fewest
-        on_device, on_host = costs.keys_values(at_once, size, host_layers)
+        reduced, (on_device, on_host) = (
+            costs.reduced_keys(at_once, size), costs.keys_values(at_once, size)
+        )  # fmt: skip
+        too_large = weights + working + reduced + on_device > self.memory
+        if costs.on_gpu and (cache == "host" or (cache == "auto" and too_large)):
+            on_device, on_host = costs.keys_values(at_once, size, on_host=True)
         return Plan(
-            tokens=tokens,
-            device=self.device,
-            dtype=self.dtype_name,
-            weights=weights,
-            keys_values=on_device,
-            reduced_keys=reduced,
-            working=working,
-            available=self.memory,
-            host_layers=host_layers,
-            host_keys_values=on_host,
-            host_available=self.host_memory,
-            operations=costs.operations(tokens),
-            planner=self,
-        )
+            tokens=tokens, device=self.device, dtype=self.dtype_name, weights=weights,
+            keys_values=on_device, reduced_keys=reduced, working=working, available=self.memory,
+            host_keys_values=on_host, host_available=self.host_memory,
+            operations=costs.operations(tokens), planner=self,
+        )  # fmt: skip
 
     def most_tokens(self, size: int) -> int:
         """Tokens that fit, with numbers of `size` bytes."""
@@ -178,18 +349,20 @@ class Planner:
         self.plan(tokens).check()
 
     def remember(self, plan: Plan, seconds: float) -> None:
-        """Keeps the speed of an ingest that took so many seconds."""
+        """Writes the speed of an ingest that took so many seconds to `rates_file`, if possible."""
         self.measured = self.rate = plan.operations / seconds
-        remember(self.rate_key, self.rate)
+        path = rates_file()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rates = {**load_rates(), self.rate_key: self.rate}
+            with replacing(path) as part:
+                part.write_text(json.dumps(rates, indent=1) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes, operations and seconds that ingesting `tokens` tokens will take.
-
-    `keys_values` are those on the device; `host_keys_values`, of the last `host_layers` layers,
-    those in host memory.
-    """
+    """Bytes, operations and seconds that ingesting `tokens` tokens will take. `keys_values` are
+    those on the device, `host_keys_values` those in host memory."""
 
     tokens: int
     device: str
@@ -199,7 +372,6 @@ class Plan:
     reduced_keys: int
     working: int
     available: int
-    host_layers: int
     host_keys_values: int
     host_available: int
     operations: float
@@ -212,6 +384,11 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.needed <= self.available and self.host_keys_values <= self.host_available
+
+    @property
+    def host_layers(self) -> int:
+        """Layers whose keys and values are in host memory: all, or none."""
+        return self.planner.costs.shape.rows if self.host_keys_values else 0
 
     @property
     def seconds(self) -> float:
@@ -233,7 +410,7 @@ class Plan:
             return ()
         planner, size = self.planner, self.planner.dtype.itemsize
         cache, on_gpu = planner.cache, planner.costs.on_gpu
-        most, half = planner.most_tokens(size), planner.most_tokens(2)
+        most = planner.most_tokens(size)
 
         def fits(size: int, cache: str | None = None) -> bool:
             return planner.plan(self.tokens, size, cache).fits
@@ -246,9 +423,8 @@ class Plan:
             (to_disk and fits(size, "disk"), "use --cache disk, which fits"),
             (on_cpu, "use --device cpu, where it fits"),
             (most > 0, f"give fewer or shorter documents: {most:,} tokens fit"),
-            (0 == most < half, f"give shorter documents and --dtype bfloat16: {half:,} tokens fit"),
             (True, "use a smaller model with --model"),
-            (True, "raise ESA_MEMORY_LIMIT" if _capped(self.device) else "free some memory"),
+            (True, "raise ESA_MEMORY_LIMIT" if _is_capped(self.device) else "free some memory"),
         )
         return tuple(text for helps, text in ways if helps)
 
@@ -259,7 +435,7 @@ class Plan:
         need, have, place = self.needed, self.available, self.device
         if need <= have:
             need, have, place = self.host_keys_values, self.host_available, "the host"
-        has = "ESA_MEMORY_LIMIT allows" if _capped(self.device) else f"{place} has"
+        has = "ESA_MEMORY_LIMIT allows" if _is_capped(self.device) else f"{place} has"
         raise ResourceError(
             f"{self.tokens:,} tokens need {machine.size_text(need)} of memory, and "
             f"{has} {machine.size_text(have)}",
@@ -267,7 +443,7 @@ class Plan:
         )
 
 
-def _capped(device: str) -> bool:
-    """True if a person's limit, not the memory there is, decides."""
+def _is_capped(device: str) -> bool:
+    """Whether a person's limit, not the memory there is, decides."""
     limit = machine.memory_limit()
     return limit is not None and limit < machine.free_memory(device)

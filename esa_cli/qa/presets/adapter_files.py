@@ -1,4 +1,4 @@
-"""Where adapters and finders are: shipped beside the presets by name, or in a user's folder."""
+"""Finds the folders of adapters and finders: shipped ones by name, others by path."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from esa_cli.qa.presets.preset_files import shipped_dir
 from esa_cli.system.machine import in_home
 
 MAPS = "maps.safetensors"
-"""The file of a finder's maps."""
+"""The file of a finder's projection."""
 
 
 def check_adapter(settings: AnswerSettings) -> None:
-    """Raises PresetError where answers need an adapter or a finder and there is none."""
+    """Raises PresetError if an adapter or finder that answers need is missing."""
     if settings.source == "text":
         if settings.adapter is not None:
             adapter_folder(settings.adapter)
@@ -24,14 +24,14 @@ def check_adapter(settings: AnswerSettings) -> None:
 
 
 def without_adapter(preset: Preset) -> Preset:
-    """The preset for reading documents alone, which needs no adapter and no other model."""
+    """The preset for ingesting documents, without adapter and reader."""
     answer = preset.answer.model_copy(update={"adapter": None, "reader": None})
     return preset.model_copy(update={"answer": answer})
 
 
 def for_finding(preset: Preset, words_alone: bool = False) -> Preset:
-    """The preset for passages without an answer: from text, without adapter; for words alone
-    without a finder, too."""
+    """The preset for finding passages, without adapter and reader; with `words_alone`, without
+    finder, too."""
     answer = preset.answer
     finder = None if words_alone else answer.finder
     update = {"source": "text", "adapter": None, "reader": None, "finder": finder}
@@ -56,5 +56,5 @@ def _folder(name: str, kind: str, file: str) -> Path:
             return folder
     raise PresetError(
         f"answer.{kind} must be a folder with {file}, got {name!r}",
-        f"write the path of one, or use --set answer.{kind}=null",
+        f"give the path of such a folder, or use --set answer.{kind}=null",
     )

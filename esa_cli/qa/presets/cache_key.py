@@ -1,9 +1,9 @@
 """The cache key: a text that names everything a stored prefill depends on.
 
-Two prefills of a document with the same cache key are interchangeable. Settings of later questions
-are not part of it. Nor are device, kernel, scoring and the versions of torch and transformers: they
-change how numbers are rounded, and a prefill made on a GPU is to be used where there is none. But
-the form of states is transformers' own, so where layers keep one, its version counts.
+Two prefills of a document with the same cache key are interchangeable. Settings of questions, the
+device, the kernel and the versions of torch and transformers are not part of a cache key: they only
+change how numbers are rounded. If layers keep a state, whose form is transformers' own, its version
+is part of the key.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from esa_cli.storage.library.manifest import Layout
 from esa_cli.system.text import text_digest
 
 FORMAT = 3
-"""Raised when rows read by an older version would differ."""
+"""Raised when a prefill by an older version would differ."""
 SAMPLES = 1024
-"""Numbers of each parameter that are looked at."""
+"""Numbers of each weight in its digest."""
 
 
 def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Properties of a model and its tokenizer that shape the rows. Raises ModelError: its weights
-    are not in memory, or cannot be looked at."""
+    """Properties of a model and its tokenizer that shape its KV cache. Raises ModelError: its
+    weights are not in memory, or cannot be read."""
     return {
         "fingerprint": json.loads(fingerprint(model).as_text()),
         "config": _config(model.config),
@@ -47,8 +47,8 @@ def model_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
 def cache_key(
     model: Mapping[str, Any], head: Sequence[int], preset: Preset, method: Method, layout: Layout
 ) -> str:
-    """The cache key of a prefill by a preset's method, stored in a layout; `model` is of
-    `model_facts`, `head` has the ids of the prompt's head."""
+    """The cache key of a prefill by a preset's method in a layout; `model` is of `model_facts`, and
+    `head` has the ids of the prompt before the document."""
     window = asdict(preset.window)
     selected = window.pop("selected")
     del window["ending"]
@@ -66,7 +66,7 @@ def cache_key(
     if method.score.features:
         aim = {"rotate": method.score.rotates, "distance": method.position.distance}
         facts["compressor"] = {**contents(preset.compressor, method.compressor.files), **aim}
-    if preset.window.dense is None:  # then it follows from k how far attention is plain
+    if preset.window.dense is None:  # the length of full attention follows from k
         facts["window"] = window = {**window, "dense": method.window.dense_below}
     if layout.states:
         facts["transformers"] = version("transformers").split(".")[:2]
@@ -77,17 +77,17 @@ def cache_key(
 
 
 def _config(config: Any) -> dict[str, Any]:
-    """The model's settings, without where it lies and who wrote them."""
+    """The model's settings without its path and versions."""
     left_out = ["transformers_version", "dtype", "torch_dtype"]
-    if family_of(config).switches:  # changed while attached; it is in `rope_parameters`, too
+    if family_of(config).switches:  # attachment changes it, and `rope_parameters` has it, too
         left_out.append("original_max_position_embeddings")
     facts = json.loads(json.dumps(config.to_dict(), default=str))
     return {key: facts[key] for key in facts if key[0] != "_" and key not in left_out}
 
 
 def _weights(model: Any) -> str:
-    """Of every weight, quantised ones included, its name, shape and some of its numbers: a model
-    that was trained on differs in nearly all of them."""
+    """A digest of the name, shape and some numbers of each weight: further training changes nearly
+    all of them."""
     digest = sha256()
     for name, weight in weight_tensors(model):
         with weight_errors(name):
@@ -99,7 +99,7 @@ def _weights(model: Any) -> str:
 
 
 def _tokens(tokenizer: Any) -> str:
-    """A digest of the rules by which a tokenizer divides text."""
+    """A digest of a tokenizer's rules."""
     if isinstance(tokenizer, PlainTokenizer):
         return tokenizer.facts.digest
     fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -108,12 +108,12 @@ def _tokens(tokenizer: Any) -> str:
 
 
 def method_hash(name: str, preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of a method that is compared with others, by its name and preset; see `settings_hash`."""
+    """The hash of a method's settings in a comparison."""
     return text_settings_hash(preset) if name == FROM_TEXT else settings_hash(preset, without)
 
 
 def text_settings_hash(preset: Preset) -> str:
-    """Of a preset that answers from text, and of the files of its adapter and finder. Raises
+    """The hash of a preset that answers from text, with the files of its adapter and finder. Raises
     PresetError: one of them is missing."""
     answer, hashes = preset.answer, {}
     for name, folder in ((answer.adapter, adapter_folder), (answer.finder, finder_folder)):
@@ -124,9 +124,8 @@ def text_settings_hash(preset: Preset) -> str:
 
 
 def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
-    """Of a method's preset but its fields `without`, and of the files it uses. `answer` does not
-    count, for it answers from the rows that it selects. Raises PresetError: it does not hold, or a
-    file of it cannot be read."""
+    """The hash of a method's preset and the files it uses; the settings `without` and `answer` are
+    left out. Raises PresetError: a setting is wrong, or a file cannot be read."""
     facts, method = _settings(preset, (*without, "answer")), resolve(preset).method
     files: dict[str, Any] = {**sources(method)}
     for kind in PARTS:
@@ -134,7 +133,7 @@ def settings_hash(preset: Preset, without: tuple[str, ...] = ("name",)) -> str:
         for key, value in contents(facts[kind], named).items():
             if value != facts[kind].get(key):
                 files[f"{kind}.{key}"] = value
-    # Without files the hash is that of rows written before there were any.
+    # Without files the hash is that of older versions, whose rows can be continued.
     return _short({**facts, "files": files} if files else facts)
 
 

@@ -45,7 +45,7 @@ TEMPERATURES = "0, or at least 1e-06 and finite"
 
 
 def valid_temperature(temperature: float) -> bool:
-    """Whether logits divided by it are finite, or it is 0, which is greedy."""
+    """Whether a temperature is 0, which is greedy, or large enough to divide logits by."""
     return temperature == 0 or (temperature >= 1e-6 and math.isfinite(temperature))
 
 
@@ -64,24 +64,22 @@ class AnswerSettings(_Strict):
     """How a question is answered.
 
     Args:
-        source: `from` in a preset. `rows`: the question attends to selected rows of the prefilled
-            documents, as in the paper. `text`: the passages that are found are read again as text,
-            each alone with the question, and the most probable span of the best one is the answer.
-        form: `span`: always a quotation. `text`: free text, written from the best passages.
-            `auto`: free text for questions that ask for more than a quotation.
-        documents: of folders, patterns and the library that are opened for a question, where these
-            have more: the best by their words. passages: that are read again.
-        prompt: around one passage; {question} may stand twice.
-        unanswered: the answer of the adapter for a passage without one.
-        adapter: folder of a LoRA adapter for reading passages; a name means a shipped one.
-        reader: another model that words the answers from the passages: a hub id, a folder, a file,
-            a name of `esa models list --known`, or the address of a server; None: the preset's own.
-        finder: folder of a trained finder, whose reduced keys of read documents find passages that
-            are worded otherwise; a name means a shipped one. words: weight of the words' score
-            (BM25) beside theirs, in standard deviations, for a question whose words single out a
-            passage; for others it is less.
-        prior: weight of the score in finding beside the log-odds that the passage answers.
-        threshold: least log-odds of a passage that answers; None: the best one always does.
+        source: `from` in a preset. `rows`: the question attends to selected tokens of the KV cache,
+            as in the paper. `text`: the passages found are read again, each alone with the
+            question, and the most probable span of the best one is the answer.
+        form: `span`: always a quotation. `text`: free text from the best passages. `auto`: free
+            text for questions that ask for more than a quotation.
+        documents: the number of documents of folders, patterns and the library that are opened.
+        passages: the number of passages that are read again. prompt: around one passage.
+        unanswered: the adapter's answer for a passage without one.
+        adapter: the folder of a LoRA adapter for reading passages, or a shipped one's name.
+        reader: another model that words the answers: a hub id, a folder, a file, a name of `esa
+            models list --known`, or the address of a server; None: the preset's own.
+        finder: the folder of a trained finder, or a shipped one's name. words: the weight of BM25
+            beside the finder's score, in standard deviations, for a question whose words single out
+            a passage; for others it is less.
+        prior: the weight of the finder's score beside the reader's log-odds.
+        threshold: the minimum log-odds of a passage that answers; None: the best one always does.
     """
 
     source: Literal["rows", "text"] = Field(default="rows", alias="from")
@@ -106,31 +104,28 @@ class AnswerSettings(_Strict):
 
     @property
     def needs_rows(self) -> bool:
-        """Whether documents must have been read by the model before they are asked."""
+        """Whether answers come from the KV cache, for which documents must be prefilled."""
         return self.source == "rows"
 
     @property
     def has_index(self) -> bool:
-        """Whether documents may be read for finding."""
+        """Whether documents get a token index."""
         return self.finder is not None
 
     @property
     def says_source(self) -> bool:
-        """Whether `from` is set; else it is the default."""
+        """Whether the preset sets `from`."""
         return "source" in self.model_fields_set
 
     @property
     def by_words(self) -> bool:
-        """Whether the model only reads passages that are found by their words, as it is."""
+        """Whether passages are found by their words alone."""
         return self.source == "text" and not self.has_index
 
 
 class Prompt(_Strict):
-    """The words around the document and the question, inside the model's chat template.
-
-    `before` comes before the document; `after` comes after it and holds `{question}`.
-    `chat`: inside the model's chat template, if it has one.
-    """
+    """The text before the document and `after` it, with `{question}`; `chat`: inside the model's
+    chat template, if it has one."""
 
     system: str | None = None
     before: str = ""
@@ -152,7 +147,8 @@ class Generation(_Strict):
 
 
 class Preset(_Strict):
-    """A validated preset. The four method parts stay mappings: plugins define their settings."""
+    """A validated preset. The four parts of the method stay mappings, as plugins define their
+    settings."""
 
     name: str
     description: str = ""
@@ -172,8 +168,8 @@ class Preset(_Strict):
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`window.selected=2048` -> {"window": {"selected": 2048}}; the value is read as YAML. Raises
-    PresetError: no '=' or an unreadable value."""
+    """Parses `window.selected=2048` to {"window": {"selected": 2048}}; the value is YAML. Raises
+    PresetError: the text has no '=', or the value is not YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise PresetError(
@@ -201,15 +197,16 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 _sizes: dict[str, Any] = {
-    one.name: (get_type_hints(Window)[one.name], one.default) for one in fields(Window)
+    field.name: (get_type_hints(Window)[field.name], field.default) for field in fields(Window)
 }
 _WINDOW: Any = create_model("Window", __base__=_Strict, **_sizes)
-"""The fields of `Window`, for pydantic: in strict mode it makes no dataclass of a mapping."""
+"""The fields of `Window` for pydantic, which in strict mode makes no dataclass of a mapping."""
 _HOLDER: Any = create_model("_HOLDER", window=(_WINDOW, ...))
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` updated with `over`, mapping by mapping; a part with another name replaces the old."""
+    """Returns `base` updated with `over`, also inside mappings; a part with another name replaces
+    the former one."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -222,12 +219,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`merge` of two presets.
-
-    Where `base` finds passages by a finder, another model in `over` words the answers: it becomes
-    `answer.reader`, and finding stays as it is. Elsewhere it takes the place of the former model,
-    whose `score.heads` and `answer` are not taken over.
-    """
+    """Merges two presets. If `base` has a finder, another model in `over` becomes `answer.reader`,
+    which words the answers; else it replaces the model, with its `score.heads` and `answer`."""
     out = merge(base, over)
     if "model" not in over or "model" not in base or over["model"] == base["model"]:
         return out
@@ -248,8 +241,8 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with answers from rows: of the model `answer.reader`, where there is one. Raises
-    PresetError: this model is on a server."""
+    """The settings with answers from the KV cache, of the model `answer.reader` if there is one.
+    Raises PresetError: this model is on a server."""
     answer = {**(data.get("answer") or {}), "from": "rows"}
     reader = answer.pop("reader", None)
     if reader is not None and is_address(reader):
@@ -263,7 +256,7 @@ def from_rows(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_its_model(preset: Preset) -> Preset:
-    """The preset with answers from rows of the model that words them; as it is without one."""
+    """The preset with answers from the KV cache of its reader, if it has one."""
     if preset.answer.reader is None:
         return preset
     return validated(preset.name, from_rows(preset.model_dump(exclude={"name"})))
@@ -289,7 +282,8 @@ def _extended(path: Path, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def way_of(name: str) -> tuple[str, dict[str, Any]]:
-    """The preset for a name, and settings over it: a former preset of a model is a way with it."""
+    """The preset for a name, and settings over it; the name of a model in the table is a preset
+    with this model."""
     if name not in available() and (facts := known_models().get(name)):
         return facts.way, {"model": facts.model}
     return name, {}
@@ -316,27 +310,21 @@ def _explain(error: ValidationError, source: str) -> PresetError:
 
 
 def _rule(error: ValidationError) -> str:
-    """The rule that a value breaks, after its name."""
+    """The rule that a value breaks, for a message that begins with the setting's name."""
     message = error.errors()[0]["msg"].replace("Input should", "must")
     return message.replace("greater than or equal to", "at least")
 
 
 def _known_keys(where: Sequence[str | int]) -> list[str]:
-    """The settings of a section."""
+    """Names of the settings in a section of a preset."""
     sections = {"window": _WINDOW, "answer": AnswerSettings, "prompt": Prompt}
     section: Any = sections.get(str(where[0]), Generation) if where else Preset
     return [key for key in section.model_fields if key != "name"]
 
 
 def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
-    """Reads, merges and validates a preset.
-
-    Args:
-        name: a shipped or user preset's name, or a path. overrides: `key.path=value` strings.
-
-    Raises:
-        PresetError: it is missing or malformed, or a setting is wrong.
-    """
+    """Reads, merges and validates a preset, given by name or path, with `key.path=value` overrides.
+    Raises PresetError: it is missing or malformed, or a setting is wrong."""
     way, model = way_of(name)
     path = find(way)
     # An override of one setting keeps the default part's name.
@@ -356,7 +344,7 @@ def load(name: str = DEFAULT, overrides: Sequence[str] = ()) -> Preset:
 
 
 def validated(name: str, data: Mapping[str, Any]) -> Preset:
-    """The preset `name` with these settings. Raises PresetError: one is malformed, or they
+    """Makes the preset `name` of these settings. Raises PresetError: one is malformed, or they
     contradict each other."""
     try:
         window = _HOLDER.model_validate({"window": data.get("window", {})}).window.model_dump()
@@ -365,14 +353,14 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
         raise _explain(error, name) from error
     except ValueError as error:
         raise PresetError(f"preset {name}: {error}", "see `esa presets show`") from error
-    sizes, most = preset.window, f"at most the model's window of {preset.context}"
+    sizes, limit = preset.window, f"at most the model's window of {preset.context}"
     total = sizes.initial + sizes.selected + sizes.local + sizes.chunk
     questions = preset.prompt.after.count("{question}")
     broken = ""
     if total > preset.context:
-        broken = f"window.initial + selected + local + chunk must be {most}, got {total}"
+        broken = f"window.initial + selected + local + chunk must be {limit}, got {total}"
     elif (sizes.dense or 0) > preset.context:
-        broken = f"window.dense must be {most}, got {sizes.dense}"
+        broken = f"window.dense must be {limit}, got {sizes.dense}"
     elif questions != 1:
         broken = f"prompt.after must have {{question}} once, got {questions}"
     if broken:
@@ -382,15 +370,16 @@ def validated(name: str, data: Mapping[str, Any]) -> Preset:
 
 
 def dump(preset: Preset) -> str:
-    """The whole preset as YAML that can be saved and used as one."""
+    """Writes the whole preset as YAML, which is a preset file."""
     return dump_yaml(preset.model_dump(exclude={"name"}))
 
 
 def chosen_generation(
-    settings: Generation, most: int | None, temperature: float | None, top_p: float | None
+    settings: Generation, max_tokens: int | None, temperature: float | None, top_p: float | None
 ) -> tuple[int, float, float]:
-    """Longest answer, temperature and top_p, those of `settings` for None. Raises UsageError."""
-    given = {"max_new_tokens": most, "temperature": temperature, "top_p": top_p}
+    """Maximum tokens of the answer, temperature and top_p; None takes that of `settings`. Raises
+    UsageError: one is out of range."""
+    given = {"max_new_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     given = {name: value for name, value in given.items() if value is not None}
     try:
         chosen = Generation.model_validate({**settings.model_dump(), **given})
@@ -403,6 +392,6 @@ def chosen_generation(
     return chosen.max_new_tokens, chosen.temperature, chosen.top_p
 
 
-def longest_answer(settings: Generation, most: int | None) -> int:
-    """Longest answer in tokens. Raises UsageError for less than one."""
-    return chosen_generation(settings, most, None, None)[0]
+def longest_answer(settings: Generation, max_tokens: int | None) -> int:
+    """Maximum tokens of the answer. Raises UsageError: it is less than one."""
+    return chosen_generation(settings, max_tokens, None, None)[0]

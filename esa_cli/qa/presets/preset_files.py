@@ -1,4 +1,4 @@
-"""Preset files and the table of known models: where they are, and what they say as plain data."""
+"""Finds and reads preset files and the table of known models, as plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMER = {
     "llama3-8b-paper": "paper",
     "mistral-7b-paper": "paper-mistral",
 }
-"""Former names of shipped presets -> their names now."""
+"""Former names of shipped presets, and their names now."""
 
 
 def shipped_dir() -> Path:
@@ -32,17 +32,17 @@ def shipped_dir() -> Path:
 
 
 def user_dir() -> Path:
-    """The user's own presets."""
+    """The folder of the user's own presets."""
     return user_config_path("esa") / "presets"
 
 
 def available() -> dict[str, Path]:
-    """Preset name -> file, the user's own over the shipped ones."""
+    """Names and files of all presets; the user's own replace shipped ones."""
     return dict(sorted({**shipped(), **_presets_in(user_dir())}.items()))
 
 
 def shipped() -> dict[str, Path]:
-    """Preset name -> file of those that come with the package."""
+    """Names and files of the presets that come with the package."""
     return _presets_in(shipped_dir())
 
 
@@ -52,15 +52,16 @@ def _presets_in(folder: Path) -> dict[str, Path]:
 
 
 def find(name: str, near: Path | None = None) -> Path:
-    """The file of a preset given by name or path; a path may be relative to `near`. Raises
-    PresetError: there is no such preset; the message names the nearest."""
+    """Finds the file of a preset by name or path, which may be relative to `near`. Raises
+    PresetError: there is none."""
     if name.endswith(SUFFIXES) or "/" in name:
         for base in ([near] if near else []) + [Path()]:
             path = base / in_home(name, "preset", PresetError)
             if path.is_file():
                 return path
         raise PresetError(
-            f"no preset file {name}", "check the path, or use a name from `esa presets list`"
+            f"there is no preset file {name}",
+            "check the path, or use a name from `esa presets list`",
         )
     known = available()
     if name not in known:
@@ -72,8 +73,8 @@ def find(name: str, near: Path | None = None) -> Path:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a preset file. Raises PresetError: it cannot be read, or is not a mapping of
-    settings."""
+    """Reads the settings of a preset file. Raises PresetError: it cannot be read, or is no mapping
+    of settings."""
     try:
         data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -100,7 +101,7 @@ TABLE = Path(__file__).with_name("models.yaml")
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the table says of a model; its comment explains each field."""
+    """A row of `models.yaml`, whose comment explains the fields."""
 
     model: str
     weights: float
@@ -115,22 +116,22 @@ class ModelFacts:
 
 @cache
 def known_models() -> dict[str, ModelFacts]:
-    """Name -> model, of the shipped table."""
+    """Names and models of the shipped table."""
     data = load_yaml(TABLE.read_text("utf-8"))
     assert isinstance(data, dict)
     return {name: ModelFacts(**facts) for name, facts in data.items()}
 
 
 def reference(named: str) -> str:
-    """The hub id for a name of the table; any other text as it is."""
+    """Returns the hub id of a name in the table, and any other text unchanged."""
     return known_models()[named].model if named in known_models() else named
 
 
 def facts_of(model: str) -> ModelFacts | None:
-    """What the table says of a hub id; None: nothing."""
-    return next((one for one in known_models().values() if one.model == model), None)
+    """The row of a hub id in the table; None: there is none."""
+    return next((facts for facts in known_models().values() if facts.model == model), None)
 
 
 def is_address(text: str) -> bool:
-    """Whether a reader is named by a web address."""
+    """Whether a reader's name is a web address."""
     return text.strip().lower().startswith(("http://", "https://"))

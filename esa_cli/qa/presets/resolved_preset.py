@@ -1,4 +1,4 @@
-"""From a preset to its method: parts are built, a recipe is laid over, both are held to a model.
+"""Builds a preset's method of its parts or a recipe, and checks that a model can run it.
 
 `attention` and `methods` are imported when a method is built: answers from text need none."""
 
@@ -27,25 +27,23 @@ MEMBERS = {
     "compressor": ("Compressor", ("fit_tokens", "files")),
     "position": ("PositionEncoding", ("distance", "max_distance")),
 }
-"""The class that each kind of part is derived from, and members that are read in many places: one
-that fails is found here."""
+"""The base class of each kind of part, and properties that are read once to test them."""
 AS_IS = "preset"
-"""The name of the method that is the preset itself."""
+"""The name, in comparisons, of the preset's own method."""
 FROM_TEXT = "text"
-"""The name, where methods are compared, of answers from text with the preset's settings `answer`;
-`preset` is its selector over stored rows there."""
+"""The name, in comparisons, of the preset's answers from text."""
 
 
 @dataclass(frozen=True)
 class ResolvedPreset:
-    """A preset and its method: `own`, or the preset's, which is built when it is first used. Raises
-    PresetError then: a part, one of its settings, or the kernel does not hold."""
+    """A preset and its method, which is built when it is first used; `own` replaces it."""
 
     preset: Preset
     own: Method | None = None
 
     @cached_property
     def method(self) -> Method:
+        """Raises PresetError: a part, one of its settings, or the kernel is wrong."""
         return self.own or build_method(self.preset)
 
 
@@ -55,15 +53,13 @@ def resolve(
     method: str | None = None,
     length: int = 0,
 ) -> ResolvedPreset:
-    """The preset with its method, which is built now where answers come from rows.
+    """Resolves a preset, or its name with `overrides`; its method is built if answers need it.
 
     Args:
-        preset: a preset, or its name or path with `overrides`, `key.path=value` texts. method: a
-            whole method over it, by its name in `esa methods`. length: tokens of the documents, for
-            methods that are made for one length.
+        method: a whole method over it, by its name in `esa methods`. length: tokens of the
+            documents, for methods that are made for one length.
 
-    Raises UsageError: no such method, or it needs a length. PresetError: a setting does not hold.
-    """
+    Raises UsageError: no such method, or it needs a length. PresetError: a setting is wrong."""
     if isinstance(preset, ResolvedPreset):
         return preset
     chosen = load(preset, overrides) if isinstance(preset, str) else preset
@@ -92,8 +88,8 @@ def _part(kind: str, options: dict[str, Any]) -> Any:
 
 
 def build_method(preset: Preset) -> Method:
-    """The preset's method. Raises PresetError: a part, one of its settings, or the kernel does not
-    hold."""
+    """Builds a preset's method. Raises PresetError: a part, one of its settings, or the kernel is
+    wrong."""
     from esa_cli.attention.kernels import KERNELS
     from esa_cli.attention.method import Method
     from esa_cli.attention.parts import blame_plugins
@@ -124,22 +120,19 @@ def build_method(preset: Preset) -> Method:
 
 
 def apply(name: str, preset: Preset, length: int = 0) -> Preset:
-    """The preset with the method `name` at its token budget, for documents of `length` tokens, to
-    which some position encodings stretch. Raises UsageError: no such method. PluginError: its
-    recipe fails, or gives what none may set. PresetError: its settings do not hold, or it takes
-    more tokens."""
-
+    """Applies the method `name` to the preset, at its token budget, for documents of `length`
+    tokens. Raises UsageError: no such method. PluginError: its recipe fails, or sets what it may
+    not. PresetError: a setting is wrong, or it takes more tokens."""
     from esa_cli.methods.plugin_loading import load_installed
 
     load_installed()
     recipe = registry.find_recipe(name)
     base = registry.Base(preset.window, preset.context, preset.position, length)
-    # A published method sees the last tokens before the current ones, whatever a preset does, and
-    # answers from the rows it selects.
+    # A published method attends to the last tokens before the question whatever the preset says.
     plain = from_rows(merge(preset.model_dump(exclude={"name"}), {"window": {"ending": None}}))
     laid = merge(plain, _settings(recipe, base))
     if recipe.full or laid["selector"]["name"] == "full":
-        # With I and L alone, the text's keys would depend on nothing before them.
+        # With `local`, the keys of a text would depend on I and L alone.
         laid["reading"] = "select"
     changed = validated(preset.name, laid)
     if not recipe.full and changed.window.budget != preset.window.budget:
@@ -152,9 +145,9 @@ def apply(name: str, preset: Preset, length: int = 0) -> Preset:
 
 
 def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]:
-    """What a recipe returns: a mapping of settings that a recipe may set."""
+    """The settings that a recipe returns. Raises PluginError: it fails, or may not set one."""
     which = f"the recipe of method {recipe.name!r}"
-    may_set = f"it may set {', '.join(registry.LAID)}"
+    may_set = f"a recipe may set {', '.join(registry.LAID)}"
     try:
         settings = recipe.settings(base)
     except (EsaError, *NOT_BLAMED):
@@ -164,16 +157,15 @@ def _settings(recipe: registry.Recipe, base: registry.Base) -> Mapping[str, Any]
             f"{which} fails: {type(error).__name__}: {error}", f"it is defined in {recipe.origin}"
         ) from error
     if not isinstance(settings, Mapping):
-        raise PluginError(f"{which} gives no mapping but {settings!r}", may_set)
+        raise PluginError(f"{which} must return a mapping, got {settings!r}", may_set)
     if wrong := [key for key in settings if key not in registry.LAID]:
-        hint = f"{nearest(str(wrong[0]), registry.LAID)}; the rest is the preset's"
-        raise PluginError(f"{which} sets {wrong[0]!r}", hint)
+        raise PluginError(f"{which} must not set {wrong[0]!r}", may_set)
     return settings
 
 
 def compared(name: str, preset: Preset, length: int = 0) -> Preset:
-    """As `apply`; the preset as it is for the names `preset` and `text`. Raises as `apply`, and
-    UsageError: `text` of a preset that answers from rows."""
+    """Applies the method `name` of a comparison; `preset` and `text` change nothing. Raises as
+    `apply`, and UsageError: `text` of a preset that answers from the KV cache."""
     if name not in (AS_IS, FROM_TEXT):
         return apply(name, preset, length)
     if name == FROM_TEXT and preset.answer.source != "text":
@@ -186,34 +178,33 @@ def compared(name: str, preset: Preset, length: int = 0) -> Preset:
 
 
 def compared_by_default(preset: Preset) -> tuple[str, ...]:
-    """The methods of a comparison that names none."""
+    """Names of the methods that a comparison has by default."""
     return (AS_IS, FROM_TEXT) if preset.answer.source == "text" else (AS_IS,)
 
 
 def for_length(name: str, preset: Preset, length: int) -> Preset:
-    """As `apply`, but a method that is made for one length is refused where none is known (0).
-    Raises UsageError: it is refused, or there is no such method. PluginError, PresetError."""
+    """Applies a method for documents of `length` tokens; 0: the length is unknown. Raises as
+    `apply`, and UsageError: the method needs a length."""
     if not length and stretches(name, preset):
         raise UsageError(
-            f"method {name!r} is made for the length of its documents, which is not known here",
-            f"`esa ask DOC... QUESTION --method {name}` measures them first; in Python give it as "
-            "`length`",
+            f"method {name!r} needs the length of its documents, which is unknown here",
+            f"use `esa ask DOC... QUESTION --method {name}`; in Python the argument `length`",
         )
     return apply(name, preset, length)
 
 
 def stretches(name: str, preset: Preset) -> bool:
-    """True if the method is another one for a longer document, as NTK and YaRN are. Raises
-    UsageError: no such method. PresetError: its settings do not hold."""
+    """Whether a method depends on the length of documents, as NTK and YaRN do. Raises UsageError:
+    no such method. PresetError: a setting is wrong."""
     return apply(name, preset) != apply(name, preset, 1000 * preset.context)
 
 
-HEADS_HINT = "they are another model's: `esa heads` finds its own, or set score.heads=[]"
+HEADS_HINT = "use `esa heads` to find this model's heads, or set score.heads=[]"
 
 
 def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
-    """Raises PresetError where the preset's `context` is beyond the window of a model, or
-    `score.heads` beyond its layers and heads; config: its config.json."""
+    """Raises PresetError if the preset's `context` is beyond the window of a model with this
+    `config`, or `score.heads` beyond its layers and heads."""
     longest = config.get("max_position_embeddings")
     if longest and preset.context > longest:
         raise PresetError(
@@ -225,7 +216,7 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
     if not layers or not heads:
         return
     for pair in preset.score.get("heads") or ():
-        match pair:  # whatever else it may be is refused where the score is built
+        match pair:  # the score refuses all else
             case [int(layer), int(head)] if layer >= layers or head >= heads:
                 raise PresetError(
                     f"preset {preset.name}: score.heads must be below the {layers} layers and "
@@ -235,20 +226,19 @@ def check_model(preset: Preset, config: Mapping[str, Any], model: str) -> None:
 
 
 def check_same_fit(old: Method | None, new: Method) -> None:
-    """Raises PresetError where a prefill by one method (None: not known) cannot be asked by another
-    one, which needs reduced keys of another compressor."""
+    """Raises PresetError if a method needs reduced keys of another compressor than that of the
+    prefill by `old` (None: unknown)."""
     if old is None or not new.score.features:
         return
     if new.fitting != old.fitting or (new.compressor.fit_tokens and not old.score.features):
         raise PresetError(
-            "the document must be prefilled for this compressor", "read it again with this preset"
+            "the document must be prefilled for this compressor", "ingest it with this preset"
         )
 
 
 def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
-    """Raises PresetError where a prefilled document lacks the reduced keys of maps from a file by
-    which a method scores: nothing writes to its stores any more. Keys that are fitted during
-    prefill are covered by `check_same_fit`."""
+    """Raises PresetError if a prefilled document lacks the reduced keys by projections from a file;
+    `check_same_fit` covers those that are fitted during prefill."""
     from esa_cli.attention.parts import Moments
 
     compressor = method.compressor
@@ -256,13 +246,13 @@ def check_reduced_keys(document: PrefilledDocument, method: Method) -> None:
         return
     if compressor.fit(0, Moments()) is not None:
         raise PresetError(
-            "the document was prefilled without reduced keys, by which this preset scores",
-            "read it again with this preset",
+            "the document must be prefilled with reduced keys, by which this preset scores",
+            "ingest it with this preset",
         )
 
 
 def check_fits_model(method: Method, model: Any) -> None:
-    """Raises PresetError where a method has maps or heads that were found for another model."""
+    """Raises PresetError if a method's projections or heads are of another model."""
     from esa_cli.methods.voting import VoteScore
     from esa_cli.models.attachment.fingerprint import check_maps
     from esa_cli.models.files.families import FAMILIES, method_layers
@@ -285,9 +275,8 @@ def check_fits_model(method: Method, model: Any) -> None:
 
 
 def check_runs_on(method: Method, config: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    """Checks that the kernel which a method names runs on a device of torch, for the model of a
-    config.json. Raises UsageError: it cannot run there, or computes no soft cap of the model's.
-    ModelError: config.json lacks a size."""
+    """Checks that a method's kernel runs on a device of torch for a model with this `config`.
+    Raises UsageError: it cannot run there. ModelError: `config` lacks a size."""
     from esa_cli.attention.kernels import choose
     from esa_cli.models.files.families import family_of, key_shape
 

@@ -446,9 +446,9 @@ def test_maps_from_a_file_and_what_was_read_without_them(loaded: Any, tmp_path: 
         held = session.prefilled_document()
         session.use(reduced)
         assert session.ask(QUESTION).text == want
-        with pytest.raises(PresetError, match="without reduced keys"):
+        with pytest.raises(PresetError, match="with reduced keys"):
             session.open([held])
         session.use(without)
         session.open([held])
-        with pytest.raises(PresetError, match="without reduced keys"):
+        with pytest.raises(PresetError, match="with reduced keys"):
             session.use(reduced)

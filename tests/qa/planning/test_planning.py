@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.inspection import attention_modules
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.planning import costs, model_shape, plan
-from esa_cli.qa.planning.cache_placement import CachePlacement
+from esa_cli.qa.planning import model_shape, plan
+from esa_cli.qa.planning.plan import CachePlacement
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_model, resolve
 from esa_cli.storage.memory_store import RESERVE, StorePlaces
@@ -102,7 +103,7 @@ def test_an_index_takes_its_keys_alone_and_the_layers_that_run() -> None:
     assert (one.keys_values, one.reduced_keys) == (0, 100_000 * (128 + 8))
     assert index(10, 1, torch.bfloat16).reduced_keys == 10 * (128 + 8)
     assert one.operations < both.operations < 2 * one.operations
-    tokens = (100_000 - 10) * costs.TOKEN_BYTES
+    tokens = (100_000 - 10) * plan.TOKEN_BYTES
     assert one.working == index(10, 1).working + tokens, "it is computed in pieces"
     assert one.planner.rate_key != make_plan().planner.rate_key
 
@@ -142,25 +143,9 @@ QUESTION = "When does the gate open?"
 TOKENS = 100_000
 
 
-def costs_of(loaded: Any) -> costs.RowCosts:
+def costs_of(loaded: Any) -> plan.RowCosts:
     shape = model_shape.shape_of(loaded.model.config.to_dict())
-    return costs.RowCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 7])
-def test_the_fewest_layers_are_in_host_memory(loaded: Any, layers: int) -> None:
-    made = costs_of(loaded)
-    numbers = made.shape.numbers // made.shape.rows * layers
-    made = replace(made, shape=replace(made.shape, rows=layers, numbers=numbers))
-    every = made.keys_values(TOKENS, 2)[0]
-    for room in (every, every - 1, every // 2, every // 10, 0):
-        count = made.fewest_host_layers(TOKENS, 2, room)
-        on_device, on_host = made.keys_values(TOKENS, 2, count)
-        assert count == layers or on_device <= room
-        if count:
-            assert made.keys_values(TOKENS, 2, count - 1)[0] > room
-        assert (on_host == 0) == (count == 0)
-    assert made.fewest_host_layers(10, 2, 0) == 0, "the device keeps these anyway"
+    return plan.RowCosts(shape, on_gpu=True, method=resolve("tiny-random").method)
 
 
 def test_layers_are_counted_as_the_model_counts_them(make_model: ModelFactory) -> None:
@@ -254,9 +239,9 @@ def test_a_plan_counts_what_is_in_host_memory() -> None:
     assert here.keys_values > there.host_keys_values > 0.95 * here.keys_values, "no reserve"
     assert there.keys_values < here.keys_values // 10
     assert there.reduced_keys == here.reduced_keys, "these are always on the device"
-    half = planned("auto", needed_with(0.5))
-    assert half.fits
-    assert 4 <= half.host_layers <= 6
+    assert planned("auto", needed_with(0.5)) == replace(
+        there, available=needed_with(0.5), planner=ANY
+    )
     assert planned("auto", needed_with(1)).host_layers == 0
 
 
