@@ -15,8 +15,8 @@ from tokenizers.models import BPE
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf.gguf_conversion import split_as_named
-from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.files.gguf_conversion import split_as_named
+from esa_cli.models.files.gguf_file import GgufFile
 
 __all__ = ["home", "tiny_gguf"]
 

@@ -6,37 +6,35 @@ check covers the weights; `qa.planning` covers what a question needs beyond them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
 from esa_cli.models.files.checkpoint_files import (
     check_tokenizer,
-    one_line,
-    read_config,
-    stored_weights,
-)
-from esa_cli.models.files.families import check_supported, check_type
-from esa_cli.models.files.model_reference import ModelRef, as_reference
-from esa_cli.models.files.quiet_transformers import quiet_transformers
-from esa_cli.models.files.settings_cache import cache_config, cached_config
-from esa_cli.models.loading import quantization
-from esa_cli.models.loading.resolve import resolve
-from esa_cli.models.loading.text_part import (
     has_text_part,
     language_config,
     language_settings,
+    one_line,
+    read_config,
     reading_options,
+    stored_weights,
 )
+from esa_cli.models.files.families import check_supported, check_type
+from esa_cli.models.files.model_reference import ModelRef, parse_reference
+from esa_cli.models.files.prepared_models import cache_facts, cached_facts, resolve
+from esa_cli.models.files.quiet_transformers import quiet_transformers
+from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 from esa_cli.storage import check_cache
 from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
-SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
+_SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
 DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
@@ -48,7 +46,7 @@ class _Source:
         tokenizer: of transformers, or a `PlainTokenizer`.
         ref: the model's reference. folder: its local files.
         dtype: a torch.dtype. device: a torch.device.
-        cache: where keys and values will be; one of `storage.CACHES`.
+        cache: where keys and values will be kept; one of `storage.CACHES`.
     """
 
     tokenizer: Any
@@ -71,6 +69,45 @@ class LoadedModel(_Source):
         return self.model
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeferredModel(_Source):
+    """A model whose weights are in memory; transformers, whose import and loading take seconds,
+    makes `model` of them when text is generated or a method runs.
+
+    Finding and reading passages need weights and a tokenizer alone: `text_model` is a
+    `PlainDecoder`, and `tokenizer`, where possible, a `PlainTokenizer`.
+    """
+
+    text_model: Any
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of transformers whose parameters are the tensors of `text_model`. Raises
+        ModelError, ResourceError."""
+        import torch
+
+        from esa_cli.models.text_passes.layer_calls import pass_calls_on
+
+        ref, config = parse_reference(self.ref), read_config(self.folder)
+        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), _loading(ref, config):
+            import transformers
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+            generation: Any = None
+            if (self.folder / "generation_config.json").is_file():
+                untyped: Any = transformers.GenerationConfig
+                generation = untyped.from_pretrained(self.folder)
+            settings = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+            model: Any = model_class.from_pretrained(
+                None, config=settings, state_dict=dict(self.text_model.named_parameters()),
+                dtype=self.dtype, local_files_only=True, generation_config=generation,
+            )  # fmt: skip
+        pass_calls_on(self.text_model, model.eval())
+        return model
+
+
 def load(
     ref: str | ModelRef,
     *,
@@ -80,7 +117,7 @@ def load(
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> LoadedModel:
-    """Loads a model, fetched and converted first where that is needed.
+    """Loads a model, fetched and converted first if necessary.
 
     Args:
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
@@ -96,7 +133,7 @@ def load(
         ResourceError: not enough memory or disk.
     """
     check_cache(cache)
-    report, ref = progress or silent, as_reference(ref)
+    report, ref = progress or silent, parse_reference(ref)
     folder = resolve(ref, progress=progress)
     config = language_settings(folder)
     check_tokenizer(folder)
@@ -114,15 +151,15 @@ def load(
             "leave --dtype out, or use the model's plain weights",
         )
     kept = quantization.stays_quantised(config, place)
-    check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
+    _check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    read = partial(read_pretrained, folder, place, chosen, packing=packing, kept=kept)
-    model = _into_memory(ref, config, read)
+    with _loading(ref, config):
+        model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
-        check_finite(model, ref)
+        _check_finite(model, ref)
     if not packing:
-        cache_config(folder, model.config)
+        cache_facts("config", config_files(folder), model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -130,16 +167,78 @@ def load(
     )  # fmt: skip
 
 
+def load_deferred(
+    ref: str | ModelRef,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: StageProgress | None = None,
+    tokenizer: Any = None,
+    cache: str = "auto",
+) -> DeferredModel | None:
+    """Loads the weights of a model, and defers transformers. Returns None where transformers has
+    not loaded the model on this machine before, the model is a part of a checkpoint or quantised,
+    or `FusedForward` cannot compute it. Arguments and errors: as `load`."""
+    report, ref = progress or silent, parse_reference(ref)
+    folder = resolve(ref, progress=progress)
+    config = read_config(folder)
+    check_tokenizer(folder)
+    report("import", 0, None)
+    quantised = quantization.packing_of(dtype) or quantization.quantization_in(config)
+    if quantised or has_text_part(config) or (place := choose_device(device)) != "cpu":
+        return None
+    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
+
+    settings = cached_facts("config", config_files(folder))
+    if settings is None or not can_be_plain(settings):
+        return None
+    chosen = choose_dtype(dtype, place)
+    _check_memory(quantization.bytes_needed(folder, chosen.itemsize), place, ref)
+    report("load", 0, None)
+    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
+        return None
+    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
+    return DeferredModel(
+        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
+        device=model.device, cache=cache,
+    )  # fmt: skip
+
+
+def config_files(folder: Path) -> list[Path]:
+    """Returns the files from which transformers completes a model's settings."""
+    return [folder / "config.json", folder / "generation_config.json"]
+
+
+@contextmanager
+def _loading(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+    """Silences transformers while it loads a model, and turns its errors into esa's."""
+    try:
+        with quiet_transformers():
+            yield
+    except EsaError:
+        raise
+    except Exception as error:
+        if memory_ran_out(error) or "memory" in str(error).lower():
+            raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
+        method = quantization.quantization_in(config)
+        kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
+        raise ModelError(
+            f"{ref.name}, which is {kind}, cannot be loaded here: {one_line(error)}",
+            "fetch it again, upgrade transformers, use plain weights, or choose another model "
+            "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
+        ) from error
+
+
 def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept: bool) -> Any:
-    """The model in a folder, on a device of `choose_device`, in a torch type. `packing` is of
-    `QUANTIZATIONS` or ""; `kept`: the weights of quantised files stay as they are. Raises
-    ModelError: the files lack some of the weights. Any other error: of transformers."""
+    """Returns the model in a folder, on a device of `choose_device`, in a torch type. `packing` is
+    of `QUANTIZATIONS` or ""; `kept`: weights of quantised files stay quantised. Raises ModelError:
+    weights are missing. Any other error: of transformers."""
     from transformers import AutoModelForCausalLM
 
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
-        options["quantization_config"] = quantization.QUANTIZATIONS[packing].config(dtype)
-    options |= reading_options(folder) | {"dtype": dtype, "output_loading_info": True}
+        options["quantization_config"] = quantization.packing_config(packing, dtype)
+    options |= reading_options(folder)
     dequantised = quantization.settings_in(read_config(folder)) and not kept
     if dequantised:
         config: Any = options.get("config") or language_config(folder)
@@ -147,8 +246,9 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
         options["config"] = config
     automatic: Any = AutoModelForCausalLM
     model, info = automatic.from_pretrained(
-        folder, use_safetensors=True, trust_remote_code=False, local_files_only=True, **options
-    )
+        folder, dtype=dtype, output_loading_info=True, use_safetensors=True,
+        trust_remote_code=False, local_files_only=True, **options,
+    )  # fmt: skip
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}",
@@ -162,8 +262,8 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
 
 
 def _cast(model: Any, dtype: Any) -> None:
-    """Gives the weights that quantised files store plainly the type that is asked for, but for
-    those that the model computes in float32; transformers leaves all as they are stored."""
+    """Gives plain weights of quantised files the chosen type, as transformers does with others,
+    except those that the model computes in float32."""
     import torch
 
     wide = {*(model._keep_in_fp32_modules_strict or ())}
@@ -174,8 +274,8 @@ def _cast(model: Any, dtype: Any) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def check_finite(model: Any, ref: ModelRef) -> None:
-    """Raises ModelError where a weight is NaN or infinite: all that is computed would be, too."""
+def _check_finite(model: Any, ref: ModelRef) -> None:
+    """Raises ModelError where a weight is NaN or infinite: every result would be, too."""
     import torch
 
     for name, weight in model.named_parameters():
@@ -186,8 +286,11 @@ def check_finite(model: Any, ref: ModelRef) -> None:
             )
 
 
+# -- Whether methods can run in a model
+
+
 def hindrance(config: Any) -> str:
-    """Why ESA's methods cannot run in a model of this configuration; "": they can."""
+    """Returns why ESA's methods cannot run in a model of this configuration, or ""."""
     try:
         check_supported(config)
     except ModelError as error:
@@ -197,7 +300,7 @@ def hindrance(config: Any) -> str:
 
 def check_loadable(folder: Path) -> None:
     """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
-    folder that transformers cannot read passes: `load` says what is wrong with it."""
+    folder that transformers cannot read passes: `load` says what is wrong with the folder."""
     try:
         config = language_config(folder)
     except ModelError:
@@ -206,8 +309,8 @@ def check_loadable(folder: Path) -> None:
 
 
 def runs_methods(folder: Path, whole: bool = True) -> bool:
-    """Whether ESA's methods can run in the model of a folder: by its whole configuration, which
-    transformers reads, or by its type alone, as that import takes seconds."""
+    """Whether ESA's methods can run in the model of a folder: by the `whole` configuration, for
+    which transformers is imported, or by the model's type alone."""
     try:
         check_type(language_settings(folder).get("model_type"))
         if whole:
@@ -217,50 +320,30 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
     return True
 
 
-def _into_memory(ref: ModelRef, config: dict[str, Any], read: Callable[[], Any]) -> Any:
-    """The model that `read` loads, with the errors of transformers turned into esa's."""
-    try:
-        with quiet_transformers():
-            model: Any = read()
-    except EsaError:
-        raise
-    except Exception as error:
-        if memory_ran_out(error) or "memory" in str(error).lower():
-            raise ResourceError(f"not enough memory to load {ref.name}", SMALLER) from error
-        method = quantization.quantization_in(config)
-        kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
-        raise ModelError(
-            f"{ref.name}, which is {kind}, cannot be loaded here: {one_line(error)}",
-            "fetch it again, upgrade transformers, use plain weights, or choose another model "
-            "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
-        ) from error
-    return model.eval()
+# -- Device, type and memory
 
 
 def choose_device(device: str) -> str:
-    """The torch device string for the option's value. Raises UsageError."""
+    """Returns the torch device for the value of --device. Raises UsageError."""
     import torch
 
-    has_mps = torch.backends.mps.is_available()
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    counts["mps"] = int(torch.backends.mps.is_available())
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        parsed = torch.device("meta")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}
-    if parsed.type not in there:
+        return next(kind for kind in ("cuda", "mps", "cpu") if counts[kind])
+    kind, _, index = device.partition(":")
+    if kind not in counts or not (index or "0").isdecimal():
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{device}'")
-    if (parsed.index or 0) >= there[parsed.type]:
+    if int(index or 0) >= counts[kind]:
         raise UsageError(f"this machine has no device '{device}' that torch can use", "try cpu")
     return device
 
 
 def choose_dtype(dtype: str, device: str) -> Any:
-    """The torch.dtype for the option's value, on a device `choose_device` returned.
+    """Returns the torch.dtype for the value of --dtype, on a device of `choose_device`.
 
-    "auto" is bfloat16 where the hardware computes in it; else float16 on a GPU and float32 on a
-    CPU. With quantised weights it is the type that is computed in, chosen likewise.
+    "auto" is bfloat16 where the hardware computes in that type; else float16 on a GPU and float32
+    on a CPU. The type in which quantised weights are computed is chosen likewise.
     """
     import torch
 
@@ -271,107 +354,21 @@ def choose_dtype(dtype: str, device: str) -> Any:
     elif dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":
-        return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+        capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+        fast = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or older()
+        return torch.bfloat16 if fast else torch.float32
     if device == "mps":
         return torch.float16
     return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
 
 
-def _cpu_has_bfloat16() -> bool:
-    import torch
-
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    older: Any = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")) or bool(older())
-
-
-def check_memory(need: int, place: str, ref: ModelRef) -> None:
+def _check_memory(need: int, place: str, ref: ModelRef) -> None:
     """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
     free = available_memory(place)
     if need > free:
         raise ResourceError(
             f"{ref.name} needs {size_text(need)} for its weights, and {place} has "
             f"{size_text(free)} available",
-            SMALLER,
+            _SMALLER,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeferredModel(_Source):
-    """As `LoadedModel`; transformers loads `model` when it is first needed.
-
-    Finding and reading passages need weights and a tokenizer alone: `text_model` is a
-    `PlainDecoder`, and `tokenizer`, where that can be, a `PlainTokenizer`. What generates text or
-    runs a method needs transformers' model, whose import and loading take seconds.
-    """
-
-    text_model: Any
-
-    @cached_property
-    def model(self) -> Any:
-        """transformers' model with the same weights, loaded now. Raises ModelError,
-        ResourceError."""
-        import torch
-
-        from esa_cli.models.text_passes.layer_calls import pass_calls_on
-
-        # The caller may be generating with a seed, and in a mode whose tensors are good for less.
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
-            config = read_config(self.folder)
-            model = _into_memory(as_reference(self.ref), config, self._read)
-        pass_calls_on(self.text_model, model)
-        return model
-
-    def _read(self) -> Any:
-        """The model of transformers whose parameters are the tensors of `text_model`."""
-        import transformers
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-        generation: Any = None
-        if (self.folder / "generation_config.json").is_file():
-            untyped: Any = transformers.GenerationConfig
-            generation = untyped.from_pretrained(self.folder)
-        config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        return model_class.from_pretrained(
-            None, config=config, state_dict=dict(self.text_model.named_parameters()),
-            dtype=self.dtype, local_files_only=True, generation_config=generation,
-        )  # fmt: skip
-
-
-def load_deferred(
-    ref: str | ModelRef,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: StageProgress | None = None,
-    tokenizer: Any = None,
-    cache: str = "auto",
-) -> DeferredModel | None:
-    """A model whose loading by transformers is deferred; None: transformers has not loaded it on
-    this machine before, it is a part of a checkpoint or quantised, or `FusedForward` cannot
-    compute it. Arguments and errors: as `load`."""
-    report, ref = progress or silent, as_reference(ref)
-    folder = resolve(ref, progress=progress)
-    config = read_config(folder)
-    check_tokenizer(folder)
-    report("import", 0, None)
-    quantised = dtype in quantization.QUANTIZATIONS or quantization.quantization_in(config)
-    if quantised or has_text_part(config):
-        return None
-    if (place := choose_device(device)) != "cpu" or (settings := cached_config(folder)) is None:
-        return None
-    from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
-
-    if not can_be_plain(settings):
-        return None
-    chosen = choose_dtype(dtype, place)
-    check_memory(quantization.bytes_needed(folder, chosen.itemsize), place, ref)
-    report("load", 0, None)
-    if (model := PlainDecoder.load(folder, settings, chosen)) is None:
-        return None
-    tokenizer = tokenizer or load_plain_tokenizer(folder) or load_tokenizer(folder)
-    return DeferredModel(
-        text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
-        device=model.device, cache=cache,
-    )  # fmt: skip

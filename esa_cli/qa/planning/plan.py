@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 
 from esa_cli.errors import ResourceError
+from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
-from esa_cli.models.loading.text_part import language_settings
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.planning.costs import FEED, STORED_AT_ONCE, Costs, RowCosts
 from esa_cli.qa.planning.model_shape import Shape, shape_of, weights_of
