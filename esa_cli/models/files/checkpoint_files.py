@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
 )  # fmt: skip
 _AGAIN = "fetch the model again"
-_UPGRADE = "upgrade transformers, or choose another model"
+_UPGRADE = "upgrade transformers, or choose another model; esa runs no code that a model brings along"
 
 
 @contextmanager
@@ -172,7 +172,6 @@ computes the same for text."""
 _TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
 _BIDIRECTIONAL = "paligemma"
 """A type of several parts that reads its prompt in both directions, unlike its part alone."""
-_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def has_text_part(config: Mapping[str, Any]) -> bool:
@@ -184,57 +183,48 @@ def has_text_part(config: Mapping[str, Any]) -> bool:
 
 
 def language_settings(folder: Path) -> dict[str, Any]:
-    """Returns config.json of a known family; else the settings of the language model, completed by
-    transformers' defaults where transformers knows the model. Raises ModelError: as
-    `read_config`."""
+    """Returns config.json of a known family, else the language model's settings as transformers
+    completes them. Raises ModelError: as `read_config`."""
     config = read_config(folder)
     if config["model_type"] in FAMILIES:
         return config
-    if has_text_part(config):
-        settings: dict[str, Any] = language_config(folder).to_dict()
-        return settings
-    with suppress(ModelError), reading(folder):
+    with nullcontext() if has_text_part(config) else suppress(ModelError):
         known = language_config(folder)
-        return known.to_dict() | {  # families name these otherwise
-            "num_hidden_layers": getattr(known, "num_hidden_layers", 1),
-            "num_attention_heads": getattr(known, "num_attention_heads", 1),
-            "max_position_embeddings": getattr(known, "max_position_embeddings", None),
-            "hidden_size": known.hidden_size,
-            "intermediate_size": getattr(known, "intermediate_size", 0) or 4 * known.hidden_size,
-        }
+        sizes = {name: getattr(known, name, None) for name in _COUNTS}  # families rename these
+        settings = {"num_attention_heads": 1, **known.to_dict()}
+        return settings | {name: size for name, size in sizes.items() if size is not None}
     return config
 
 
 def language_config(folder: Path) -> Any:
     """Returns transformers' configuration of the language model in a folder. Raises ModelError:
     transformers cannot read the configuration."""
+    return _configs(folder)[0]
+
+
+def _configs(folder: Path) -> tuple[Any, Any]:
+    """Returns transformers' configurations of the language model and of the whole checkpoint. The
+    former has the settings of the latter that concern it."""
     several = has_text_part(read_config(folder))
     with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
         from transformers import AutoConfig
 
-        if several:
-            return _whole_config(folder).text_config
-        return AutoConfig.from_pretrained(folder, **_LOCAL)
-
-
-def _whole_config(folder: Path) -> Any:
-    """Returns transformers' configuration of a checkpoint of several parts. Settings of the whole
-    that concern the language model are copied to `text_config`."""
-    from transformers import AutoConfig
-
-    whole: Any = AutoConfig.from_pretrained(folder, **_LOCAL)
-    if whole.text_config.model_type in _PLAIN_KINDS:
-        settings = whole.text_config.to_dict()
-        rope = settings.get("rope_parameters") or {}
-        settings["rope_parameters"] = {
-            name: rope[name] for name in rope if not name.startswith("mrope_")
-        }
-        kind = _PLAIN_KINDS[settings.pop("model_type")]
-        whole.text_config = AutoConfig.for_model(kind, **settings)
-    for name in ("eos_token_id", "quantization_config"):
-        if getattr(whole, name, None) is not None:
-            setattr(whole.text_config, name, getattr(whole, name))
-    return whole
+        whole: Any = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        if not several:
+            return whole, whole
+        text = whole.text_config
+        if text.model_type in _PLAIN_KINDS:
+            settings = text.to_dict()
+            rope = settings.get("rope_parameters") or {}
+            plain_rope = {name: rope[name] for name in rope if not name.startswith("mrope_")}
+            kind = _PLAIN_KINDS[settings.pop("model_type")]
+            text = AutoConfig.for_model(kind, **settings | {"rope_parameters": plain_rope})
+        for name in ("eos_token_id", "quantization_config"):
+            if getattr(whole, name, None) is not None:
+                setattr(text, name, getattr(whole, name))
+        return text, whole
 
 
 def language_weights(folder: Path) -> list[StoredWeight]:
@@ -279,19 +269,17 @@ def _renamed_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def reading_options(folder: Path) -> dict[str, Any]:
-    """Returns arguments of transformers' `from_pretrained` with which only the language model of a
-    checkpoint of several parts is loaded; none for other folders. Raises ModelError."""
+    """Returns arguments of transformers' `from_pretrained`: the configuration, and the names by
+    which only the language model of a checkpoint of several parts is loaded. Raises ModelError."""
+    config, whole = _configs(folder)
     if not has_text_part(read_config(folder)):
-        return {}
+        return {"config": config}
     prefixes = _renamed_prefixes(folder, [weight.name for weight in stored_weights(folder)])
-    with reading(folder / "config.json", _UPGRADE):
-        whole = _whole_config(folder)
-    config = whole.text_config
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):
         # Lists of modules have names from before or after transformers' own renaming.
-        known = tuple({**dict.fromkeys(_BODIES, "model."), **prefixes}.items())
+        known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
         config.quantization_config = {
             name: [_rename(module, known) for module in value] if isinstance(value, list) else value
             for name, value in packing.items()
@@ -300,9 +288,7 @@ def reading_options(folder: Path) -> dict[str, Any]:
     return {"config": config, "key_mapping": mapping}
 
 
-def _rename(module: Any, prefixes: Sequence[tuple[str, str]]) -> Any:
+def _rename(module: Any, prefixes: Mapping[str, str]) -> Any:
     """Returns a module's name with its first matching prefix replaced; other values unchanged."""
-    for prefix, plain in prefixes:
-        if isinstance(module, str) and module.startswith(prefix):
-            return plain + module[len(prefix) :]
-    return module
+    before = next((one for one in prefixes if str(module).startswith(one)), None)
+    return prefixes[before] + module[len(before) :] if before else module

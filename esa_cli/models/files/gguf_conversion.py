@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from esa_cli.errors import EsaError, ModelError, ResourceError, first_line
+from esa_cli.errors import EsaError, ModelError, first_line
 from esa_cli.models.files.gguf_file import (
     GGUF_FAMILIES,
     SAFETENSORS,
@@ -36,7 +36,7 @@ def convert(gguf_file: Path, folder: Path, report: StageProgress = silent) -> No
 
     Raises:
         ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
-        ResourceError: not enough memory. OSError: the folder cannot be written.
+        MemoryError. OSError: the folder cannot be written.
     """
     report("import", 0, None)
     try:
@@ -46,13 +46,8 @@ def convert(gguf_file: Path, folder: Path, report: StageProgress = silent) -> No
             check_cutting(file)
             _write_model(file, folder, report)
             _write_tokenizer(file, folder)
-    except (EsaError, OSError):
+    except (EsaError, OSError, MemoryError):
         raise
-    except MemoryError as error:
-        raise ResourceError(
-            f"not enough memory to convert {gguf_file.name}",
-            "close other programs, or convert it on a larger machine and copy the folder",
-        ) from error
     except Exception as error:
         raise ModelError(
             f"{gguf_file.name} cannot be converted: {first_line(error)}",
@@ -141,15 +136,10 @@ class _Weight(NamedTuple):
 def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
     """Returns how each weight of a model without memory is made from the file's tensors. Raises
     ModelError: a tensor is missing, of another size, or not used."""
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     config, path = model.config, file.path.name
-    known: dict[str, MODEL_ARCH] = {name: key for key, name in MODEL_ARCH_NAMES.items()}
-    if file.architecture not in known:
-        raise ModelError(
-            f"the installed gguf does not know the architecture '{file.architecture}'",
-            "upgrade it: pip install -U gguf",
-        )
+    known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
     names = get_tensor_name_map(known[file.architecture], config.num_hidden_layers)
     joined = _GPT_OSS if config.model_type == "gpt_oss" else _JOINED
     weights = {}

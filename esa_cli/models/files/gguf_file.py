@@ -7,6 +7,7 @@ a model that runs with a wrong setting answers, but wrongly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,8 @@ class _Reader(GGUFReader):
 
 
 class GgufFile:
-    """A GGUF file with its `metadata`, and the `tensors` of gguf's reader by name.
+    """A GGUF file: `metadata`, `tensors` of gguf's reader by name, and the `architecture`, as
+    llama.cpp names it.
 
     Raises:
         ModelError: the file is not a whole GGUF file, or a part of a model. OSError: the file
@@ -78,17 +80,9 @@ class GgufFile:
             message = f"{path.name} is no whole GGUF file: {first_line(error)}"
             raise ModelError(message[:250], _AGAIN) from error
         if self.metadata.get("split.count", 1) > 1:
-            raise ModelError(
-                f"{path.name} is a part of a model", "join it: llama-gguf-split --merge"
-            )
-
-    @property
-    def architecture(self) -> str:
-        """llama.cpp's name for the kind of model. Raises ModelError: the file has none."""
-        name = self.metadata.get("general.architecture")
-        if not isinstance(name, str):
-            raise ModelError(f"{self.path.name} does not say which kind of model it is", _AGAIN)
-        return name
+            message = f"{path.name} is a part of a model"
+            raise ModelError(message, "join it: llama-gguf-split --merge")
+        self.architecture = str(self.metadata.get("general.architecture"))
 
     def setting(self, name: str, default: Any = None) -> Any:
         """Returns the metadata of this name below the architecture's."""
@@ -99,19 +93,12 @@ class GgufFile:
         return tuple(self.tensors[name].shape.tolist()[::-1])
 
     def read(self, name: str) -> Any:
-        """Returns a tensor as a numpy array of float32. Raises ModelError: gguf cannot dequantise
-        the tensor's type."""
+        """Returns a tensor as a numpy array of float32. Raises NotImplementedError, ValueError:
+        gguf cannot dequantise the tensor's type."""
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
-        try:
-            numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
-        except (NotImplementedError, ValueError) as error:
-            raise ModelError(
-                f"{self.path.name} has weights of type {tensor.tensor_type.name}, which gguf "
-                f"cannot dequantise: {first_line(error)}",
-                "use a file of another quantisation, such as Q4_K_M or Q8_0",
-            ) from error
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
         return numbers.astype(numpy.float32)
 
     def refusal(self, what: str, value: Any) -> ModelError:
@@ -177,6 +164,11 @@ GGUF_FAMILIES: dict[str, GgufFamily] = {
 }
 """By llama.cpp's name of the architecture."""
 
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}  # fmt: skip
 _REQUIRED = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
@@ -192,15 +184,14 @@ _NAMES: dict[str, tuple[str | None, ...]] = {
     "expert_weights_norm": ("norm_topk_prob",),
     "expert_feed_forward_length": ("moe_intermediate_size", None),
     **dict.fromkeys((
-        "vocab_size", "attention.key_length", "attention.value_length", "rope.dimension_count",
-        "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
+        *_YARN, "vocab_size", "attention.key_length", "attention.value_length", "rope.freq_base",
+        "rope.dimension_count", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
         "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
-        "rope.scaling.finetuned", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-        "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
-        "attention.sliding_window_pattern", "tensor_data_layout",
+        "rope.scaling.finetuned", "attention.sliding_window_pattern", "tensor_data_layout",
     ), (None,)),
 }  # fmt: skip
 """Settings and their possible names in config.json; None: no name there is needed."""
+_ORIGINAL = "original_max_position_embeddings"
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
@@ -214,7 +205,17 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     kind = experts or windowed or family.kind
     default: Any = AutoConfig.for_model(kind)
     values = dict(family.fixed) | _named_settings(file, family, default)
-    values |= _settings_from_tensors(file, default)
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(
+            f"{file.path.name} has no token embeddings",
+            "give the file with the language model, not a projector or an adapter",
+        )
+    values["vocab_size"] = file.shape("token_embd.weight")[0]
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):
+        if hasattr(default, name):
+            bias = re.compile(rf"blk\.0\.{part}\.bias")
+            values[name] = any(bias.fullmatch(tensor) for tensor in file.tensors)
     for name, token in _TOKENS.items():
         values[name] = file.metadata.get(f"tokenizer.ggml.{token}_token_id")
     if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
@@ -223,18 +224,21 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     head = int(file.setting("attention.key_length", even))
     if file.setting("attention.value_length", head) != head:
         raise file.refusal("values", "of another size than keys")
-    rope = {**_rope_parameters(file, head, values, default), **family.rope}
-    values["rope_parameters"] = rope
-    name = "original_max_position_embeddings"
-    if name in rope and hasattr(default, name):
-        values[name] = rope[name]
     if hasattr(default, "head_dim") or head != even:
         values["head_dim"] = head
-    if family.windows and file.setting("attention.sliding_window"):
-        values |= _window_settings(file, family, default, values)
     if family.large:
         large = values["num_hidden_layers"] == family.large
         values["query_pre_attn_scalar"] = even if large else head
+    rope = _rope_parameters(file, head, values, default) | family.rope
+    if hasattr(default, _ORIGINAL) and _ORIGINAL in rope:
+        values[_ORIGINAL] = rope[_ORIGINAL]
+    values["rope_parameters"] = rope
+    if family.windows and file.setting("attention.sliding_window"):
+        values["layer_types"] = _window_types(file, family, values["num_hidden_layers"])
+        if "full_attention" in default.rope_parameters:
+            theta = file.setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
+            local = {"rope_type": "default", "rope_theta": float(theta)}
+            values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
     check_settings(values, file.path.name)
     config: Any = AutoConfig.for_model(kind, **values)
     return config
@@ -256,62 +260,20 @@ def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[st
         if names[0] is not None:
             values[names[0]] = value
     if missing := [name for name in _REQUIRED if file.setting(name) is None]:
-        raise ModelError(
-            f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}",
-            "convert the model again with a newer llama.cpp",
-        )
+        message = f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}"
+        raise ModelError(message, "convert the model again with a newer llama.cpp")
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     return values
 
 
-def _settings_from_tensors(file: GgufFile, default: Any) -> dict[str, Any]:
-    """Returns the settings that the presence and sizes of tensors tell."""
-    tensors = file.tensors
-    if "token_embd.weight" not in tensors:
-        raise ModelError(
-            f"{file.path.name} has no token embeddings",
-            "give the file with the language model, not a projector or an adapter",
-        )
-    values: dict[str, Any] = {
-        "vocab_size": file.shape("token_embd.weight")[0],
-        "tie_word_embeddings": "output.weight" not in tensors,
-    }
-    if hasattr(default, "attention_bias"):
-        biases = {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"}
-        values["attention_bias"] = bool(biases & tensors.keys())
-    if hasattr(default, "mlp_bias"):
-        values["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    return values
-
-
-def _window_settings(
-    file: GgufFile, family: GgufFamily, default: Any, values: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the settings of families in which one layer in a few attends to all tokens, and the
-    others to a window."""
-    count, pattern = values["num_hidden_layers"], file.setting("attention.sliding_window_pattern")
+def _window_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
+    """Returns the types of layers of which one in a few attends to all tokens, the others to a
+    window."""
+    pattern = file.setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
     slides = [layer % interval for layer in range(1, count + 1)]
     slides = pattern[:count] if isinstance(pattern, list) else slides
-    types = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    if "full_attention" not in default.rope_parameters:
-        return {"layer_types": types}
-    rope = values["rope_parameters"]
-    theta = file.setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
-    local = {"rope_type": "default", "rope_theta": float(theta)}
-    ropes = {"full_attention": rope, "sliding_attention": local}
-    return {"layer_types": types, "rope_parameters": ropes}
-
-
-_LLAMA3 = {
-    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
-}  # fmt: skip
-"""Llama 3.1's rotary settings, of all models so far; a file has only the factors that follow."""
-_YARN = {
-    "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
-    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
-    "attention.temperature_scale": "llama_4_scaling_beta",
-}  # fmt: skip
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def _rope_parameters(
@@ -336,11 +298,9 @@ def _rope_parameters(
     original = file.setting("rope.scaling.original_context_length")
     attention = file.setting("rope.scaling.attn_factor")
     if "factors_long" in factors:
-        rope |= {
-            "rope_type": "longrope", "long_factor": factors["factors_long"],
-            "short_factor": factors["factors_short"],
-            "original_max_position_embeddings": original or values["max_position_embeddings"],
-        }  # fmt: skip
+        rope |= {"rope_type": "longrope", "long_factor": factors["factors_long"]}
+        rope |= {"short_factor": factors["factors_short"]}
+        rope[_ORIGINAL] = original or values["max_position_embeddings"]
         return rope if attention is None else rope | {"attention_factor": attention}
     if "freqs" in factors:
         return rope | _llama3_rule(file, factors["freqs"], theta, int(part * head))
@@ -352,7 +312,7 @@ def _rope_parameters(
     if attention not in (None, 1) or kind != "yarn" or original is None:
         raise file.refusal("a rotary embedding", f"scaled by {kind}")
     yarn = {name: file.setting(key) for key, name in _YARN.items()}
-    yarn |= {"mscale": yarn["mscale_all_dim"], "original_max_position_embeddings": original}
+    yarn |= {"mscale": yarn["mscale_all_dim"], _ORIGINAL: original}
     return rope | {name: value for name, value in yarn.items() if value is not None}
 
 
@@ -365,7 +325,10 @@ def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -
 
     if (factor := max(stored)) == 1 == min(stored):
         return {"rope_type": "default"}
-    rule: dict[str, Any] = {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3}
+    rule: dict[str, Any] = {
+        "rope_type": "llama3", "factor": round(factor, 4), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, _ORIGINAL: 8192,
+    }  # fmt: skip
     config = LlamaConfig(head_dim=dims, rope_parameters={"rope_theta": theta, **rule})
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed

@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
-from esa_cli.models.files.checkpoint_files import (
-    check_tokenizer,
-    has_text_part,
-    language_config,
-    language_settings,
-    one_line,
-    read_config,
-    reading_options,
-    stored_weights,
-)
+from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_supported, check_type
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
 from esa_cli.models.files.prepared_models import cache_facts, cached_facts, resolve
@@ -42,11 +33,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 class _Source:
     """A model's tokenizer and where the model is from.
 
-    Args:
-        tokenizer: of transformers, or a `PlainTokenizer`.
-        ref: the model's reference. folder: its local files.
-        dtype: a torch.dtype. device: a torch.device.
-        cache: where keys and values will be kept; one of `storage.CACHES`.
+    `tokenizer` is of transformers, or a `PlainTokenizer`; `dtype` and `device` are torch's; keys
+    and values will be kept in `cache`, one of `storage.CACHES`.
     """
 
     tokenizer: Any
@@ -88,17 +76,16 @@ class DeferredModel(_Source):
 
         from esa_cli.models.text_passes.layer_calls import pass_calls_on
 
-        ref, config = parse_reference(self.ref), read_config(self.folder)
+        ref, config = parse_reference(self.ref), checkpoint_files.read_config(self.folder)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]), _loading(ref, config):
-            import transformers
+            from transformers import GenerationConfig
             from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-            generation: Any = None
-            if (self.folder / "generation_config.json").is_file():
-                untyped: Any = transformers.GenerationConfig
-                generation = untyped.from_pretrained(self.folder)
-            settings = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+            untyped: Any = GenerationConfig
+            file = self.folder / "generation_config.json"
+            generation = untyped.from_pretrained(self.folder) if file.is_file() else None
+            settings = checkpoint_files.language_config(self.folder)
             model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
             model: Any = model_class.from_pretrained(
                 None, config=settings, state_dict=dict(self.text_model.named_parameters()),
@@ -135,9 +122,9 @@ def load(
     check_cache(cache)
     report, ref = progress or silent, parse_reference(ref)
     folder = resolve(ref, progress=progress)
-    config = language_settings(folder)
-    check_tokenizer(folder)
-    stored_weights(folder)  # says what is wrong with the files before the slow imports
+    config = checkpoint_files.language_settings(folder)
+    checkpoint_files.check_tokenizer(folder)
+    checkpoint_files.stored_weights(folder)  # damage is found before the slow imports
     report("import", 0, None)
     with quiet_transformers():  # all together, so that later ones are quick
         from transformers import AutoModelForCausalLM  # noqa: F401
@@ -181,19 +168,19 @@ def load_deferred(
     or `FusedForward` cannot compute it. Arguments and errors: as `load`."""
     report, ref = progress or silent, parse_reference(ref)
     folder = resolve(ref, progress=progress)
-    config = read_config(folder)
-    check_tokenizer(folder)
+    config = checkpoint_files.read_config(folder)
+    checkpoint_files.check_tokenizer(folder)
     report("import", 0, None)
     quantised = quantization.packing_of(dtype) or quantization.quantization_in(config)
-    if quantised or has_text_part(config) or (place := choose_device(device)) != "cpu":
+    if quantised or checkpoint_files.has_text_part(config) or choose_device(device) != "cpu":
         return None
     from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
 
     settings = cached_facts("config", config_files(folder))
     if settings is None or not can_be_plain(settings):
         return None
-    chosen = choose_dtype(dtype, place)
-    _check_memory(quantization.bytes_needed(folder, chosen.itemsize), place, ref)
+    chosen = choose_dtype(dtype, "cpu")
+    _check_memory(quantization.bytes_needed(folder, chosen.itemsize), "cpu", ref)
     report("load", 0, None)
     if (model := PlainDecoder.load(folder, settings, chosen)) is None:
         return None
@@ -222,8 +209,9 @@ def _loading(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
         method = quantization.quantization_in(config)
         kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
+        reason = checkpoint_files.one_line(error)
         raise ModelError(
-            f"{ref.name}, which is {kind}, cannot be loaded here: {one_line(error)}",
+            f"{ref.name}, which is {kind}, cannot be loaded here: {reason}",
             "fetch it again, upgrade transformers, use plain weights, or choose another model "
             "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
         ) from error
@@ -238,12 +226,11 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
     options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
     if packing:
         options["quantization_config"] = quantization.packing_config(packing, dtype)
-    options |= reading_options(folder)
-    dequantised = quantization.settings_in(read_config(folder)) and not kept
+    options |= checkpoint_files.reading_options(folder)
+    stored = getattr(options["config"], "quantization_config", None)
+    dequantised = stored is not None and not kept
     if dequantised:
-        config: Any = options.get("config") or language_config(folder)
-        config.quantization_config = {**config.quantization_config, "dequantize": True}
-        options["config"] = config
+        options["config"].quantization_config = {**stored, "dequantize": True}
     automatic: Any = AutoModelForCausalLM
     model, info = automatic.from_pretrained(
         folder, dtype=dtype, output_loading_info=True, use_safetensors=True,
@@ -255,23 +242,13 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
             "fetch the model again; weights that were quantised may need another version of "
             "transformers",
         )
-    if dequantised:
-        _cast(model, dtype)
+    if dequantised:  # transformers leaves plain weights beside quantised ones as they are stored
+        wide = {*(model._keep_in_fp32_modules_strict or ())}
+        for name, weight in model.named_parameters():
+            if weight.is_floating_point() and not wide.intersection(name.split(".")):
+                weight.data = weight.data.to(dtype)
     quantization.settle(model)
     return model
-
-
-def _cast(model: Any, dtype: Any) -> None:
-    """Gives plain weights of quantised files the chosen type, as transformers does with others,
-    except those that the model computes in float32."""
-    import torch
-
-    wide = {*(model._keep_in_fp32_modules_strict or ())}
-    if dtype == torch.float16:
-        wide |= {*(model._keep_in_fp32_modules or ())}
-    for name, weight in model.named_parameters():
-        if weight.is_floating_point() and not wide.intersection(name.split(".")):
-            weight.data = weight.data.to(dtype)
 
 
 def _check_finite(model: Any, ref: ModelRef) -> None:
@@ -302,7 +279,7 @@ def check_loadable(folder: Path) -> None:
     """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
     folder that transformers cannot read passes: `load` says what is wrong with the folder."""
     try:
-        config = language_config(folder)
+        config = checkpoint_files.language_config(folder)
     except ModelError:
         return
     check_supported(config)
@@ -312,7 +289,7 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
     """Whether ESA's methods can run in the model of a folder: by the `whole` configuration, for
     which transformers is imported, or by the model's type alone."""
     try:
-        check_type(language_settings(folder).get("model_type"))
+        check_type(checkpoint_files.language_settings(folder).get("model_type"))
         if whole:
             check_loadable(folder)
     except ModelError:

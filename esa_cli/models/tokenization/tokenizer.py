@@ -180,6 +180,7 @@ def _plain_backend(folder: Path) -> Any:
 _encoding = Lock()
 """Held while a text is encoded: whether the text of special tokens is split is a setting of the
 shared backend, which another thread must not change meanwhile."""
+_CALL_OPTIONS = {"add_special_tokens", "split_special_tokens", "return_offsets_mapping", "verbose"}
 _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 """Arguments of `apply_chat_template` that are variables of the template and nothing else."""
 
@@ -212,31 +213,20 @@ class PlainTokenizer:
             return self.facts.special.get(name)
         return getattr(self.whole, name)
 
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        split_special_tokens: bool = False,
-        return_offsets_mapping: bool = False,
-        verbose: bool = True,
-        **others: Any,
-    ) -> Any:
+    def __call__(self, text: str | Sequence[str], **options: Any) -> Any:
         """Returns ids, and offsets on demand, of one text or of several."""
         texts = [text] if isinstance(text, str) else list(text)
-        if others or not texts or not all(isinstance(part, str) for part in texts):
-            return self.whole(
-                text, add_special_tokens=add_special_tokens,
-                split_special_tokens=split_special_tokens,
-                return_offsets_mapping=return_offsets_mapping, verbose=verbose, **others,
-            )  # fmt: skip
-        backend = self.backend_tokenizer
+        strange = not texts or not all(isinstance(part, str) for part in texts)
+        if strange or not options.keys() <= _CALL_OPTIONS:
+            return self.whole(text, **options)
+        backend, split = self.backend_tokenizer, options.get("split_special_tokens", False)
         with _encoding:
-            if backend.encode_special_tokens != split_special_tokens:
-                backend.encode_special_tokens = split_special_tokens
-            encodings = backend.encode_batch(texts, add_special_tokens=add_special_tokens)
+            if backend.encode_special_tokens != split:
+                backend.encode_special_tokens = split
+            added = options.get("add_special_tokens", True)
+            encodings = backend.encode_batch(texts, add_special_tokens=added)
         out = {"input_ids": [encoding.ids for encoding in encodings]}
-        if return_offsets_mapping:
+        if options.get("return_offsets_mapping"):
             out["offset_mapping"] = [encoding.offsets for encoding in encodings]
         return {name: rows[0] for name, rows in out.items()} if isinstance(text, str) else out
 
