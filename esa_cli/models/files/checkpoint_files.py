@@ -26,7 +26,9 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
 )  # fmt: skip
 _AGAIN = "fetch the model again"
-_UPGRADE = "upgrade transformers, or choose another model; esa runs no code that a model brings along"
+_UPGRADE = (
+    "upgrade transformers, or choose another model; esa runs no code that a model brings along"
+)
 
 
 @contextmanager

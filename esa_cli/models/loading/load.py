@@ -31,11 +31,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A model's tokenizer and where the model is from.
-
-    `tokenizer` is of transformers, or a `PlainTokenizer`; `dtype` and `device` are torch's; keys
-    and values will be kept in `cache`, one of `storage.CACHES`.
-    """
+    """A tokenizer, where its model is from, and torch's dtype and device of the model; keys and
+    values will be kept in `cache`, one of `storage.CACHES`."""
 
     tokenizer: Any
     ref: str
@@ -59,19 +56,16 @@ class LoadedModel(_Source):
 
 @dataclass(frozen=True, kw_only=True)
 class DeferredModel(_Source):
-    """A model whose weights are in memory; transformers, whose import and loading take seconds,
-    makes `model` of them when text is generated or a method runs.
-
-    Finding and reading passages need weights and a tokenizer alone: `text_model` is a
-    `PlainDecoder`, and `tokenizer`, where possible, a `PlainTokenizer`.
-    """
+    """A model that finds and reads passages with its weights alone, by a `PlainDecoder` and, where
+    possible, a `PlainTokenizer`; transformers, whose import and loading take seconds, makes `model`
+    of the weights when text is generated or a method runs."""
 
     text_model: Any
 
     @cached_property
     def model(self) -> Any:
-        """The model of transformers whose parameters are the tensors of `text_model`. Raises
-        ModelError, ResourceError."""
+        """The model of transformers with the tensors of `text_model`. Raises ModelError,
+        ResourceError."""
         import torch
 
         from esa_cli.models.text_passes.layer_calls import pass_calls_on
@@ -110,7 +104,7 @@ def load(
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
-        progress: called with each stage, first before the slow imports; see `StageProgress`.
+        progress: called with each stage; see `StageProgress`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
         cache: where keys and values of documents will be kept; one of `storage.CACHES`.
 
@@ -133,10 +127,8 @@ def load(
     quantization.check_loadable_format(config, place, ref.name)
     method = quantization.quantization_in(config)
     if packing and method:
-        raise UsageError(
-            f"{ref.name} is quantised by {method} already and cannot be made {packing}",
-            "leave --dtype out, or use the model's plain weights",
-        )
+        message = f"{ref.name} is quantised by {method} already and cannot be made {packing}"
+        raise UsageError(message, "leave --dtype out, or use the model's plain weights")
     kept = quantization.stays_quantised(config, place)
     _check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
@@ -163,9 +155,9 @@ def load_deferred(
     tokenizer: Any = None,
     cache: str = "auto",
 ) -> DeferredModel | None:
-    """Loads the weights of a model, and defers transformers. Returns None where transformers has
-    not loaded the model on this machine before, the model is a part of a checkpoint or quantised,
-    or `FusedForward` cannot compute it. Arguments and errors: as `load`."""
+    """Loads the weights of a model without transformers, as `load`. Returns None where transformers
+    has not loaded the model on this machine before, or a `PlainDecoder` cannot compute the model:
+    a quantised one, a part of a checkpoint, or one on a GPU."""
     report, ref = progress or silent, parse_reference(ref)
     folder = resolve(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
@@ -223,10 +215,11 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
     weights are missing. Any other error: of transformers."""
     from transformers import AutoModelForCausalLM
 
-    options: dict[str, Any] = {} if place == "cpu" and not packing else {"device_map": place}
+    options = checkpoint_files.reading_options(folder)
+    if place != "cpu" or packing:
+        options["device_map"] = place
     if packing:
         options["quantization_config"] = quantization.packing_config(packing, dtype)
-    options |= checkpoint_files.reading_options(folder)
     stored = getattr(options["config"], "quantization_config", None)
     dequantised = stored is not None and not kept
     if dequantised:
@@ -239,8 +232,7 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
     if missing := sorted(info["missing_keys"]):
         raise ModelError(
             f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}",
-            "fetch the model again; weights that were quantised may need another version of "
-            "transformers",
+            "fetch the model again; quantised weights may need another version of transformers",
         )
     if dequantised:  # transformers leaves plain weights beside quantised ones as they are stored
         wide = {*(model._keep_in_fp32_modules_strict or ())}
@@ -261,6 +253,15 @@ def _check_finite(model: Any, ref: ModelRef) -> None:
                 f"the weights of {ref.name} must be finite, got NaN or infinity in {name}",
                 "fetch the model again; or they are beyond the numbers of this --dtype",
             )
+
+
+def _check_memory(need: int, place: str, ref: ModelRef) -> None:
+    """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
+    free = available_memory(place)
+    if need > free:
+        needs = f"needs {size_text(need)} for its weights"
+        message = f"{ref.name} {needs}, and {place} has {size_text(free)} available"
+        raise ResourceError(message, _SMALLER)
 
 
 # -- Whether methods can run in a model
@@ -297,17 +298,17 @@ def runs_methods(folder: Path, whole: bool = True) -> bool:
     return True
 
 
-# -- Device, type and memory
+# -- Device and type
 
 
 def choose_device(device: str) -> str:
     """Returns the torch device for the value of --device. Raises UsageError."""
     import torch
 
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    counts["mps"] = int(torch.backends.mps.is_available())
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    counts["cpu"] = 1
     if device == "auto":
-        return next(kind for kind in ("cuda", "mps", "cpu") if counts[kind])
+        return next(kind for kind in counts if counts[kind])
     kind, _, index = device.partition(":")
     if kind not in counts or not (index or "0").isdecimal():
         raise UsageError(f"device must be auto, cpu, cuda, cuda:N or mps, got '{device}'")
@@ -317,11 +318,9 @@ def choose_device(device: str) -> str:
 
 
 def choose_dtype(dtype: str, device: str) -> Any:
-    """Returns the torch.dtype for the value of --dtype, on a device of `choose_device`.
-
-    "auto" is bfloat16 where the hardware computes in that type; else float16 on a GPU and float32
-    on a CPU. The type in which quantised weights are computed is chosen likewise.
-    """
+    """Returns the torch.dtype for the value of --dtype, on a device of `choose_device`. "auto", and
+    the type in which quantised weights are computed, is bfloat16 where the hardware computes in
+    that type; else float16 on a GPU and float32 on a CPU."""
     import torch
 
     if dtype not in DTYPES:
@@ -338,14 +337,3 @@ def choose_dtype(dtype: str, device: str) -> Any:
     if device == "mps":
         return torch.float16
     return torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
-
-
-def _check_memory(need: int, place: str, ref: ModelRef) -> None:
-    """Raises ResourceError if the weights alone, in bytes, are more than may be used."""
-    free = available_memory(place)
-    if need > free:
-        raise ResourceError(
-            f"{ref.name} needs {size_text(need)} for its weights, and {place} has "
-            f"{size_text(free)} available",
-            _SMALLER,
-        )

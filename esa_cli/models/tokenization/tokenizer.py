@@ -9,22 +9,21 @@ tokenizer, its facts are cached until one of its files or of the packages change
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
@@ -52,7 +51,7 @@ def load_tokenizer(folder: Path) -> Any:
         _check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             _check_backend(tokenizer.backend_tokenizer, folder)
-        cache_facts(*_facts_key(folder), lambda: _facts(folder, tokenizer))
+        cache_facts("plain tokenizer", _facts_files(folder), lambda: _facts(folder, tokenizer))
         return tokenizer
 
 
@@ -78,6 +77,10 @@ def _check_backend(backend: Any, folder: Path) -> None:
         )
 
 
+_started: dict[Path, Future[PlainTokenizer | None]] = {}
+"""Tokenizers that `read_ahead` reads, by the model's folder."""
+
+
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Returns the tokenizer in a model's folder without transformers, where transformers has loaded
     the tokenizer on this machine before and nothing about it is unusual; else None."""
@@ -97,7 +100,7 @@ def read_ahead(ref: ModelRef) -> None:
 
 def _load_plain(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if facts := (cached_facts(*_facts_key(folder)) or {}).get("facts"):
+        if facts := cached_facts("plain tokenizer", _facts_files(folder)):
             backend = _plain_backend(folder)
             return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
     return None
@@ -106,15 +109,14 @@ def _load_plain(folder: Path) -> PlainTokenizer | None:
 # -- Facts of a tokenizer
 
 
-@dataclass(frozen=True)
-class TokenizerFacts:
+class TokenizerFacts(NamedTuple):
     """What transformers makes of a tokenizer's configuration. `digest` is the SHA-256 of the
     backend's text; `special` has special tokens by name, `ids` their ids."""
 
     digest: str
     chat_template: str | None
     special: dict[str, str]
-    ids: dict[str, int | None] = field(default_factory=dict)
+    ids: dict[str, int | None]
 
 
 _FILES = (
@@ -130,9 +132,8 @@ _MEMBERS = (
 """Members of transformers' general class that a family's class may replace."""
 
 
-def _facts_key(folder: Path) -> tuple[str, list[Path]]:
-    files = {file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()}
-    return "tokenizer", sorted(files)
+def _facts_files(folder: Path) -> list[Path]:
+    return sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})
 
 
 def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
@@ -153,22 +154,21 @@ def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
         or backend.truncation is not None
         or backend.padding is not None
     ):
-        return {"facts": None}
+        return {}
     if tokenizer.clean_up_tokenization_spaces and (
         type(backend.model).__name__ != "BPE"
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     ):
-        return {"facts": None}
+        return {}
     names = [f"{name}_id" for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES]
     ids = {name: getattr(tokenizer, name) for name in names}
     special = dict(tokenizer.special_tokens_map)
     facts = TokenizerFacts(text_digest(plain), tokenizer.chat_template, special, ids)
-    return {"facts": asdict(facts)}
+    return facts._asdict()
 
 
 def _plain_backend(folder: Path) -> Any:
-    """Returns the tokenizers.Tokenizer of a folder's tokenizer.json. Raises an Exception of that
-    package."""
+    """Returns the tokenizers.Tokenizer of a folder's tokenizer.json."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -307,23 +307,11 @@ def render_chat(template: str, values: Mapping[str, Any]) -> str:
     return _compile_template(template).render(values)
 
 
-class _Namespace(Namespace):
-    """A template's own variables, whose names must not begin as those of Python's internals."""
-
-    def __init__(*args: Any, **named: Any) -> None:
-        # All by place: a template may name a variable `self`.
-        Namespace.__init__(args[0])
-        for name, value in dict(*args[1:], **named).items():
-            args[0][name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise SecurityError(f"a template's variable must not begin with '_', got {name}")
-        super().__setitem__(name, value)
-
-
 @lru_cache(8)
 def _compile_template(template: str) -> Template:
+    if name := re.search(r"(?<!\w)_\w*", template):  # Python's own names, which reach its internals
+        raise SecurityError(f"a template must not have a name that begins with '_', got {name[0]}")
+
     def as_json(
         value: Any, ensure_ascii: bool = False, indent: int | None = None,
         separators: tuple[str, str] | None = None, sort_keys: bool = False,
@@ -334,19 +322,12 @@ def _compile_template(template: str) -> Template:
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def as_dict(*args: Any, **named: Any) -> dict[Any, Any]:
-        return dict(*args, **named)
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
     )
     environment.filters["tojson"] = as_json
     environment.globals |= {
         "raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form),
-        "namespace": _Namespace, "dict": as_dict,
+        "dict": lambda *args, **named: dict(*args, **named),
     }  # fmt: skip
     return environment.from_string(template)
-
-
-_started: dict[Path, Future[PlainTokenizer | None]] = {}
-"""Tokenizers that `read_ahead` reads, by the model's folder."""
