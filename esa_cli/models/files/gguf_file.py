@@ -53,12 +53,8 @@ class _Reader(GGUFReader):
 
 class GgufFile:
     """A GGUF file: `metadata`, `tensors` of gguf's reader by name, and the `architecture`, as
-    llama.cpp names it.
-
-    Raises:
-        ModelError: the file is not a whole GGUF file, or a part of a model. OSError: the file
-            cannot be read.
-    """
+    llama.cpp names it. Raises ModelError: the file is not a whole GGUF file, or a part of a model.
+    OSError: the file cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,8 +192,7 @@ _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "paddin
 
 
 def model_config(file: GgufFile, family: GgufFamily) -> Any:
-    """Returns the configuration of transformers. Raises ModelError: a setting is missing or
-    unknown."""
+    """Returns transformers' configuration. Raises ModelError: a setting is missing or unknown."""
     from transformers import AutoConfig
 
     experts = family.experts if file.setting("expert_count") else ""
@@ -267,8 +262,7 @@ def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[st
 
 
 def _window_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
-    """Returns the types of layers of which one in a few attends to all tokens, the others to a
-    window."""
+    """Returns the types of layers, one in a few of which has full attention, others windows."""
     pattern = file.setting("attention.sliding_window_pattern")
     interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
     slides = [layer % interval for layer in range(1, count + 1)]
@@ -280,8 +274,7 @@ def _rope_parameters(
     file: GgufFile, head: int, values: dict[str, Any], default: Any
 ) -> dict[str, Any]:
     """Returns the rotary settings of heads of `head` dimensions. `values` are the settings known so
-    far, `default` is a configuration of the same `model_type`. Raises ModelError: transformers
-    does not have the file's scaling."""
+    far, `default` a configuration of the same type. Raises ModelError: the scaling is unknown."""
     theta = float(file.setting("rope.freq_base", 10000.0))
     part = file.setting("rope.dimension_count", head) / head
     rope: dict[str, Any] = {"rope_theta": theta}
@@ -317,8 +310,7 @@ def _rope_parameters(
 
 
 def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
-    """Returns Llama 3.1's rotary settings if they give the stored factors. Raises ModelError: they
-    give others."""
+    """Returns Llama 3.1's rotary settings. Raises ModelError: other factors are stored."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

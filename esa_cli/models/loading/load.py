@@ -17,7 +17,7 @@ from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
 from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_supported, check_type
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import cache_facts, cached_facts, resolve
+from esa_cli.models.files.prepared_models import cache_facts, cached_facts, pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
@@ -115,7 +115,7 @@ def load(
     """
     check_cache(cache)
     report, ref = progress or silent, parse_reference(ref)
-    folder = resolve(ref, progress=progress)
+    folder = pull(ref, progress=progress)
     config = checkpoint_files.language_settings(folder)
     checkpoint_files.check_tokenizer(folder)
     checkpoint_files.stored_weights(folder)  # damage is found before the slow imports
@@ -159,7 +159,7 @@ def load_deferred(
     has not loaded the model on this machine before, or a `PlainDecoder` cannot compute the model:
     a quantised one, a part of a checkpoint, or one on a GPU."""
     report, ref = progress or silent, parse_reference(ref)
-    folder = resolve(ref, progress=progress)
+    folder = pull(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
     checkpoint_files.check_tokenizer(folder)
     report("import", 0, None)

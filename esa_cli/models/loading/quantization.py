@@ -126,8 +126,8 @@ def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
 
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
-    """Returns what becomes of the weights of quantised files on a device, in words; "" for plain
-    ones. `way` is of `QUANTIZATIONS` or ""; `dtype` the name of the computation's type."""
+    """Returns in words what becomes of quantised files on a device, or "" for plain ones. `way` is
+    of `QUANTIZATIONS` or ""; `dtype` the name of the computation's type."""
     if not (method := quantization_in(config)):
         return ""
     kept = not way and stays_quantised(config, place)
@@ -188,8 +188,7 @@ def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) ->
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
     """Returns the bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in
-    a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised. Raises
-    ModelError: as `language_weights` and `check_types`."""
+    a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised."""
     weights, settings = language_weights(folder), settings_in(read_config(folder))
     check_types(weights, settings)
     total = 0.0
