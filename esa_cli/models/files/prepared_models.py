@@ -25,7 +25,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
-from esa_cli.models.files.model_reference import ModelRef, parse_reference
+from esa_cli.models.files.model_reference import ModelRef, cached_snapshots, parse_reference
 from esa_cli.models.files.random_model import write_random
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
@@ -222,9 +222,7 @@ def list_models() -> list[CachedModel]:
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    for name, repo in sorted(model_reference.hub_cache()[1].items()):
-        models.append(CachedModel(name, "hub", Path(repo.repo_path), repo.size_on_disk))
-    return models
+    return models + [CachedModel(name, "hub", *facts) for name, *facts in cached_snapshots()]
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
@@ -236,7 +234,8 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
         if ref.kind == "folder":
             raise ModelError(f"{ref.text} is your own folder, which esa does not delete")
         if ref.kind == "hub":
-            return model_reference.delete_snapshots(ref, confirm)
+            message = f"{ref.repo} is in the cache of the Hugging Face hub, not in esa's"
+            raise ModelError(message, f"delete the model by `hf cache rm model/{ref.repo}`")
         folder = prepared_folder(ref)
         if not folder.is_dir():
             raise ModelError(f"{ref.name} is not in {folder.parent}", "see `esa models list`")

@@ -158,32 +158,29 @@ _WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 _NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
 _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 """Ends of names of tensors that are stored beside the numbers of a quantised weight."""
+_SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
 def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
     """Raises ModelError where a tensor has numbers of few bits and no scales, or blocks that do not
     divide it: transformers 5.23 would silently load wrong weights."""
     shapes = {weight.name: weight.shape for weight in weights}
-    scaled = any(_BESIDE.search(name) for name in shapes)
+    scaled, block = any(map(_BESIDE.search, shapes)), settings.get("weight_block_size")
     for name, kind, shape in weights:
-        wrong = name.endswith(".pre_quant_scale")
-        if not settings and kind not in _FLOATS and _NUMBERS.search(name):
-            wrong |= scaled or not kind.startswith("F8")
+        few = kind not in _FLOATS and _NUMBERS.search(name)
+        wrong = bool(few and not settings and (scaled or not kind.startswith("F8")))
         if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
-            ends = ("weight_scale_inv", "scale", "qscale_weight")
-            names = [name.removesuffix("weight") + end for end in ends]
+            names = (name.removesuffix("weight") + end for end in _SCALES)
             scales = next((shapes[scale] for scale in names if scale in shapes), None)
-            wrong |= name.endswith("weight") and scales is None
-            block = settings.get("weight_block_size")
+            wrong = name.endswith("weight") and scales is None
             if scales and len(scales) > 1 and isinstance(block, (list, tuple)):
                 sides = zip(shape[-2:], scales[-2:], block, strict=True)
                 wrong |= any(count > 1 and size != count * width for size, count, width in sides)
         if wrong:
-            raise ModelError(
-                f"the tensor {name} {shape} is stored as {kind}, and its files do not say what it "
-                "means, or its blocks do not divide it",
-                _PLAIN_INSTEAD,
+            message = (
+                f"the tensor {name} {shape} is stored as {kind}, which its files do not explain"
             )
+            raise ModelError(message, _PLAIN_INSTEAD)
 
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:

@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -25,10 +24,9 @@ from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from esa_cli.errors import ModelError, UsageError
+from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
-from esa_cli.models.files.model_reference import ModelRef
-from esa_cli.models.files.prepared_models import cache_facts, cached_facts, path_of
+from esa_cli.models.files.prepared_models import cache_facts, cached_facts
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
 
@@ -77,28 +75,9 @@ def _check_backend(backend: Any, folder: Path) -> None:
         )
 
 
-_started: dict[Path, Future[PlainTokenizer | None]] = {}
-"""Tokenizers that `read_ahead` reads, by the model's folder."""
-
-
 def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Returns the tokenizer in a model's folder without transformers, where transformers has loaded
     the tokenizer on this machine before and nothing about it is unusual; else None."""
-    started = _started.pop(folder, None)
-    return _load_plain(folder) if started is None else started.result()
-
-
-def read_ahead(ref: ModelRef) -> None:
-    """Starts to read the tokenizer of a model on this machine in a thread, while the caller imports
-    torch; the next `load_plain_tokenizer` returns the result."""
-    with suppress(ModelError, UsageError):
-        if (folder := path_of(ref)) is not None and folder not in _started:
-            thread = ThreadPoolExecutor(1, "esa-tokenizer")
-            _started[folder] = thread.submit(_load_plain, folder)
-            thread.shutdown(wait=False)
-
-
-def _load_plain(folder: Path) -> PlainTokenizer | None:
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
         if facts := cached_facts("plain tokenizer", _facts_files(folder)):
             backend = _plain_backend(folder)
