@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -255,34 +255,36 @@ _UNUSABLE = (OSError, ValueError, UsageError)
 """Errors of a cache that cannot be read or written: then nothing is cached."""
 
 
-def _facts_path(kind: str, files: list[Path]) -> Path:
-    """Returns the cache file of facts that follow from the contents of these files of a model."""
+def _facts_path(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+    """Returns the cache file of facts that follow from the contents of files in a folder."""
     packages = f"{version('transformers')} {version('tokenizers')}"
     digest = hashlib.sha256(f"{kind} {packages}".encode())
-    for file in files:
-        with suppress(FileNotFoundError):
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
+        if file.is_file():
             content = file.read_bytes()
             digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
     return home() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def cached_facts(kind: str, files: list[Path]) -> dict[str, Any] | None:
-    """Returns facts of a `kind` that follow from files of a model, some of which may be missing, or
-    None where the facts are unknown or damaged, or of another version of transformers."""
+def cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
+    """Returns facts of a `kind` that follow from files of a model, or None where the facts are
+    unknown or damaged, or of another version of transformers."""
     with suppress(*_UNUSABLE):
-        digest, _, text = _facts_path(kind, files).read_text("utf-8").partition("\n")
+        digest, _, text = _facts_path(kind, folder, patterns).read_text("utf-8").partition("\n")
         if digest == text_digest(text):
             facts: dict[str, Any] = json.loads(text)
             return facts
     return None
 
 
-def cache_facts(kind: str, files: list[Path], facts: Callable[[], dict[str, Any]]) -> None:
+def cache_facts(
+    kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
+) -> None:
     """Stores facts for `cached_facts` unless they are known; values that are no JSON as text."""
-    if cached_facts(kind, files) is None:
+    if cached_facts(kind, folder, patterns) is None:
         text = json.dumps(facts(), default=str)
         with suppress(*_UNUSABLE):
-            path = _facts_path(kind, files)
+            path = _facts_path(kind, folder, patterns)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as part:
                 part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -18,18 +18,12 @@ _lock = threading.RLock()
 _open_blocks = 0
 _silent = False
 _undo = ExitStack()
-"""Restores all changes when the last block ends: filters restored per block would be restored out
-of order."""
 
 
 @contextmanager
 def quiet_transformers(imported: bool = True) -> Iterator[None]:
-    """Silences transformers and ignores warnings. The last open block of all threads restores the
-    settings from before the first one.
-
-    Args:
-        imported: import transformers if necessary. False: leave the import to an inner block.
-    """
+    """Silences transformers and ignores warnings. The last open block of all threads restores what
+    was there before the first. Unless `imported`, an inner block may import transformers."""
     global _open_blocks, _silent
     with _lock:
         if not _open_blocks:

@@ -26,6 +26,8 @@ from esa_cli.system.machine import available_memory, memory_ran_out, size_text
 from esa_cli.system.progress import StageProgress, silent
 
 _SMALLER = "use a smaller model, close other programs, or try --dtype bfloat16 or int8"
+CONFIG_FILES = ("config.json", "generation_config.json")
+"""Files from which transformers completes a model's settings."""
 DTYPES = ("auto", "float32", "bfloat16", "float16", *quantization.QUANTIZATIONS)
 
 
@@ -138,7 +140,7 @@ def load(
     if not (packing or kept):
         _check_finite(model, ref)
     if not packing:
-        cache_facts("config", config_files(folder), model.config.to_dict)
+        cache_facts("config", folder, CONFIG_FILES, model.config.to_dict)
     weight = next(model.parameters())
     return LoadedModel(
         model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=weight.dtype,
@@ -168,7 +170,7 @@ def load_deferred(
         return None
     from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
 
-    settings = cached_facts("config", config_files(folder))
+    settings = cached_facts("config", folder, CONFIG_FILES)
     if settings is None or not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, "cpu")
@@ -181,11 +183,6 @@ def load_deferred(
         text_model=model, tokenizer=tokenizer, ref=ref.text, folder=folder, dtype=model.dtype,
         device=model.device, cache=cache,
     )  # fmt: skip
-
-
-def config_files(folder: Path) -> list[Path]:
-    """Returns the files from which transformers completes a model's settings."""
-    return [folder / "config.json", folder / "generation_config.json"]
 
 
 @contextmanager

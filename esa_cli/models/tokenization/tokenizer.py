@@ -49,7 +49,7 @@ def load_tokenizer(folder: Path) -> Any:
         _check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
             _check_backend(tokenizer.backend_tokenizer, folder)
-        cache_facts("plain tokenizer", _facts_files(folder), lambda: _facts(folder, tokenizer))
+        cache_facts("plain tokenizer", folder, _FILES, lambda: _facts(folder, tokenizer))
         return tokenizer
 
 
@@ -79,7 +79,7 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Returns the tokenizer in a model's folder without transformers, where transformers has loaded
     the tokenizer on this machine before and nothing about it is unusual; else None."""
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if facts := cached_facts("plain tokenizer", _facts_files(folder)):
+        if facts := cached_facts("plain tokenizer", folder, _FILES):
             backend = _plain_backend(folder)
             return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
     return None
@@ -109,10 +109,6 @@ _MEMBERS = (
     "special_tokens_map", "backend_tokenizer",
 )  # fmt: skip
 """Members of transformers' general class that a family's class may replace."""
-
-
-def _facts_files(folder: Path) -> list[Path]:
-    return sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})
 
 
 def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:

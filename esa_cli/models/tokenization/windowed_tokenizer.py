@@ -1,11 +1,10 @@
 """Tokenises long texts in windows, with the ids and offsets that one call for the whole would give.
 
-One call takes a hundred bytes for each character, so memory would grow with the text. Windows
-overlap, and the next one takes over at a token where both agree on all tokens around it. Then
-neither the end of the one nor the beginning of the other has changed anything there: for byte pair
-encoding that is proven, since tokens are the encoding of their text if each two neighbours are the
-encoding of theirs (in one pre-token; pre-tokenizers look ahead to the end of a run of digits at
-most). Where windows do not agree, as in a megabyte of digits, the first one is made longer.
+One call would take a hundred bytes for each character. Windows overlap, and the next one takes over
+at a token where both agree on all tokens around it. For byte pair encoding that is proven to be
+exact: tokens are the encoding of their text if each two neighbours are the encoding of theirs (in
+one pre-token; pre-tokenizers look ahead to the end of a run of digits at most). Where windows do
+not agree, as in a megabyte of digits, the first one is made longer.
 """
 
 from __future__ import annotations
