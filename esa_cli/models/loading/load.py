@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError
+from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, first_line
 from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_supported, check_type
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
@@ -198,9 +198,8 @@ def _loading(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
             raise ResourceError(f"not enough memory to load {ref.name}", _SMALLER) from error
         method = quantization.quantization_in(config)
         kind = f"quantised by {method}" if method else f"of type '{config['model_type']}'"
-        reason = checkpoint_files.one_line(error)
         raise ModelError(
-            f"{ref.name}, which is {kind}, cannot be loaded here: {reason}",
+            f"{ref.name}, which is {kind}, cannot be loaded here: {first_line(error)[:300]}",
             "fetch it again, upgrade transformers, use plain weights, or choose another model "
             "(llama, qwen3, mistral, ...); esa runs no code that a model brings along",
         ) from error
@@ -227,10 +226,8 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
         trust_remote_code=False, local_files_only=True, **options,
     )  # fmt: skip
     if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}",
-            "fetch the model again; quantised weights may need another version of transformers",
-        )
+        message = f"{folder} lacks {len(missing)} of the model's weights, such as {missing[0]}"
+        raise ModelError(message, "fetch the model again, or try another version of transformers")
     if dequantised:  # transformers leaves plain weights beside quantised ones as they are stored
         wide = {*(model._keep_in_fp32_modules_strict or ())}
         for name, weight in model.named_parameters():
@@ -246,10 +243,8 @@ def _check_finite(model: Any, ref: ModelRef) -> None:
 
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
-            raise ModelError(
-                f"the weights of {ref.name} must be finite, got NaN or infinity in {name}",
-                "fetch the model again; or they are beyond the numbers of this --dtype",
-            )
+            message = f"the weights of {ref.name} must be finite, got NaN or infinity in {name}"
+            raise ModelError(message, "fetch the model again, or try another --dtype")
 
 
 def _check_memory(need: int, place: str, ref: ModelRef) -> None:

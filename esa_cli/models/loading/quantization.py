@@ -22,12 +22,9 @@ _PLAIN_INSTEAD = "use the model's plain weights, or a GGUF file"
 
 
 class Quantization(NamedTuple):
-    """One way to quantise weights while a model is loaded.
-
-    `package` quantises, and is installed by the extra of this name; `bytes` are those of a weight
-    with its share of the scales; `kind` is the package's configuration (torchao) with `options`;
-    `devices` are the types of torch devices that compute with such weights.
-    """
+    """A way to quantise weights while a model is loaded: the package, which the extra of this name
+    installs; `bytes` of a weight with its share of the scales; the package's `kind` of
+    configuration (torchao) and `options`; types of torch devices that compute with such weights."""
 
     package: str
     bytes: float
@@ -76,28 +73,23 @@ def check_quantization(name: str, device: str) -> None:
     `choose_device`, or the package is missing."""
     way, kind = QUANTIZATIONS[name], device.partition(":")[0]
     if kind not in way.devices:
-        raise UsageError(
-            f"weights in {name} need a device of the kind {' or '.join(way.devices)}, got {kind}",
-            "take bfloat16 or float16, or a way that docs/models.md has for this device",
-        )
+        message = f"weights in {name} need a device of the kind {' or '.join(way.devices)}"
+        hint = "take bfloat16 or float16, or a way that docs/models.md has for this device"
+        raise UsageError(f"{message}, got {kind}", hint)
     if importlib.util.find_spec(way.package) is None:
-        raise UsageError(
-            f"weights in {name} need {way.package}, which is not installed",
-            f"pip install 'esa-cli[{way.package}]'",
-        )
+        message = f"weights in {name} need {way.package}, which is not installed"
+        raise UsageError(message, f"pip install 'esa-cli[{way.package}]'")
 
 
-_FORMATS = {
-    "fp8": ("", ""),
-    "mxfp8": ("", ""),
-    "mxfp4": ("", ""),
-    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
-    "bitsandbytes": ("bitsandbytes", "'esa-cli[bitsandbytes]'"),
-    "torchao": ("torchao", "'esa-cli[torchao]'"),
+_MODULES = {
+    **dict.fromkeys(("fp8", "mxfp8", "mxfp4"), "transformers"),
+    "compressed-tensors": "compressed_tensors",
+    "bitsandbytes": "bitsandbytes",
+    "torchao": "torchao",
 }
-"""Methods of quantised files that are loaded on a CPU -> the module needed, and pip's argument."""
+"""Methods of quantised files that are loaded on a CPU -> the module that this needs."""
 _KEPT = ("bitsandbytes", "torchao")
-"""Methods whose weights stay quantised on a CPU; those of the others are dequantised."""
+"""Methods whose weights stay quantised on a CPU, and extras of esa-cli."""
 
 
 def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,14 +131,14 @@ def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> No
     method = quantization_in(config)
     if not method or place.startswith("cuda"):  # there transformers says what is missing
         return
-    message, hint = f"{ref} is quantised by {method}, which esa does not load on {place}", ""
-    if method in _FORMATS:
-        module, package = _FORMATS[method]
-        if not module or importlib.util.find_spec(module):
-            return
+    module = _MODULES.get(method, "")
+    if not module:
+        message = f"{ref} is quantised by {method}, which esa does not load on {place}"
+        raise ModelError(message, _PLAIN_INSTEAD)
+    if importlib.util.find_spec(module) is None:
         message = f"{ref} is quantised by {method}, which needs {module}, not installed here"
-        hint = f"pip install {package}; or "
-    raise ModelError(message, hint + _PLAIN_INSTEAD)
+        package = f"'esa-cli[{method}]'" if method in _KEPT else method
+        raise ModelError(message, f"pip install {package}; or {_PLAIN_INSTEAD}")
 
 
 # -- Sizes
@@ -177,9 +169,7 @@ def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) ->
                 sides = zip(shape[-2:], scales[-2:], block, strict=True)
                 wrong |= any(count > 1 and size != count * width for size, count, width in sides)
         if wrong:
-            message = (
-                f"the tensor {name} {shape} is stored as {kind}, which its files do not explain"
-            )
+            message = f"{name} {shape} is stored as {kind}, which its files do not explain"
             raise ModelError(message, _PLAIN_INSTEAD)
 
 
