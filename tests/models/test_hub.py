@@ -121,7 +121,7 @@ def test_the_hubs_models_are_fetched_listed_and_left_to_the_hub(hub: str, tmp_pa
         "print(sorted(path.name for path in folder.iterdir()))\n"
         "print(one.name, one.kind, one.size, seen[0], seen[-1][1])\n"
         "print(models.path_of(one.name) == folder)\n"
-        "try: models.remove('esa-test/small')\nexcept ModelError as error: print(error.hint)"
+        "try: models.remove('esa-test/small')\nexcept ModelError: print('left to the hub')"
     )
     result = python(code, hub, tmp_path)
     whole = sum(len(body) for name, body in FILES.items() if "/" not in name)
@@ -130,5 +130,5 @@ def test_the_hubs_models_are_fetched_listed_and_left_to_the_hub(hub: str, tmp_pa
         str(sorted(name for name in FILES if "/" not in name)),
         f"esa-test/small hub {whole} ('download', 0, None) {whole}",
         "True",
-        "delete the model by `hf cache rm model/esa-test/small`",
+        "left to the hub",
     ]

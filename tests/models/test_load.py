@@ -21,7 +21,7 @@ def test_folder_loads(folder: Path) -> None:
     loaded = models.load(str(folder), device="cpu", dtype="bfloat16")
     assert loaded.dtype == torch.bfloat16
     assert loaded.tokenizer.decode(loaded.tokenizer("ab").input_ids) == "ab"
-    with pytest.raises(ModelError, match="your own folder"):
+    with pytest.raises(ModelError, match="not in esa's cache"):
         models.remove(str(folder))
 
 

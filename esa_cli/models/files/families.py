@@ -23,43 +23,28 @@ if TYPE_CHECKING:
 class Family:
     """Traits of a model family that attaching ESA depends on; the defaults are Llama's.
 
-    Args:
-        pairs: which dimensions of a head rotate together.
-        rotating: which layers rotate queries and keys. "": all; "sliding": those with a window;
-            "hybrid": those, or all if none has a window; "prefix": those, and full ones without
-            experts; otherwise the setting that lists them.
-        norms_after: modules that norm queries and keys after the rotation.
-        half_table: the rotary module returns each angle once instead of twice.
-        complex_table: the rotary module returns complex numbers.
-        sinks: each head has a learned logit without a key.
-        attention_cap: the setting with the soft cap of attention logits.
-        latent: the cache receives latents of keys and values (MLA).
-        slides: `sliding_window` holds for all layers.
-        switches: `generate` drops the cache at `original_max_position_embeddings` tokens.
-        sharing: the setting with the number of last layers that attend to another layer's keys.
-        leaves_out: the body leaves out tokens in these layers, by `logits_to_keep`.
-        wide: full layers may have key heads of another number and size.
-        projections: modules that make queries, keys and values, or latents.
-        multiply, divide, cap: settings with a factor, a divisor and a soft cap of the logits.
+    `rotating` says which layers rotate queries and keys. "": all; "sliding": those with a window;
+    "hybrid": those, or all if none has a window; "prefix": those, and full ones without experts;
+    otherwise the setting that lists them.
     """
 
-    pairs: Pairs = "half"
+    pairs: Pairs = "half"  # dimensions of a head that rotate together
     rotating: str = ""
-    norms_after: tuple[str, str] | None = None
-    half_table: bool = False
-    complex_table: bool = False
-    sinks: bool = False
-    attention_cap: str = ""
-    latent: bool = False
-    slides: bool = False
-    switches: bool = False
-    sharing: str = ""
-    leaves_out: bool = False
-    wide: bool = False
-    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    multiply: str = ""
-    divide: str = ""
-    cap: str = ""
+    norms_after: tuple[str, str] | None = None  # modules that norm rotated queries and keys
+    half_table: bool = False  # the rotary module returns each angle once instead of twice
+    complex_table: bool = False  # the rotary module returns complex numbers
+    sinks: bool = False  # each head has a learned logit without a key
+    attention_cap: str = ""  # setting with the soft cap of attention logits
+    latent: bool = False  # the cache receives latents of keys and values (MLA)
+    slides: bool = False  # `sliding_window` holds for all layers
+    switches: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
+    sharing: str = ""  # setting with the number of last layers that attend to another layer's keys
+    leaves_out: bool = False  # the body leaves out tokens in these layers, by `logits_to_keep`
+    wide: bool = False  # full layers may have key heads of another number and size
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
+    multiply: str = ""  # setting with a factor of the logits
+    divide: str = ""  # setting with a divisor of the logits
+    cap: str = ""  # setting with the soft cap of the logits
 
 
 _LLAMA = Family()

@@ -216,19 +216,17 @@ def _make_weight(
 # which is right for some.
 
 
-def _byte_letters(use_regex: bool) -> dict[str, Any]:
-    """Returns the rule that writes bytes as letters, and with `use_regex` cuts as GPT-2."""
-    rule = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {**rule, "use_regex": use_regex}
-
-
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_BYTES_OF_GPT2 = _BYTES | {"use_regex": True}
 _THREE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLIT = {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated"}
-_UP_TO_THREE_DIGITS = [{**_SPLIT, "invert": False}, _byte_letters(use_regex=False)]
-_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _byte_letters(use_regex=True)]
+_UP_TO_THREE_DIGITS = [
+    {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated", "invert": False},
+    _BYTES,
+]
+_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES_OF_GPT2]
 _WAYS: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _EACH_DIGIT),
     **dict.fromkeys(("chatglm-bpe", "glm4"), _UP_TO_THREE_DIGITS),

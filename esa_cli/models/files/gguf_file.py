@@ -105,30 +105,18 @@ class GgufFile:
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How one of llama.cpp's architectures becomes a model of transformers.
+    """How one of llama.cpp's architectures becomes a model of transformers: `fixed` and `rope` are
+    settings in llama.cpp's code, where transformers' default differs."""
 
-    Args:
-        kind: the `model_type`.
-        settings: settings of few architectures, with their names in config.json.
-        pairs: weights of queries and keys that rotate together are stored side by side.
-        raised: norms are stored with one added.
-        windows: one layer in so many attends to all tokens; 0: all layers do.
-        local_theta: the rotary base of layers with windows, where it differs.
-        large: layers of the model whose queries are scaled by the hidden size over the heads.
-        experts, windowed: the `model_type` of files with experts, and of files with windows.
-        fixed, rope: settings, and settings of the rotary embedding, in llama.cpp's code, where
-            transformers' default differs.
-    """
-
-    kind: str
-    settings: Mapping[str, str] = field(default_factory=dict)
-    pairs: bool = False
-    raised: bool = False
-    windows: int = 0
-    local_theta: float = 0.0
-    large: int = 0
-    experts: str = ""
-    windowed: str = ""
+    kind: str  # the `model_type`
+    settings: Mapping[str, str] = field(default_factory=dict)  # names in config.json of rare ones
+    pairs: bool = False  # weights of queries and keys that rotate together are side by side
+    raised: bool = False  # norms are stored with one added
+    windows: int = 0  # one layer in so many attends to all tokens; 0: all layers do
+    local_theta: float = 0.0  # the rotary base of layers with windows, where it differs
+    large: int = 0  # layers of the model whose queries are scaled by the hidden size over the heads
+    experts: str = ""  # the `model_type` of files with experts
+    windowed: str = ""  # the `model_type` of files with windows
     fixed: Mapping[str, Any] = field(default_factory=dict)
     rope: Mapping[str, Any] = field(default_factory=dict)
 

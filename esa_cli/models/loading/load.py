@@ -106,7 +106,6 @@ def load(
         device: "auto" (the GPU if there is one, else the CPU), "cpu", "cuda", "cuda:1" or "mps".
         dtype: "auto" (see `choose_dtype`), "float32", "bfloat16" or "float16"; or one of
             `QUANTIZATIONS`, to which the layers' matrices are quantised.
-        progress: called with each stage; see `StageProgress`.
         tokenizer: of `load_tokenizer`, if it was loaded before.
         cache: where keys and values of documents will be kept; one of `storage.CACHES`.
 
@@ -163,7 +162,6 @@ def load_deferred(
     report, ref = progress or silent, parse_reference(ref)
     folder = pull(ref, progress=progress)
     config = checkpoint_files.read_config(folder)
-    checkpoint_files.check_tokenizer(folder)
     report("import", 0, None)
     quantised = quantization.packing_of(dtype) or quantization.quantization_in(config)
     if quantised or checkpoint_files.has_text_part(config) or choose_device(device) != "cpu":
@@ -270,7 +268,7 @@ def hindrance(config: Any) -> str:
 
 def check_loadable(folder: Path) -> None:
     """Raises ModelError for a model that ESA cannot be attached to, before minutes of loading. A
-    folder that transformers cannot read passes: `load` says what is wrong with the folder."""
+    folder that transformers cannot read passes: `load` says what is wrong."""
     try:
         config = checkpoint_files.language_config(folder)
     except ModelError:

@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import StoredWeight, language_weights, read_config
+from esa_cli.models.files.checkpoint_files import (
+    StoredWeight,
+    language_weights,
+    read_config,
+    weight_files,
+)
 
 _PLAIN_INSTEAD = "use the model's plain weights, or a GGUF file"
 
@@ -145,8 +150,6 @@ def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> No
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 """Types in safetensors files that become the type of the computation."""
-_WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of a number of other types; the rest have one."""
 _NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
 _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 """Ends of names of tensors that are stored beside the numbers of a quantised weight."""
@@ -178,14 +181,14 @@ def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> 
     a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised."""
     weights, settings = language_weights(folder), settings_in(read_config(folder))
     check_types(weights, settings)
+    if kept:
+        return sum(path.stat().st_size for path in weight_files(folder))
     total = 0.0
     for name, kind, shape in weights:
         count = math.prod(shape)
         if kind in _FLOATS or (kind.startswith("F8") and not settings):
             matrix = len(shape) == 2 and ".layers." in name
             total += count * (packed_bytes(way, size) if matrix else size)
-        elif kept:
-            total += count * _WIDTHS.get(kind, 1)
         elif not _BESIDE.search(name):
             packed = {"U8": 2, "I32": 32 // (_bits(settings) or 8)}.get(kind, 1)
             total += count * packed * size

@@ -128,10 +128,7 @@ def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
         or tokenizer.split_special_tokens
         or backend.truncation is not None
         or backend.padding is not None
-    ):
-        return {}
-    if tokenizer.clean_up_tokenization_spaces and (
-        type(backend.model).__name__ != "BPE"
+        or (tokenizer.clean_up_tokenization_spaces and type(backend.model).__name__ != "BPE")
         or tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output
     ):
         return {}
@@ -161,12 +158,8 @@ _CHAT_OPTIONS = {"add_generation_prompt", "enable_thinking", "date_string"}
 
 
 class PlainTokenizer:
-    """A tokenizer with the methods of transformers' that esa uses.
-
-    Args:
-        backend: a tokenizers.Tokenizer. facts: from the time when transformers loaded the
-            tokenizer. load_whole: loads the tokenizer of transformers.
-    """
+    """A tokenizer with the methods of transformers' that esa uses: a tokenizers.Tokenizer, facts of
+    the time when transformers loaded the tokenizer, and a function that does that again."""
 
     is_fast = True
 
@@ -244,8 +237,7 @@ _EXTENSIONS = ["jinja2.ext.loopcontrols"]
 
 @contextmanager
 def limited_rendering() -> Iterator[None]:
-    """Raises ModelError where a chat template that is rendered in this block takes too many
-    steps."""
+    """Raises ModelError where a chat template rendered in this block takes too many steps."""
     steps = 0
 
     def count_step(frame: FrameType, event: str, argument: object) -> Any:

