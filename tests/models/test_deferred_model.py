@@ -11,7 +11,7 @@ import torch
 from model_files import home
 
 from esa_cli import models
-from esa_cli.models.files.prepared_models import cached_facts
+from esa_cli.models.files.prepared_models import load_cached_facts
 from esa_cli.models.loading.load import CONFIG_FILES, DeferredModel, LoadedModel, load_deferred
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
@@ -88,7 +88,7 @@ def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel
 
 
 def cached_config(folder: Path) -> dict[str, Any] | None:
-    return cached_facts("config", folder, CONFIG_FILES)
+    return load_cached_facts("config", folder, CONFIG_FILES)
 
 
 def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) -> None:

@@ -142,7 +142,7 @@ def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) ->
         (temp / "config.json").write_text("{}")
         return {"sha256": "0"}
 
-    assert prepared_models.build(ref, fill) == folder
+    assert prepared_models.build_folder(ref, fill) == folder
     assert left_in(home) == [folder.name]
     (folder / "config.json").write_text("{}{}")
     assert models.path_of(ref) is None

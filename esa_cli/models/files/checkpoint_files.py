@@ -257,7 +257,7 @@ def _renamed_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
     return {body: "model."} | ({head: "lm_head."} if head else {})
 
 
-def reading_options(folder: Path) -> dict[str, Any]:
+def choose_loading_options(folder: Path) -> dict[str, Any]:
     """Returns arguments of transformers' `from_pretrained`: the configuration, and the names by
     which only the language model of a checkpoint of several parts is loaded. Raises ModelError."""
     config, whole = _configs(folder)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Family:
     """Traits of a model family that attaching ESA depends on; the defaults are Llama's.
 
-    `rotating` says which layers rotate queries and keys. "": all; "sliding": those with a window;
-    "hybrid": those, or all if none has a window; "prefix": those, and full ones without experts;
-    otherwise the setting that lists them.
+    `rotating` says which layers rotate queries and keys: "" all layers, "sliding" the layers with a
+    window, "hybrid" the layers with a window, or all if none has one, "prefix" the layers with a
+    window and full ones without experts; other values name the setting that lists the layers.
     """
 
     pairs: Pairs = "half"  # dimensions of a head that rotate together

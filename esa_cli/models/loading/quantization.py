@@ -156,7 +156,7 @@ _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
 _SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
+def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
     """Raises ModelError where a tensor has numbers of few bits and no scales, or blocks that do not
     divide it: transformers 5.23 would silently load wrong weights."""
     shapes = {weight.name: weight.shape for weight in weights}
@@ -180,7 +180,7 @@ def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> 
     """Returns the bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in
     a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised."""
     weights, settings = language_weights(folder), settings_in(read_config(folder))
-    check_types(weights, settings)
+    check_weight_types(weights, settings)
     if kept:
         return sum(path.stat().st_size for path in weight_files(folder))
     total = 0.0
@@ -196,7 +196,7 @@ def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> 
 
 
 def _bits(settings: Mapping[str, Any]) -> int:
-    """Returns the bits of a weight as the settings of quantised files say, or 0."""
+    """Returns the bits of a weight by the settings of quantised files, or 0 if these lack them."""
     text = str(settings).lower()
     bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
     if "'load_in_4bit': true" in text or "int4" in text:
@@ -210,7 +210,7 @@ def kept_bytes(config: Mapping[str, Any]) -> float:
     return (bits or _bits(settings_in(config)) or 8) / 8 + 0.05
 
 
-def settle(model: Any) -> None:
+def rearrange_weights(model: Any) -> None:
     """Makes bitsandbytes rearrange weights for the CPU now instead of at their first use: the
     fingerprint of a model must not change."""
     import torch

@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import check_tokenizer, reading
-from esa_cli.models.files.prepared_models import cache_facts, cached_facts
+from esa_cli.models.files.prepared_models import cache_facts, load_cached_facts
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.text import text_digest
 
@@ -79,7 +79,7 @@ def load_plain_tokenizer(folder: Path) -> PlainTokenizer | None:
     """Returns the tokenizer in a model's folder without transformers, where transformers has loaded
     the tokenizer on this machine before and nothing about it is unusual; else None."""
     with suppress(Exception):  # `load_tokenizer` says what is wrong with a file
-        if facts := cached_facts("plain tokenizer", folder, _FILES):
+        if facts := load_cached_facts("plain tokenizer", folder, _FILES):
             backend = _plain_backend(folder)
             return PlainTokenizer(backend, TokenizerFacts(**facts), lambda: load_tokenizer(folder))
     return None
