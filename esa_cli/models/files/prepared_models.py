@@ -220,7 +220,8 @@ def list_models() -> list[CachedModel]:
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    return models + [CachedModel(name, "hub", *facts) for name, *facts in cached_snapshots()]
+    hub = cached_snapshots()
+    return models + [CachedModel(name, "hub", path, size) for name, path, size in hub]
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:

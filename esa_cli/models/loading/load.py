@@ -214,8 +214,8 @@ def read_pretrained(folder: Path, place: str, dtype: Any, *, packing: str, kept:
         options["device_map"] = place
     if packing:
         options["quantization_config"] = quantization.packing_config(packing, dtype)
-    stored = getattr(options["config"], "quantization_config", None)
-    dequantised = stored is not None and not kept
+    stored: dict[str, Any] = getattr(options["config"], "quantization_config", None) or {}
+    dequantised = bool(stored) and not kept
     if dequantised:
         options["config"].quantization_config = {**stored, "dequantize": True}
     automatic: Any = AutoModelForCausalLM

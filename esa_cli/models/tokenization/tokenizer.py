@@ -117,7 +117,8 @@ def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     import transformers
 
     general = transformers.PreTrainedTokenizerFast
-    backend, plain = getattr(tokenizer, "backend_tokenizer", None), ""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    plain = ""
     with suppress(Exception):  # no tokenizer.json, or one that only transformers can read
         plain = _plain_backend(folder).to_str()
     if (
