@@ -77,7 +77,7 @@ def pull(
 
 @app.command("rm")
 def rm(ref: Ref, yes: options.Yes = False) -> None:
-    """Remove a model from this machine."""
+    """Remove a model that esa prepared from this machine; one of the hub goes by `hf cache rm`."""
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 
