@@ -79,11 +79,11 @@ def check_settings(settings: Mapping[str, Any], file: object) -> None:
     that nothing can be computed with."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
-        if value is not None and (rule := _broken_rule(name, value)):
+        if value is not None and (rule := _find_broken_rule(name, value)):
             raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
 
 
-def _broken_rule(name: str, value: Any) -> str:
+def _find_broken_rule(name: str, value: Any) -> str:
     """Returns the rule that a setting's value breaks, or ""."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     if name in _COUNTS or name in _TOKENS:
@@ -191,10 +191,10 @@ def language_settings(folder: Path) -> dict[str, Any]:
 def language_config(folder: Path) -> Any:
     """Returns transformers' configuration of the language model in a folder. Raises ModelError:
     transformers cannot read the configuration."""
-    return _configs(folder)[0]
+    return _read_configs(folder)[0]
 
 
-def _configs(folder: Path) -> tuple[Any, Any]:
+def _read_configs(folder: Path) -> tuple[Any, Any]:
     """Returns transformers' configurations of the language model and of the whole checkpoint. The
     former has the settings of the latter that concern it."""
     several = has_text_part(read_config(folder))
@@ -224,7 +224,7 @@ def language_weights(folder: Path) -> list[StoredWeight]:
     weights = stored_weights(folder)
     if not has_text_part(read_config(folder)):
         return weights
-    prefixes = _renamed_prefixes(folder, [weight.name for weight in weights])
+    prefixes = _map_prefixes(folder, [weight.name for weight in weights])
     return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
 
 
@@ -244,7 +244,7 @@ def unmade_weights(folder: Path) -> list[StoredWeight]:
     return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
 
 
-def _renamed_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
+def _map_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Maps prefixes of a language model's weights among all `names` in a checkpoint of several
     parts to the prefixes of that model alone. Raises ModelError: the prefixes are unknown."""
     embeddings = "embed_tokens.weight"
@@ -260,10 +260,10 @@ def _renamed_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
 def choose_loading_options(folder: Path) -> dict[str, Any]:
     """Returns arguments of transformers' `from_pretrained`: the configuration, and the names by
     which only the language model of a checkpoint of several parts is loaded. Raises ModelError."""
-    config, whole = _configs(folder)
+    config, whole = _read_configs(folder)
     if not has_text_part(read_config(folder)):
         return {"config": config}
-    prefixes = _renamed_prefixes(folder, [weight.name for weight in stored_weights(folder)])
+    prefixes = _map_prefixes(folder, [weight.name for weight in stored_weights(folder)])
     if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
         config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
     if isinstance(packing := getattr(config, "quantization_config", None), dict):

@@ -242,14 +242,14 @@ def key_shape(config: Any) -> tuple[int, int]:
     """Returns G key heads and their dimensions D in full layers; latents count as one head of
     rotary and latent dimensions. Raises AttributeError: the configuration lacks a size."""
     if not family_of(config).wide:
-        return _shape_in(config, 0, True)
-    return _shape_in(config, layer_types(config).index("full_attention"), True)
+        return _compute_key_shape(config, 0, True)
+    return _compute_key_shape(config, layer_types(config).index("full_attention"), True)
 
 
 def layer_shapes(config: Any) -> list[tuple[int, int]]:
     """Returns G and D, as `key_shape`, of the keys that each layer attends to."""
     types = enumerate(layer_types(config))
-    return [_shape_in(config, layer, kind == "full_attention") for layer, kind in types]
+    return [_compute_key_shape(config, layer, kind == "full_attention") for layer, kind in types]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
@@ -263,7 +263,7 @@ _WIDE_DIM = 512
 """Dimensions of key heads in full layers of Gemma 4 without `global_head_dim`."""
 
 
-def _shape_in(config: Any, layer: int, full: bool) -> tuple[int, int]:
+def _compute_key_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
     """Returns G and D of one layer, in a configuration that transformers has completed, as it
     writes that, or as in config.json."""
     family = family_of(config)

@@ -41,7 +41,7 @@ def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) 
         with quiet_transformers():
             file = GgufFile(gguf_file)
             report("convert", 0, None)
-            check_cutting(file)
+            check_pre_tokenizer(file)
             _write_model(file, folder, report)
             _write_tokenizer(file, folder)
     except (EsaError, OSError, MemoryError):
@@ -239,7 +239,7 @@ _BY_TRANSFORMERS = {
 _AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
 
 
-def check_cutting(file: GgufFile) -> None:
+def check_pre_tokenizer(file: GgufFile) -> None:
     """Raises ModelError where the tokenizer cuts text in an unknown way: the model would see other
     tokens than in its training."""
     if file.metadata.get("tokenizer.ggml.model") != "gpt2":
@@ -258,10 +258,10 @@ def _write_tokenizer(file: GgufFile, folder: Path) -> None:
         file.path.parent, gguf_file=file.path.name, local_files_only=True
     )
     tokenizer.save_pretrained(folder)
-    split_as_named(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
+    set_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
 
 
-def split_as_named(tokenizer_json: Path, name: str | None) -> None:
+def set_pre_tokenizer(tokenizer_json: Path, name: str | None) -> None:
     """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's `name` needs another. Raises
     ModelError: there is no tokenizer.json."""
     if not tokenizer_json.is_file():

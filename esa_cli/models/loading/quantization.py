@@ -97,7 +97,7 @@ _KEPT = ("bitsandbytes", "torchao")
 """Methods whose weights stay quantised on a CPU, and extras of esa-cli."""
 
 
-def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `quantization_config` of a config.json, or {}."""
     for part in (config, config.get("text_config")):
         settings = part.get("quantization_config") if isinstance(part, Mapping) else None
@@ -108,7 +108,7 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def quantization_in(config: Mapping[str, Any]) -> str:
     """Returns the method by which a config.json says that its weights are quantised, or ""."""
-    if not (settings := settings_in(config)):
+    if not (settings := find_quantization_config(config)):
         return ""
     method = settings.get("quant_method")
     if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
@@ -179,7 +179,7 @@ def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, A
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
     """Returns the bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in
     a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised."""
-    weights, settings = language_weights(folder), settings_in(read_config(folder))
+    weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
     check_weight_types(weights, settings)
     if kept:
         return sum(path.stat().st_size for path in weight_files(folder))
@@ -207,7 +207,7 @@ def _bits(settings: Mapping[str, Any]) -> int:
 def kept_bytes(config: Mapping[str, Any]) -> float:
     """Returns about how many bytes a weight that stays quantised takes, with its scales."""
     bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(quantization_in(config))
-    return (bits or _bits(settings_in(config)) or 8) / 8 + 0.05
+    return (bits or _bits(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
 def rearrange_weights(model: Any) -> None:

@@ -48,8 +48,8 @@ def load_tokenizer(folder: Path) -> Any:
             tokenizer.chat_template = json.loads(file.read_text("utf-8"))["chat_template"]
         _check_template(tokenizer.chat_template)
         if tokenizer.is_fast:
-            _check_backend(tokenizer.backend_tokenizer, folder)
-        cache_facts("plain tokenizer", folder, _FILES, lambda: _facts(folder, tokenizer))
+            _check_tokenizer_rules(tokenizer.backend_tokenizer, folder)
+        cache_facts("plain tokenizer", folder, _FILES, lambda: _collect_facts(folder, tokenizer))
         return tokenizer
 
 
@@ -57,7 +57,7 @@ _MAX_EXPANSION, _MAX_ID = 64, 1 << 23
 """Letters in place of one; and a token's id: the largest vocabularies have 2**18 tokens."""
 
 
-def _check_backend(backend: Any, folder: Path) -> None:
+def _check_tokenizer_rules(backend: Any, folder: Path) -> None:
     """Raises ModelError where a tokenizer writes many letters in place of one before it cuts a
     text, so that a page takes minutes, or has ids whose tables would be larger than the memory."""
     rules, letters = [], 1
@@ -111,7 +111,7 @@ _MEMBERS = (
 """Members of transformers' general class that a family's class may replace."""
 
 
-def _facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
+def _collect_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     """Returns the facts of a tokenizer of transformers, or none where a `PlainTokenizer` would not
     do the same: the class has its own ways, or changes what goes to or comes from the backend."""
     import transformers

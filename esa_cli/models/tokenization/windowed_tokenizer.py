@@ -1,10 +1,10 @@
 """Tokenises long texts in windows, with the ids and offsets that one call for the whole would give.
 
-One call would take a hundred bytes for each character. Windows overlap, and the next one takes over
-at a token where both agree on all tokens around it. For byte pair encoding that is proven to be
-exact: tokens are the encoding of their text if each two neighbours are the encoding of theirs (in
-one pre-token; pre-tokenizers look ahead to the end of a run of digits at most). Where windows do
-not agree, as in a megabyte of digits, the first one is made longer.
+One call would take a hundred bytes for each character. Windows overlap, and the next window takes
+over at a token where both windows agree on all tokens nearby. The cut is exact for byte pair
+encoding: tokens are the encoding of their text if each two neighbours encode their own text (in one
+pre-token; pre-tokenizers look ahead to the end of a run of digits at most). Where two windows do
+not agree, as in a megabyte of digits, the first window is made longer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TokenArrays(NamedTuple):
 
 def tokenise(tokenizer: Any, text: str) -> TokenArrays:
     """Returns the tokens of a document; special tokens that the document spells out are text.
-    Raises DocumentError: as `token_rows`."""
+    Raises DocumentError: as `iterate_token_rows`."""
 
     def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
@@ -53,7 +53,7 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in token_rows(encode, text):
+    for rows in iterate_token_rows(encode, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
@@ -61,13 +61,13 @@ def tokenise(tokenizer: Any, text: str) -> TokenArrays:
 
 def count_tokens(folder: Path, text: str) -> int:
     """Returns the number of tokens of a document by the tokenizer in a model's folder. Raises
-    ModelError: the tokenizer cannot be read. DocumentError: as `token_rows`."""
+    ModelError: the tokenizer cannot be read. DocumentError: as `iterate_token_rows`."""
     with reading(f"the tokenizer in {folder}"):
         tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
         return len(tokenise(tokenizer, text).ids)
 
 
-def token_rows(encode: Encode, text: str) -> Iterator[Rows]:
+def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
     """Yields the tokens of a text, in order, window by window. Raises DocumentError: a part of
     `LONGEST` characters cannot be divided."""
     start, first, length = 0, 0, WINDOW
@@ -77,7 +77,7 @@ def token_rows(encode: Encode, text: str) -> Iterator[Rows]:
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
         following = _encode_window(encode, text, after, WINDOW)
-        cut = _agreement(rows, following, after, end, text)
+        cut = _find_agreement(rows, following, after, end, text)
         if cut is None:
             length *= 2
             if length > LONGEST:
@@ -102,7 +102,7 @@ def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
     return rows
 
 
-def _agreement(
+def _find_agreement(
     before: Rows, after: Rows, start: int, end: int, text: str
 ) -> tuple[int, int] | None:
     """Returns the token, by its place in both windows, from which the second one is taken, or None
