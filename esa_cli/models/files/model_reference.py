@@ -97,7 +97,8 @@ def parse_reference(ref: str | ModelRef) -> ModelRef:
         match = _HUB.fullmatch(text)
         if match and not re.search(r"--|\.\.", match["repo"]) and not path.is_file():
             return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
-    raise ModelError(f"a model reference must name a model, got {text[:200]!r}", _FORMS)
+    message = f"a model reference must have a known form, not a web address, got {text[:200]!r}"
+    raise ModelError(message, _FORMS)
 
 
 # -- The Hugging Face hub

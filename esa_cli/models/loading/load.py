@@ -72,13 +72,10 @@ class DeferredModel(_Source):
 
         from esa_cli.models.text_passes.layer_calls import pass_calls_on
 
-        ref, config = parse_reference(self.ref), checkpoint_files.read_config(self.folder)
+        config = checkpoint_files.read_config(self.folder)
+        errors = _loading_errors(parse_reference(self.ref), config)
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
-        with (
-            torch.inference_mode(False),
-            torch.random.fork_rng(devices=[]),
-            _loading_errors(ref, config),
-        ):
+        with torch.inference_mode(False), torch.random.fork_rng(devices=[]), errors:
             from transformers import GenerationConfig
             from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
