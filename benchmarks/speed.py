@@ -32,8 +32,7 @@ from prefill import dense, selective
 
 from esa_cli import models
 from esa_cli.evaluation.tasks.task_sample import Haystack
-from esa_cli.models.files.model_reference import parse_reference
-from esa_cli.models.files.wheel import fetch_member
+from esa_cli.models.files.model_reference import fetch_member, parse_reference
 from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.words import LexicalIndex
 from esa_cli.qa.presets import preset

@@ -5,24 +5,11 @@ loading or converting does.
 """
 
 from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, parse_reference
-from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, remove
+from esa_cli.models.files.prepared_models import CachedModel, list_models, path_of, pull, remove
 from esa_cli.models.loading.load import DeferredModel, LoadedModel, load, load_deferred
-from esa_cli.models.loading.resolve import pull, resolve
 from esa_cli.system.progress import StageProgress
 
 __all__ = [
-    "DEFAULT_MODEL",
-    "CachedModel",
-    "DeferredModel",
-    "LoadedModel",
-    "ModelRef",
-    "StageProgress",
-    "list_models",
-    "load",
-    "load_deferred",
-    "parse_reference",
-    "path_of",
-    "pull",
-    "remove",
-    "resolve",
-]
+    "DEFAULT_MODEL", "CachedModel", "DeferredModel", "LoadedModel", "ModelRef", "StageProgress",
+    "list_models", "load", "load_deferred", "parse_reference", "path_of", "pull", "remove",
+]  # fmt: skip

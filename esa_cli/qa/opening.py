@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from esa_cli import models
 from esa_cli.documents.document import Document
 from esa_cli.errors import ModelError, UsageError
+from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.families import check_type
+from esa_cli.models.files.prepared_models import peek
 from esa_cli.models.loading import load
 from esa_cli.models.loading.load import check_loadable, choose_device, choose_dtype
 from esa_cli.models.loading.quantization import check_loadable_format, packing_of, stored_as
-from esa_cli.models.loading.resolve import peek
-from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.tokenization.tokenizer import load_tokenizer
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage import check_cache, check_in_memory

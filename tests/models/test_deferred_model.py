@@ -11,8 +11,8 @@ import torch
 from model_files import home
 
 from esa_cli import models
-from esa_cli.models.files.settings_cache import cached_config
-from esa_cli.models.loading.load import DeferredModel, LoadedModel, load_deferred
+from esa_cli.models.files.prepared_models import load_cached_facts
+from esa_cli.models.loading.load import CONFIG_FILES, DeferredModel, LoadedModel, load_deferred
 from esa_cli.models.text_passes.layer_calls import before_each_layer
 from esa_cli.qa.presets.cache_key import model_facts
 
@@ -85,6 +85,10 @@ def test_what_ends_a_pass_ends_that_of_the_model_loaded_later(whole: LoadedModel
     with before_each_layer(later.text_model, stop), pytest.raises(InterruptedError):
         later.model(torch.arange(5)[None])
     later.model(torch.arange(5)[None])
+
+
+def cached_config(folder: Path) -> dict[str, Any] | None:
+    return load_cached_facts("config", folder, CONFIG_FILES)
 
 
 def test_settings_are_known_by_the_models_files(whole: LoadedModel, home: Path) -> None:

@@ -26,7 +26,7 @@ from esa_cli.models.attachment.inspection import kv_dtype
 from esa_cli.models.attachment.kv_cache import EsaCache
 from esa_cli.models.attachment.layer_traits import what_layers_keep
 from esa_cli.models.files.families import FAMILIES, layer_kinds
-from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES
+from esa_cli.models.files.gguf_file import GGUF_FAMILIES
 from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve

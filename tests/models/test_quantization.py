@@ -19,7 +19,13 @@ from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.models.attachment.inspection import kv_dtype, plain_weight
-from esa_cli.models.loading.quantization import QUANTIZATIONS, bytes_needed
+from esa_cli.models.loading.quantization import (
+    QUANTIZATIONS,
+    bytes_needed,
+    kept_bytes,
+    quantization_in,
+    stays_quantised,
+)
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import can_be_fused
 from esa_cli.qa.planning.model_shape import weights_of
@@ -139,3 +145,37 @@ def test_bytes_of_weights(folder: Path) -> None:
     packed = bytes_needed(folder, 4, "int8")
     assert plain - packed == pytest.approx(body * (4 - 1.01), rel=0.01)
     assert weights_of(folder, "cpu", 4, "int8").nbytes == packed
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "size"),
+    [
+        ({"quant_method": "fp8"}, "fp8", 1.05),
+        ({"quant_method": "mxfp4"}, "mxfp4", 0.55),
+        ({"quant_method": "awq", "bits": 4}, "awq", 0.55),
+        ({"quant_method": "hqq", "nbits": 2}, "hqq", 0.3),
+        ({"load_in_4bit": True}, "bitsandbytes", 0.55),
+        ({"load_in_8bit": True}, "bitsandbytes", 1.05),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "torchao", 0.55),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"a": {"weights": {"num_bits": 4}, "inputs": {"num_bits": 8}}},
+            },
+            "compressed-tensors",
+            0.55,
+        ),
+    ],
+)
+def test_bytes_of_a_weight_that_stays_quantised(
+    settings: dict[str, Any], method: str, size: float
+) -> None:
+    for config in (
+        {"quantization_config": settings},
+        {"text_config": {"quantization_config": settings}},
+    ):
+        assert quantization_in(config) == method
+        assert kept_bytes(config) == pytest.approx(size)
+        assert stays_quantised(config, "cuda:1")
+        assert stays_quantised(config, "cpu") == (method in ("bitsandbytes", "torchao"))
+    assert not stays_quantised({}, "cuda")

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
-from model_files import TEXTS, change, folder
+from model_files import change, folder
 
-from esa_cli.models.tokenization.chat_rendering import render_chat
-from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer, render_chat
 
 __all__ = ["folder"]
 
@@ -108,23 +107,3 @@ def test_a_chat_template_in_a_file_of_its_own_is_used(folder: Path) -> None:
     assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] != "!"
     change(folder / "tokenizer_config.json", chat_template=None)
     assert load_tokenizer(folder).apply_chat_template(CHAT, tokenize=False)[-1] == "!"
-
-
-def refuse(*given: object, **options: object) -> None:
-    raise AssertionError("AutoTokenizer is used")
-
-
-def test_the_same_without_auto(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoTokenizer
-
-    want = AutoTokenizer.from_pretrained(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
-        found = load_tokenizer(folder)
-    assert type(found) is type(want)
-    for text in [*TEXTS, "<|im_start|>user"]:
-        for special in (False, True):
-            options = {"split_special_tokens": special, "return_offsets_mapping": True}
-            assert dict(found(text, **options)) == dict(want(text, **options))
-    assert found.backend_tokenizer.to_str() == want.backend_tokenizer.to_str()
-    assert found.special_tokens_map == want.special_tokens_map

@@ -12,7 +12,7 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_
 from gguf.quants import quantize
 from model_files import add_tokenizer, byte_letters
 
-from esa_cli.models.gguf.gguf_settings import GGUF_FAMILIES, GgufFamily
+from esa_cli.models.files.gguf_file import GGUF_FAMILIES, GgufFamily
 
 MERGED = ["19", "he"]
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *byte_letters(), *MERGED]

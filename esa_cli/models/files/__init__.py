@@ -1,1 +1,1 @@
-"""Where a model's files come from: the hub, a wheel, a folder, and what is kept of them."""
+"""Where a model comes from, and what its files say: the hub, wheels, folders and GGUF files."""

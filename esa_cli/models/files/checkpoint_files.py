@@ -1,21 +1,24 @@
-"""Checks of a model folder's files before anything heavy is imported.
+"""A model's folder, before its weights are loaded: settings, headers of the safetensors files, and
+the language model inside a checkpoint of several parts, such as one that also sees images.
 
-They read config.json and the headers of the safetensors files, so that what is missing, cut off or
-too large is reported at once. The weights themselves are not read.
+Reading the files first reports missing, damaged and hostile ones before anything heavy is imported.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
-from esa_cli.errors import EsaError, ModelError
+from esa_cli.errors import EsaError, ModelError, first_line
+from esa_cli.models.files.families import FAMILIES
+from esa_cli.models.files.quiet_transformers import quiet_transformers
 from esa_cli.system.machine import memory_ran_out
 
 _TOKENIZER_FILES = (
@@ -23,42 +26,40 @@ _TOKENIZER_FILES = (
     "tiktoken.model",
 )  # fmt: skip
 _AGAIN = "fetch the model again"
-MOST_LAYERS, MOST = 4096, 1 << 40
-"""Of a model, and of any other count in its settings."""
-_COUNTS = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "vocab_size", "max_position_embeddings",
-)  # fmt: skip
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_UPGRADE = (
+    "upgrade transformers, or choose another model; esa runs no code that a model brings along"
+)
 
 
 @contextmanager
 def reading(what: object, hint: str = _AGAIN) -> Iterator[None]:
-    """A block that reads `what`, a file of a model, by other libraries, which raise whatever a
-    damaged one makes them raise: ModelError in place of any error but esa's own and a lack of
-    memory."""
+    """Turns every error of other libraries that read `what`, a file of a model, into a ModelError,
+    except for lack of memory."""
     try:
         yield
     except Exception as error:
         if isinstance(error, EsaError) or memory_ran_out(error):
             raise
-        raise ModelError(f"{what} cannot be read: {one_line(error)}", hint) from error
+        raise ModelError(f"{what} cannot be read: {first_line(error)[:300]}", hint) from error
 
 
-def one_line(error: Exception) -> str:
-    """What an error of another library says, in one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]} ..."
+# -- Settings
+
+_LARGEST = 1 << 40
+_COUNTS = {
+    "num_hidden_layers": (1, 4096), "hidden_size": (1, _LARGEST),
+    "num_attention_heads": (1, _LARGEST), "num_key_value_heads": (0, _LARGEST),
+    "head_dim": (0, _LARGEST), "intermediate_size": (0, _LARGEST), "vocab_size": (0, _LARGEST),
+    "max_position_embeddings": (0, _LARGEST),
+}  # fmt: skip
+"""Smallest and largest value of settings that count something."""
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json. Raises ModelError if it is missing or not valid, or if what
-    generation_config.json says of tokens is not."""
+    """Returns the contents of config.json. Raises ModelError: config.json is missing, or has
+    settings that no model can have, as may the token ids of generation_config.json."""
     path, generation = folder / "config.json", folder / "generation_config.json"
-    if not path.is_file():
-        raise ModelError(
-            f"{folder} has no config.json, so it is not a model", "give a model's folder"
-        )
     with reading(path):
         config = json.loads(path.read_text("utf-8"))
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
@@ -68,31 +69,28 @@ def read_config(folder: Path) -> dict[str, Any]:
             check_settings(part, path)
     if generation.is_file():
         with reading(generation):
-            check_settings({**json.loads(generation.read_text("utf-8"))}, generation, _TOKENS)
+            tokens = dict(json.loads(generation.read_text("utf-8")))
+        check_settings({name: tokens.get(name) for name in _TOKENS}, generation)
     return config
 
 
-def check_settings(settings: Mapping[str, Any], what: object, names: tuple[str, ...] = ()) -> None:
-    """Raises ModelError where a model's settings have a count that no model has, or a number with
-    which nothing can be computed. `what` is the file; `names` those that are checked, (): all."""
+def check_settings(settings: Mapping[str, Any], file: object) -> None:
+    """Raises ModelError, which names the file, where a setting has a value that no model has or
+    that nothing can be computed with."""
     rope = settings.get("rope_parameters")
     for name, value in {**(rope if isinstance(rope, dict) else {}), **settings}.items():
-        checked = value is not None and (not names or name in names)
-        if checked and (rule := _rule(name, value)):
-            raise ModelError(f"{what}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
+        if value is not None and (rule := _find_broken_rule(name, value)):
+            raise ModelError(f"{file}: {name} must {rule}, got {repr(value)[:80]}", _AGAIN)
 
 
-def _rule(name: str, value: Any) -> str:
-    """What a setting must be and is not; "": it may be so."""
-    each = value if isinstance(value, list) else [value]
+def _find_broken_rule(name: str, value: Any) -> str:
+    """Returns the rule that a setting's value breaks, or ""."""
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if name in _COUNTS:
-        least, most = int(name in _COUNTS[:3]), MOST_LAYERS if name == _COUNTS[0] else MOST
-        good = all(type(one) is int and least <= one <= most for one in each if one is not None)
-        return "" if good else f"be a whole number from {least} to {most:,}"
-    if name in _TOKENS:
-        good = all(type(one) is int and -1 <= one <= MOST for one in each)
-        return "" if good else "be ids of tokens"
+    if name in _COUNTS or name in _TOKENS:
+        low, high = _COUNTS.get(name, (-1, _LARGEST))
+        values = value if isinstance(value, list) else [value]
+        good = all(type(n) is int and low <= n <= high for n in values if n is not None)
+        return "" if good else f"be a whole number from {low} to {high:,}"
     if name in ("rope_theta", "partial_rotary_factor"):
         return "" if 0 < number < math.inf else "be above 0"
     if name.endswith(("eps", "epsilon")):
@@ -106,8 +104,11 @@ def check_tokenizer(folder: Path) -> None:
         raise ModelError(f"{folder} has no tokenizer", "copy the model's tokenizer.json there")
 
 
+# -- Headers of weights
+
+
 class StoredWeight(NamedTuple):
-    """A tensor of a safetensors file; `kind` is its type as the header has it, such as BF16."""
+    """A tensor of a safetensors file; `kind` is its type in the header, such as BF16."""
 
     name: str
     kind: str
@@ -115,8 +116,8 @@ class StoredWeight(NamedTuple):
 
 
 def stored_weights(folder: Path) -> list[StoredWeight]:
-    """The tensors of the folder's safetensors files, read from their headers. Raises ModelError:
-    there is none, one that the index names is missing, or one is not whole."""
+    """Returns the tensors of the folder's safetensors files, read from their headers. Raises
+    ModelError: a file is missing, damaged or cut off."""
     weights = []
     for path in weight_files(folder):
         with (
@@ -130,7 +131,7 @@ def stored_weights(folder: Path) -> list[StoredWeight]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files. Raises ModelError when there is none, or one is missing."""
+    """Returns the folder's safetensors files. Raises ModelError: one or all are missing."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -142,10 +143,141 @@ def weight_files(folder: Path) -> list[Path]:
         )
     with reading(index):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ModelError(
-            f"{folder} lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}",
-            _AGAIN,
-        )
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        lacking = f"lacks {len(missing)} of {len(names)} weight files, such as {missing[0]}"
+        raise ModelError(f"{folder} {lacking}", _AGAIN)
     return [folder / name for name in names]
+
+
+# -- The language model
+
+_BODIES = (
+    "model.language_model.", "language_model.model.", "model.text_model.",
+    "model.language_model.model.", "text_model.model.", "language_model.", "text_model.",
+)  # fmt: skip
+"""Prefixes of a language model's layers in checkpoints of several parts, instead of `model.`."""
+_HEADS = ("lm_head.", "language_model.lm_head.", "model.lm_head.", "text_model.lm_head.")
+"""Prefixes of its output matrix, instead of `lm_head.`."""
+_PLAIN_KINDS = {"qwen3_vl_text": "qwen3"}
+"""Types of language models whose rotary embedding knows places in an image -> the type that
+computes the same for text."""
+_TEXT_KINDS = {*FAMILIES, *_PLAIN_KINDS, "llama4_text"}
+_BIDIRECTIONAL = "paligemma"
+"""A type of several parts that reads its prompt in both directions, unlike its part alone."""
+
+
+def has_text_part(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes several parts, one of which is a language model."""
+    kind, text = config.get("model_type"), config.get("text_config")
+    if kind in FAMILIES or kind == _BIDIRECTIONAL or not isinstance(text, dict):
+        return False
+    return str(text.get("model_type")) in _TEXT_KINDS
+
+
+def language_settings(folder: Path) -> dict[str, Any]:
+    """Returns config.json of a known family, else the language model's settings as transformers
+    completes them. Raises ModelError: as `read_config`."""
+    config = read_config(folder)
+    if config["model_type"] in FAMILIES:
+        return config
+    with nullcontext() if has_text_part(config) else suppress(ModelError):
+        known = language_config(folder)
+        sizes = {name: getattr(known, name, None) for name in _COUNTS}  # families rename these
+        settings = {"num_attention_heads": 1, **known.to_dict()}
+        return settings | {name: size for name, size in sizes.items() if size is not None}
+    return config
+
+
+def language_config(folder: Path) -> Any:
+    """Returns transformers' configuration of the language model in a folder. Raises ModelError:
+    transformers cannot read the configuration."""
+    return _read_configs(folder)[0]
+
+
+def _read_configs(folder: Path) -> tuple[Any, Any]:
+    """Returns transformers' configurations of the language model and of the whole checkpoint. The
+    former has the settings of the latter that concern it."""
+    several = has_text_part(read_config(folder))
+    with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
+        from transformers import AutoConfig
+
+        whole: Any = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        if not several:
+            return whole, whole
+        text = whole.text_config
+        if kind := _PLAIN_KINDS.get(text.model_type):
+            settings = text.to_dict() | {"model_type": kind}
+            rope = settings.get("rope_parameters") or {}
+            settings["rope_parameters"] = {n: rope[n] for n in rope if not n.startswith("mrope_")}
+            text = AutoConfig.for_model(**settings)
+        for name in ("eos_token_id", "quantization_config"):
+            if getattr(whole, name, None) is not None:
+                setattr(text, name, getattr(whole, name))
+        return text, whole
+
+
+def language_weights(folder: Path) -> list[StoredWeight]:
+    """Returns the stored tensors of the language model, under their names in the files. Raises
+    ModelError: as `stored_weights`, or no part of several is a language model."""
+    weights = stored_weights(folder)
+    if not has_text_part(read_config(folder)):
+        return weights
+    prefixes = _map_prefixes(folder, [weight.name for weight in weights])
+    return [weight for weight in weights if weight.name.startswith(tuple(prefixes))]
+
+
+def unmade_weights(folder: Path) -> list[StoredWeight]:
+    """Returns names and shapes of the weights that transformers makes for a config.json, without
+    their memory. Raises ModelError: transformers does not know the model."""
+    config = language_config(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with quiet_transformers(), reading(folder / "config.json", _UPGRADE):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        automatic: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            model = automatic.from_config(config, trust_remote_code=False)
+    return [StoredWeight(name, "F32", tuple(one.shape)) for name, one in model.named_parameters()]
+
+
+def _map_prefixes(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Maps prefixes of a language model's weights among all `names` in a checkpoint of several
+    parts to the prefixes of that model alone. Raises ModelError: the prefixes are unknown."""
+    embeddings = "embed_tokens.weight"
+    body = next((prefix for prefix in _BODIES if prefix + embeddings in names), None)
+    if body is None:
+        known = f"a known name, such as {_BODIES[0]}{embeddings}"
+        message = f"{folder} must have a language model's embeddings under {known}"
+        raise ModelError(message, "use a checkpoint of the language model alone")
+    head = next((prefix for prefix in _HEADS if any(n.startswith(prefix) for n in names)), None)
+    return {body: "model."} | ({head: "lm_head."} if head else {})
+
+
+def choose_loading_options(folder: Path) -> dict[str, Any]:
+    """Returns arguments of transformers' `from_pretrained`: the configuration, and the names by
+    which only the language model of a checkpoint of several parts is loaded. Raises ModelError."""
+    config, whole = _read_configs(folder)
+    if not has_text_part(read_config(folder)):
+        return {"config": config}
+    prefixes = _map_prefixes(folder, [weight.name for weight in stored_weights(folder)])
+    if "lm_head." not in prefixes.values():  # the whole decides; with a head, the part does
+        config.tie_word_embeddings |= bool(whole.tie_word_embeddings)
+    if isinstance(packing := getattr(config, "quantization_config", None), dict):
+        # Lists of modules have names from before or after transformers' own renaming.
+        known = {**dict.fromkeys(_BODIES, "model."), **prefixes}
+        config.quantization_config = {
+            name: [_rename(module, known) for module in value] if isinstance(value, list) else value
+            for name, value in packing.items()
+        }
+    mapping = {f"^{re.escape(prefix)}": plain for prefix, plain in prefixes.items()}
+    return {"config": config, "key_mapping": mapping}
+
+
+def _rename(module: Any, prefixes: Mapping[str, str]) -> Any:
+    """Returns a module's name with its first matching prefix replaced; other values unchanged."""
+    before = next((one for one in prefixes if str(module).startswith(one)), None)
+    return prefixes[before] + module[len(before) :] if before else module

@@ -1,8 +1,8 @@
 """The model families that ESA can be attached to, and what follows from a configuration: the types,
-windows and sizes of its layers.
+windows and key heads of its layers.
 
 Functions take a configuration of transformers, or the settings of a config.json as attributes.
-Importing this costs nothing.
+Importing this module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,107 +21,71 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """Traits of a family; the defaults are Llama's.
+    """Traits of a model family that attaching ESA depends on; the defaults are Llama's.
 
-    A norm of queries and keys before their rotation needs no entry: the cache receives normed keys.
-    The factor of q . k is the attention module's own.
-
-    Args:
-        pairs: which dimensions rotate together.
-        rotating: which layers rotate; "": all; "sliding": those with a window; "hybrid": those, or
-            all if none has a window; "prefix": those, and layers without experts that are all full;
-            else the setting that lists it for each layer.
-        norms_after: modules that norm queries and keys after their rotation, with weights.
-        half_table: its rotary module returns each angle once, not twice.
-        complex_table: it returns one tensor of complex numbers.
-        sinks: each head has a learned logit without a key.
-        attention_cap: setting that is the soft cap of attention's logits.
-        latent: keys and values are made from latents (MLA), which the cache receives.
-        slides: a `sliding_window` is that of all layers, whatever `layer_types` says.
-        switches: its `generate` drops the cache at `original_max_position_embeddings` tokens.
-        sharing: setting that is how many of the last layers have queries alone, and read the rows
-            of the last layer of their type before them.
-        leaves_out: its body leaves out tokens in these layers, by `logits_to_keep`.
-        wide: layers with full attention may have key heads of another number and size.
-        projections: modules that make queries, keys and values, or latents, if they are there.
-        multiply: setting that logits are multiplied by. divide: divided by. cap: soft cap of them.
+    `rotating` says which layers rotate queries and keys: "" all layers, "sliding" the layers with a
+    window, "hybrid" the layers with a window, or all if none has one, "prefix" the layers with a
+    window and full ones without experts; other values name the setting that lists the layers.
     """
 
-    pairs: Pairs = "half"
+    pairs: Pairs = "half"  # dimensions of a head that rotate together
     rotating: str = ""
-    norms_after: tuple[str, str] | None = None
-    half_table: bool = False
-    complex_table: bool = False
-    sinks: bool = False
-    attention_cap: str = ""
-    latent: bool = False
-    slides: bool = False
-    switches: bool = False
-    sharing: str = ""
-    leaves_out: bool = False
-    wide: bool = False
-    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    multiply: str = ""
-    divide: str = ""
-    cap: str = ""
+    norms_after: tuple[str, str] | None = None  # modules that norm rotated queries and keys
+    half_table: bool = False  # the rotary module returns each angle once instead of twice
+    complex_table: bool = False  # the rotary module returns complex numbers
+    sinks: bool = False  # each head has a learned logit without a key
+    attention_cap: str = ""  # setting with the soft cap of attention logits
+    latent: bool = False  # the cache receives latents of keys and values (MLA)
+    slides: bool = False  # `sliding_window` holds for all layers
+    switches: bool = False  # `generate` drops the cache at `original_max_position_embeddings`
+    sharing: str = ""  # setting with the number of last layers that attend to another layer's keys
+    leaves_out: bool = False  # the body leaves out tokens in these layers, by `logits_to_keep`
+    wide: bool = False  # full layers may have key heads of another number and size
+    projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or modules that make latents
+    multiply: str = ""  # setting with a factor of the logits
+    divide: str = ""  # setting with a divisor of the logits
+    cap: str = ""  # setting with the soft cap of the logits
 
 
 _LLAMA = Family()
-_SLIDES = Family(slides=True)
-_NEIGHBOURS = Family(pairs="interleaved")
-_SCALED = Family(divide="logits_scaling")
+_SLIDING = Family(slides=True)
 _CAPPED = Family(cap="final_logit_softcapping")
-_CAPPED_TWICE = replace(_CAPPED, attention_cap="attn_logit_softcapping")
-_HYBRID = Family(rotating="hybrid")
 _COHERE = Family(pairs="interleaved", multiply="logit_scale")
-_HUNYUAN = Family(norms_after=("query_layernorm", "key_layernorm"))
-_FUSED = Family(projections=("query_key_value",))
 _LATENT = Family(latent=True, projections=("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
 _GEMMA3N = replace(_CAPPED, sharing="num_kv_shared_layers")
-_GEMMA4 = replace(_GEMMA3N, leaves_out=True, wide=True)
-
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(
-        (
-            "llama", "qwen2", "qwen3", "olmo2", "qwen2_moe", "seed_oss", "arcee", "apertus", "olmo",
-            "flex_olmo", "gemma", "dots1", "jais2", "solar_open", "bitnet", "hy_v3", "olmo3", "cwm",
-            "ministral", "lfm2", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid", "mellum",
-            "stablelm", "glm4_moe", "minimax_m2", "phi", "nemotron", "qwen3_next", "qwen3_5_text",
-            "qwen3_5_moe_text", "laguna",
-        ),
-        _LLAMA,
-    ),
-    **dict.fromkeys(
-        ("mistral", "mixtral", "qwen3_moe", "starcoder2", "olmoe", "ministral3"), _SLIDES
-    ),
-    **dict.fromkeys(("ernie4_5", "ernie4_5_moe", "helium", "glm4", "glm"), _NEIGHBOURS),
-    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _SCALED),
-    **dict.fromkeys(("gemma2", "vaultgemma"), _CAPPED_TWICE),
-    **dict.fromkeys(("exaone4", "exaone_moe", "kolibri1"), _HYBRID),
-    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _HUNYUAN),
-    **dict.fromkeys(("gpt_neox", "persimmon"), _FUSED),
-    **dict.fromkeys(
-        ("deepseek_v3", "glm4_moe_lite", "youtu", "mistral4", "longcat_flash", "axk1"), _LATENT
-    ),
-    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _GEMMA4),
-    "deepseek_v2": replace(_LATENT, pairs="interleaved", complex_table=True),
-    "minicpm3": replace(_LATENT, divide="logits_scaling"),
-    "phi3": Family(slides=True, switches=True, projections=("qkv_proj",)),
-    "phimoe": replace(_SLIDES, switches=True),
-    "smollm3": Family(rotating="no_rope_layers"),
-    "cohere": _COHERE,
-    "cohere2": replace(_COHERE, rotating="sliding"),
-    "cohere2_moe": replace(_COHERE, rotating="prefix"),
-    "nanochat": replace(_CAPPED, pairs="reversed"),
-    "hyperclovax": Family(multiply="logits_scaling"),
-    "falcon_h1": Family(multiply="lm_head_multiplier"),
-    "gemma3_text": _CAPPED,
-    "gemma3n_text": _GEMMA3N,
-    "gpt_oss": Family(half_table=True, sinks=True),
-    "afmoe": Family(rotating="sliding"),
-    "flint": Family(rotating="sliding", sinks=True),
-}  # fmt: skip
-"""By `model_type`; docs/models.md names the models. Logits are tested against stock attention."""
+_TABLE: tuple[tuple[str, Family], ...] = (
+    ("llama qwen2 qwen3 olmo2 qwen2_moe seed_oss arcee apertus olmo flex_olmo gemma dots1 jais2 "
+     "solar_open bitnet hy_v3 olmo3 cwm ministral lfm2 lfm2_moe lfm3 nemotron_h olmo_hybrid mellum "
+     "stablelm glm4_moe minimax_m2 phi nemotron qwen3_next qwen3_5_text qwen3_5_moe_text laguna",
+     _LLAMA),
+    ("mistral mixtral qwen3_moe starcoder2 olmoe ministral3", _SLIDING),
+    ("ernie4_5 ernie4_5_moe helium glm4 glm", Family(pairs="interleaved")),
+    ("granite granitemoe granitemoeshared granitemoehybrid", Family(divide="logits_scaling")),
+    ("gemma2 vaultgemma", replace(_CAPPED, attention_cap="attn_logit_softcapping")),
+    ("exaone4 exaone_moe kolibri1", Family(rotating="hybrid")),
+    ("hunyuan_v1_dense hunyuan_v1_moe", Family(norms_after=("query_layernorm", "key_layernorm"))),
+    ("gpt_neox persimmon", Family(projections=("query_key_value",))),
+    ("deepseek_v3 glm4_moe_lite youtu mistral4 longcat_flash axk1", _LATENT),
+    ("deepseek_v2", replace(_LATENT, pairs="interleaved", complex_table=True)),
+    ("minicpm3", replace(_LATENT, divide="logits_scaling")),
+    ("phi3", Family(slides=True, switches=True, projections=("qkv_proj",))),
+    ("phimoe", replace(_SLIDING, switches=True)),
+    ("smollm3", Family(rotating="no_rope_layers")),
+    ("cohere", _COHERE),
+    ("cohere2", replace(_COHERE, rotating="sliding")),
+    ("cohere2_moe", replace(_COHERE, rotating="prefix")),
+    ("nanochat", replace(_CAPPED, pairs="reversed")),
+    ("hyperclovax", Family(multiply="logits_scaling")),
+    ("falcon_h1", Family(multiply="lm_head_multiplier")),
+    ("gemma3_text", _CAPPED),
+    ("gemma3n_text", _GEMMA3N),
+    ("gemma4_text gemma4_unified_text", replace(_GEMMA3N, leaves_out=True, wide=True)),
+    ("gpt_oss", Family(half_table=True, sinks=True)),
+    ("afmoe", Family(rotating="sliding")),
+    ("flint", Family(rotating="sliding", sinks=True)),
+)  # fmt: skip
+FAMILIES: dict[str, Family] = {kind: family for kinds, family in _TABLE for kind in kinds.split()}
+"""Families by `model_type`; docs/models.md names the models. Tests hold each to stock logits."""
 
 INSTEAD = (
     "it answers from passages found by their words (answer.from=text), as `esa ask` does where no "
@@ -134,67 +98,65 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn", "longrope", "proportional"
 
 
 def family_of(config: object) -> Family:
-    """The entry of a model's configuration. For a `model_type` that has none, Llama's, with the
-    soft cap of logits that some have: `text_forward.plain_forward` tries whether that is all."""
-    if (entry := FAMILIES.get(getattr(config, "model_type", ""))) is not None:
-        return entry
-    return _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
+    """Returns the traits of a model's family. An unknown `model_type` has Llama's, with a soft cap
+    of logits where the configuration names one; `text_forward.plain_forward` tests these."""
+    unknown = _CAPPED if hasattr(config, _CAPPED.cap) else _LLAMA
+    return FAMILIES.get(getattr(config, "model_type", ""), unknown)
 
 
 def check_type(kind: str | None) -> None:
-    """Raises ModelError when models of this `model_type` cannot be attached."""
+    """Raises ModelError when ESA cannot be attached to models of this `model_type`."""
     if kind not in FAMILIES:
         raise ModelError(f"ESA's methods cannot run in models of type {kind!r}", INSTEAD)
 
 
 def check_supported(config: Any) -> None:
-    """Raises ModelError with the reason when a model of this configuration cannot be attached."""
+    """Raises ModelError with the reason when ESA cannot be attached to a model of this
+    configuration."""
     kind = getattr(config, "model_type", "unknown")
     check_type(kind)
     layer_windows(config)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"this {kind} model reads in both directions", INSTEAD)
-    for rope in rope_types(config):
-        if rope not in STATIC_ROPE:
-            raise ModelError(
-                f"rotary embedding of type {rope!r} changes with the input's length, "
-                "so keys cannot be cached once for all",
-                INSTEAD,
-            )
+    if dynamic := sorted({*rope_types(config)} - {*STATIC_ROPE}):
+        raise ModelError(
+            f"rotary embedding of type {dynamic[0]!r} changes with the input's length, "
+            "so keys cannot be cached once for all",
+            INSTEAD,
+        )
 
 
 def rope_types(config: Any) -> list[str]:
-    """Types of rotary embeddings: of the layers, or of each of their types where these differ."""
+    """Returns the types of a model's rotary embeddings, of which layer types may have their own."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # it is named dynamic
+    if config.model_type in FIXED_ALPHA and parameters.get("alpha"):  # the type is named dynamic
         return ["default"]
-    nested = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
-    return [str(one.get("rope_type", "default")) for one in nested or [parameters]]
+    nested = [part for part in parameters.values() if isinstance(part, dict)]
+    nested = [part for part in nested if "rope_type" in part]
+    return [str(part.get("rope_type", "default")) for part in nested or [parameters]]
 
 
 FULL_TYPES = ("full_attention", "hybrid")
 ATTENTION_TYPES = (*FULL_TYPES, "sliding_attention")
 STATE_TYPES = ("conv", "linear_attention")
-"""Types of layers that keep a convolution's inputs or a recurrent state in place of keys; hybrid
-ones have both: attention to all tokens and a state."""
+"""Types of layers that keep a convolution's inputs or a recurrent state instead of keys; hybrid
+layers keep both."""
 IDLE_TYPES = ("mlp", "moe")
-"""Types of layers that keep nothing of the tokens before."""
+"""Types of layers that keep nothing of previous tokens."""
 _OTHER_NAMES = {
     "attention": "full_attention", "mamba": "linear_attention", "recurrent": "linear_attention",
     "*": "full_attention", "M": "linear_attention", "-": "mlp", "E": "moe",
 }  # fmt: skip
-"""Of types in config.json; the letters are those of Nemotron's `hybrid_override_pattern`."""
-_INTERVAL = 4
-"""Every so many layers one of Qwen3-Next and Qwen3.5 has attention, unless the settings say."""
+"""Other names of layer types; the letters are those of Nemotron's `hybrid_override_pattern`."""
 
 
 def layer_types(config: Any) -> list[str]:
-    """The type of each layer, as transformers names them; config.json may list none. Raises
-    AttributeError: it does not say how many layers there are."""
+    """Returns the type of each layer, named as in transformers, also where config.json lists none.
+    Raises AttributeError: the number of layers is missing."""
     kind, family = getattr(config, "model_type", None), family_of(config)
     for name in ("layer_types", "hybrid_override_pattern", "layers_block_type"):
         if not family.slides and (types := getattr(config, name, None)):
-            return [_OTHER_NAMES.get(one, one) for one in types]
+            return [_OTHER_NAMES.get(layer, layer) for layer in types]
     # LongCat-Flash counts as one layer what attends twice; unknown models may have other names.
     count = getattr(config, "num_hidden_layers", None)
     count = int(count or (2 * config.num_layers if kind in FAMILIES else 1))
@@ -204,135 +166,120 @@ def layer_types(config: Any) -> list[str]:
         return ["hybrid"] * count
     attending = getattr(config, "full_attn_idxs", None)
     if kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
-        interval = int(getattr(config, "full_attention_interval", None) or _INTERVAL)
+        interval = int(getattr(config, "full_attention_interval", None) or 4)
         attending = range(interval - 1, count, interval)
     full = range(count) if attending is None else attending
-    return ["full_attention" if i in full else "conv" for i in range(count)]
+    return ["full_attention" if layer in full else "conv" for layer in range(count)]
 
 
 def keeps_state(config: Any) -> bool:
-    """Whether some layers of a model keep a state in place of keys: it cannot be cropped, and those
+    """Whether some layers keep a state instead of keys: a state cannot be cropped, and the states
     of several documents cannot be joined."""
     return not {*STATE_TYPES, "hybrid"}.isdisjoint(layer_types(config))
 
 
 def layer_windows(config: Any) -> list[int | None]:
-    """The window of each layer; None where it attends to all tokens, or has no attention.
-
-    A window that no text within the model's limit is longer than counts as none.
-
-    Raises:
-        ModelError: a layer is of another type, or none attends to all tokens.
-    """
+    """Returns the window of each layer; None where it attends to all tokens, or has no attention.
+    A window at least as long as the model's limit counts as none. Raises ModelError: a layer type
+    is unknown, or no layer attends to all tokens."""
     types, window = layer_types(config), getattr(config, "sliding_window", None)
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and longest is not None and window >= longest:
         window = None
-    reason = ""
-    if other := sorted(set(types) - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
+    reason, nothing = "", "so that nothing can be selected"
+    if other := sorted({*types} - {*ATTENTION_TYPES, *STATE_TYPES, *IDLE_TYPES}):
         reason = f"has layers of type {', '.join(other)}; ESA needs full or sliding attention"
     elif {*ATTENTION_TYPES}.isdisjoint(types):
-        reason = "has no layer with attention, so that nothing can be selected"
+        reason = f"has no layer with attention, {nothing}"
     elif window is not None and {*FULL_TYPES}.isdisjoint(types):
-        reason = (
-            f"attends in all layers to a window of {window} tokens only, so that nothing can be "
-            "selected"
-        )
+        reason = f"attends in all layers to a window of {window} tokens only, {nothing}"
     if reason:
         raise ModelError(f"this {config.model_type} model {reason}", INSTEAD)
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def method_layers(config: Any) -> list[int]:
-    """Indices of the layers that run a method. Raises ModelError: as `layer_windows`."""
-    each = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
-    return [i for i, (kind, window) in each if kind in ATTENTION_TYPES and window is None]
+    """Returns the indices of layers that run a method. Raises ModelError: as `layer_windows`."""
+    layers = enumerate(zip(layer_types(config), layer_windows(config), strict=True))
+    return [i for i, (kind, window) in layers if kind in ATTENTION_TYPES and window is None]
 
 
 def source_layers(config: Any) -> dict[int, int]:
-    """Index of each layer that keeps no rows and reads those of another one -> the index of that
-    one: the last one of its type before all such layers. Raises ValueError: there is none."""
+    """Maps each layer that keeps no keys of its own to the layer whose keys it attends to: the last
+    of the same type before all sharing layers. Raises ValueError: no such layer exists."""
     count = int(getattr(config, family_of(config).sharing or "", None) or 0)
     if not count:
         return {}
     types = layer_types(config)
-    first = len(types) - count
-    own = types[: max(0, first)][::-1]
-    return {i: first - 1 - own.index(types[i]) for i in range(first, len(types))}
+    start = len(types) - count
+    storing = types[: max(0, start)][::-1]
+    return {i: start - 1 - storing.index(types[i]) for i in range(start, len(types))}
 
 
 Kind = Literal["attention", "reader", "state", "both", "idle"]
+_KINDS: dict[str, Kind] = {
+    "conv": "state", "linear_attention": "state", "mlp": "idle", "moe": "idle", "hybrid": "both"
+}  # fmt: skip
 
 
 def layer_kinds(settings: Mapping[str, Any]) -> list[Kind]:
-    """Whether each layer has attention, reads the keys of another one, keeps a state in place of
-    keys, has attention and a state, or neither: by the settings of a config.json. Raises
-    AttributeError, ValueError: as `layer_types` and `source_layers`."""
-    kinds: dict[str, Kind] = {
-        **dict.fromkeys(STATE_TYPES, "state"), **dict.fromkeys(IDLE_TYPES, "idle"), "hybrid": "both"
-    }  # fmt: skip
+    """Returns what each layer has, by the settings of a config.json: attention, attention to the
+    keys of another layer (reader), a state, both attention and a state, or neither (idle)."""
     config = SimpleNamespace(**settings)
-    types, readers = enumerate(layer_types(config)), source_layers(config)
-    return ["reader" if i in readers else kinds.get(one, "attention") for i, one in types]
+    readers, types = source_layers(config), enumerate(layer_types(config))
+    return ["reader" if i in readers else _KINDS.get(kind, "attention") for i, kind in types]
 
 
 def latent_block(config: Any) -> int:
-    """Numbers of a row that share a scale in 8 bits where a model keeps latents, else 0. Rotary
-    parts are not normed as latents are, and may be many times as large."""
+    """Returns how many numbers of a latent share a scale when stored in 8 bits, 0 without latents.
+    Rotary parts are not normed as latents are, and may be much larger."""
     if not family_of(config).latent:
         return 0
     return gcd(int(config.qk_rope_head_dim), int(config.kv_lora_rank))
 
 
 def key_shape(config: Any) -> tuple[int, int]:
-    """G and D of stored keys, of the layers with full attention; in families with latents these are
-    one head of rotary and latent dimensions. Raises AttributeError: the configuration lacks a
-    size."""
-    if family_of(config).latent:
-        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
-    if family_of(config).wide:
-        return _wide_shape(config, layer_types(config).index("full_attention"), True)
-    return _plain_shape(config)
+    """Returns G key heads and their dimensions D in full layers; latents count as one head of
+    rotary and latent dimensions. Raises AttributeError: the configuration lacks a size."""
+    if not family_of(config).wide:
+        return _compute_key_shape(config, 0, True)
+    return _compute_key_shape(config, layer_types(config).index("full_attention"), True)
 
 
 def layer_shapes(config: Any) -> list[tuple[int, int]]:
-    """G and D of the keys that each layer attends to. Raises AttributeError: as `key_shape`."""
-    types = layer_types(config)
-    if not family_of(config).wide:
-        return [key_shape(config)] * len(types)
-    return [_wide_shape(config, i, one == "full_attention") for i, one in enumerate(types)]
+    """Returns G and D, as `key_shape`, of the keys that each layer attends to."""
+    types = enumerate(layer_types(config))
+    return [_compute_key_shape(config, layer, kind == "full_attention") for layer, kind in types]
 
 
 def key_shapes(config: Any) -> list[tuple[int, int]]:
-    """G and D of each layer that keeps rows, where they are not alike; else []. Raises
-    AttributeError: as `key_shape`."""
+    """Returns G and D, as `key_shape`, of each layer that keeps keys, or [] if all are alike."""
     readers = source_layers(config)
-    shapes = [one for i, one in enumerate(layer_shapes(config)) if i not in readers]
+    shapes = [shape for i, shape in enumerate(layer_shapes(config)) if i not in readers]
     return shapes if len({*shapes}) > 1 else []
 
 
-def _plain_shape(config: Any) -> tuple[int, int]:
-    heads = int(config.num_attention_heads)
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return int(groups), int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+_WIDE_DIM = 512
+"""Dimensions of key heads in full layers of Gemma 4 without `global_head_dim`."""
 
 
-FULL_DIM = 512
-"""Of key heads in full layers of Gemma 4, where `global_head_dim` is not said."""
-
-
-def _wide_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
-    """Of one layer, which may have full attention, as transformers has completed the configuration,
-    as it writes it or as it is in config.json."""
-    each = getattr(config, "per_layer_config", None)
+def _compute_key_shape(config: Any, layer: int, full: bool) -> tuple[int, int]:
+    """Returns G and D of one layer, in a configuration that transformers has completed, as it
+    writes that, or as in config.json."""
+    family = family_of(config)
+    if family.latent:
+        return 1, int(config.qk_rope_head_dim) + int(config.kv_lora_rank)
+    each = getattr(config, "per_layer_config", None) if family.wide else None
     if each is not None and not isinstance(each, Mapping):
         return int(each[layer].num_key_value_heads), int(each[layer].head_dim)
-    groups, dim = _plain_shape(config)
+    heads = int(config.num_attention_heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     if each is not None:
-        own = {int(i): settings for i, settings in each.items()}.get(layer, {})
-        return int(own.get("num_key_value_heads", groups)), int(own.get("head_dim", dim))
-    if not full:
-        return groups, dim
-    wanted = getattr(config, "attention_k_eq_v", False)
-    shared = getattr(config, "num_global_key_value_heads", None) if wanted else None
-    return int(shared or groups), int(getattr(config, "global_head_dim", None) or FULL_DIM)
+        changed = {int(i): settings for i, settings in each.items()}.get(layer, {})
+        return int(changed.get("num_key_value_heads", groups)), int(changed.get("head_dim", dim))
+    if family.wide and full:
+        shared = getattr(config, "attention_k_eq_v", False)
+        groups = int((shared and getattr(config, "num_global_key_value_heads", None)) or groups)
+        dim = int(getattr(config, "global_head_dim", None) or _WIDE_DIM)
+    return groups, dim

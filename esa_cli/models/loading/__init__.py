@@ -1,1 +1,1 @@
-"""A model into memory: types, quantised weights, devices, parts of larger models."""
+"""A model into memory: devices, types and quantised weights."""

@@ -1,8 +1,8 @@
 """Quantised weights: of plain files while a model is loaded, and of files that are quantised.
 
 torchao and bitsandbytes quantise the matrices of the layers while a model is loaded; embeddings,
-norms, the head and the experts of mixtures stay as they are. Files that are quantised are loaded
-by transformers, which keeps their weights so or dequantises them; see `FORMATS`.
+norms, the head and the experts of mixtures stay as they are. transformers loads quantised files,
+and keeps their weights quantised or dequantises them.
 """
 
 from __future__ import annotations
@@ -11,111 +11,94 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.files.checkpoint_files import StoredWeight, read_config
-from esa_cli.models.loading.text_part import language_weights
+from esa_cli.models.files.checkpoint_files import (
+    StoredWeight,
+    language_weights,
+    read_config,
+    weight_files,
+)
 
-PLAIN_INSTEAD = "use the model's plain weights, or a GGUF file"
+_PLAIN_INSTEAD = "use the model's plain weights, or a GGUF file"
 
 
-@dataclass(frozen=True)
-class Quantization:
-    """One way to quantise weights.
-
-    Args:
-        package: that does it, and the extra that installs it.
-        bytes: of a quantised weight, with its share of the scales.
-        config: transformers' configuration, for a type to compute in.
-        devices: types of torch devices that can compute with such weights.
-    """
+class Quantization(NamedTuple):
+    """A way to quantise weights while a model is loaded: the package, which the extra of this name
+    installs; `bytes` of a weight with its share of the scales; the package's `kind` of
+    configuration (torchao) and `options`; types of torch devices that compute with such weights."""
 
     package: str
     bytes: float
-    config: Callable[[Any], Any]
+    kind: str
+    options: dict[str, Any]
     devices: tuple[str, ...] = ("cpu", "cuda")
 
 
-def _torchao(name: str, **options: Any) -> Callable[[Any], Any]:
-    def config(dtype: Any) -> Any:
-        from transformers import TorchAoConfig
-
-        kind = getattr(importlib.import_module("torchao.quantization"), name)
-        return TorchAoConfig(kind(**options))
-
-    return config
-
-
-def _bitsandbytes(**options: Any) -> Callable[[Any], Any]:
-    def config(dtype: Any) -> Any:
-        from transformers import BitsAndBytesConfig
-
-        untyped: Any = BitsAndBytesConfig
-        return untyped(bnb_4bit_compute_dtype=dtype, **options)
-
-    return config
-
-
 # The only form of torchao's int4 whose kernel comes with torch.
-_INT4 = _torchao("Int4WeightOnlyConfig", group_size=128, int4_packing_format="tile_packed_to_4d")
-_NF4 = _bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-QUANTIZATIONS: dict[str, Quantization] = {
-    "int8": Quantization("torchao", 1.01, _torchao("Int8WeightOnlyConfig")),
-    "fp8": Quantization("torchao", 1.01, _torchao("Float8WeightOnlyConfig")),
-    "int4": Quantization("torchao", 0.54, _INT4, ("cuda",)),
-    "nf4": Quantization("bitsandbytes", 0.57, _NF4),
-    "llm-int8": Quantization("bitsandbytes", 1.01, _bitsandbytes(load_in_8bit=True)),
+_INT4: dict[str, Any] = {"group_size": 128, "int4_packing_format": "tile_packed_to_4d"}
+_NF4: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+QUANTIZATIONS = {
+    "int8": Quantization("torchao", 1.01, "Int8WeightOnlyConfig", {}),
+    "fp8": Quantization("torchao", 1.01, "Float8WeightOnlyConfig", {}),
+    "int4": Quantization("torchao", 0.54, "Int4WeightOnlyConfig", _INT4, ("cuda",)),
+    "nf4": Quantization("bitsandbytes", 0.57, "", _NF4),
+    "llm-int8": Quantization("bitsandbytes", 1.01, "", {"load_in_8bit": True}),
 }
-"""By the name that `dtype` has for it. int4 of torchao is stored in 8 bits on a CPU."""
+"""By their names as --dtype."""
+
+
+def packing_config(name: str, dtype: Any) -> Any:
+    """Returns transformers' configuration that quantises weights for computation in a type."""
+    import transformers
+
+    way = QUANTIZATIONS[name]
+    if way.package == "torchao":
+        kind = getattr(importlib.import_module("torchao.quantization"), way.kind)
+        return transformers.TorchAoConfig(kind(**way.options))
+    untyped: Any = transformers.BitsAndBytesConfig
+    return untyped(bnb_4bit_compute_dtype=dtype, **way.options)
 
 
 def packing_of(dtype: str) -> str:
-    """The way that the option's value quantises weights; "": it does not."""
+    """Returns --dtype where that quantises weights, else ""."""
     return dtype if dtype in QUANTIZATIONS else ""
 
 
 def packed_bytes(way: str, size: int) -> float:
-    """Bytes of a weight; `size` where nothing quantises it."""
+    """Returns the bytes of a weight quantised in a `way`, or `size` without one."""
     return QUANTIZATIONS[way].bytes if way else size
 
 
 def check_quantization(name: str, device: str) -> None:
-    """Raises UsageError when weights cannot be quantised so on a device of `choose_device`, or the
-    package is missing."""
-    way, kind = QUANTIZATIONS[name], _kind(device)
+    """Raises UsageError when weights cannot be quantised in this way on a device of
+    `choose_device`, or the package is missing."""
+    way, kind = QUANTIZATIONS[name], device.partition(":")[0]
     if kind not in way.devices:
-        raise UsageError(
-            f"weights in {name} need a device of the kind {' or '.join(way.devices)}, got {kind}",
-            "take bfloat16 or float16, or a way that docs/models.md has for this device",
-        )
-    if not _installed(way.package):
-        raise UsageError(
-            f"weights in {name} need {way.package}, which is not installed",
-            f"pip install 'esa-cli[{way.package}]'",
-        )
+        message = f"weights in {name} need a device of the kind {' or '.join(way.devices)}"
+        hint = "take bfloat16 or float16, or a way that docs/models.md has for this device"
+        raise UsageError(f"{message}, got {kind}", hint)
+    if importlib.util.find_spec(way.package) is None:
+        message = f"weights in {name} need {way.package}, which is not installed"
+        raise UsageError(message, f"pip install 'esa-cli[{way.package}]'")
 
 
-FORMATS: dict[str, tuple[str, str]] = {
-    "fp8": ("", ""),
-    "mxfp8": ("", ""),
-    "mxfp4": ("", ""),
-    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
-    "bitsandbytes": ("bitsandbytes", "'esa-cli[bitsandbytes]'"),
-    "torchao": ("torchao", "'esa-cli[torchao]'"),
+_MODULES = {
+    **dict.fromkeys(("fp8", "mxfp8", "mxfp4"), "transformers"),
+    "compressed-tensors": "compressed_tensors",
+    "bitsandbytes": "bitsandbytes",
+    "torchao": "torchao",
 }
-"""What is imported to load files of a `quant_method` on a CPU, and the package that it comes with.
-On a CUDA device transformers loads what it can, and says itself what is missing."""
+"""Methods of quantised files that are loaded on a CPU -> the module that this needs."""
 _KEPT = ("bitsandbytes", "torchao")
-"""Methods whose weights stay quantised on a CPU; those of the others are dequantised."""
-_BITS = {"fp8": 8, "mxfp8": 8, "mxfp4": 4, "bitnet": 2}
+"""Methods whose weights stay quantised on a CPU, and extras of esa-cli."""
 
 
-def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `quantization_config` of a config.json; {}: it has none."""
+def find_quantization_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `quantization_config` of a config.json, or {}."""
     for part in (config, config.get("text_config")):
         settings = part.get("quantization_config") if isinstance(part, Mapping) else None
         if settings and isinstance(settings, dict):
@@ -124,8 +107,8 @@ def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_in(config: Mapping[str, Any]) -> str:
-    """The method by which a config.json says its weights are quantised; "": they are not."""
-    if not (settings := settings_in(config)):
+    """Returns the method by which a config.json says that its weights are quantised, or ""."""
+    if not (settings := find_quantization_config(config)):
         return ""
     method = settings.get("quant_method")
     if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
@@ -134,122 +117,102 @@ def quantization_in(config: Mapping[str, Any]) -> str:
 
 
 def stays_quantised(config: Mapping[str, Any], place: str) -> bool:
-    """Whether a model's weights stay in memory as quantised files have them, on a device of
-    `choose_device`; else they are plain, or are dequantised."""
+    """Whether weights of quantised files stay quantised on a device of `choose_device`."""
     method = quantization_in(config)
-    return bool(method) and (_kind(place) == "cuda" or method in _KEPT)
+    return bool(method) and (place.startswith("cuda") or method in _KEPT)
 
 
 def stored_as(config: dict[str, Any], place: str, way: str, dtype: str) -> str:
-    """What becomes of the weights of quantised files on a device, in words; "": they are plain.
-    `way` is of `QUANTIZATIONS` or ""; `dtype` the name of the type of the computation."""
-    method = quantization_in(config)
-    if not method:
+    """Returns in words what becomes of quantised files on a device, or "" for plain ones. `way` is
+    of `QUANTIZATIONS` or ""; `dtype` the name of the computation's type."""
+    if not (method := quantization_in(config)):
         return ""
     kept = not way and stays_quantised(config, place)
     return f"quantised by {method}, {'kept so' if kept else f'dequantised to {dtype}'}"
 
 
 def check_loadable_format(config: Mapping[str, Any], place: str, ref: str) -> None:
-    """Raises ModelError when a model's files, by its config.json, are quantised in a way that
-    cannot be loaded on a device of `choose_device`."""
+    """Raises ModelError when quantised files cannot be loaded on a device of `choose_device`."""
     method = quantization_in(config)
-    if not method or _kind(place) == "cuda":
+    if not method or place.startswith("cuda"):  # there transformers says what is missing
         return
-    if method not in FORMATS:
+    module = _MODULES.get(method, "")
+    if not module:
         message = f"{ref} is quantised by {method}, which esa does not load on {place}"
-        raise ModelError(message, PLAIN_INSTEAD)
-    module, package = FORMATS[method]
-    if module and not _installed(module):
-        raise ModelError(
-            f"{ref} is quantised by {method}, and {module}, which loads that, is not installed",
-            f"pip install {package}; or {PLAIN_INSTEAD}",
-        )
+        raise ModelError(message, _PLAIN_INSTEAD)
+    if importlib.util.find_spec(module) is None:
+        message = f"{ref} is quantised by {method}, which needs {module}, not installed here"
+        package = f"'esa-cli[{method}]'" if method in _KEPT else method
+        raise ModelError(message, f"pip install {package}; or {_PLAIN_INSTEAD}")
 
 
-def _kind(place: str) -> str:
-    return place.partition(":")[0]
+# -- Sizes
 
-
-def _installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types in safetensors files that become the type that is computed in."""
-_WIDTHS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
-"""Bytes of a number of other types; the rest have one."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types in safetensors files that become the type of the computation."""
 _NUMBERS = re.compile(r"(weight|qweight|_packed|_blocks|\.compressed|\.bitmask)$")
 _BESIDE = re.compile(r"(scales?|scale_inv|scale_2|zero_point|shape|g_idx)$")
-"""Ends of the names of tensors that are stored beside the numbers of a quantised weight."""
-_SCALES_OF_FP8 = ("weight_scale_inv", "scale", "qscale_weight")
+"""Ends of names of tensors that are stored beside the numbers of a quantised weight."""
+_SCALES = ("weight_scale_inv", "scale", "qscale_weight")
 
 
-def check_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
+def check_weight_types(weights: Iterable[StoredWeight], settings: Mapping[str, Any]) -> None:
     """Raises ModelError where a tensor has numbers of few bits and no scales, or blocks that do not
-    divide it: transformers 5.23 would load wrong weights and say nothing."""
+    divide it: transformers 5.23 would silently load wrong weights."""
     shapes = {weight.name: weight.shape for weight in weights}
-    scaled = any(_BESIDE.search(name) for name in shapes)
+    scaled, block = any(map(_BESIDE.search, shapes)), settings.get("weight_block_size")
     for name, kind, shape in weights:
-        wrong = name.endswith(".pre_quant_scale")
-        if not settings and kind not in FLOATS and _NUMBERS.search(name):
-            wrong |= scaled or not kind.startswith("F8")
+        few = kind not in _FLOATS and _NUMBERS.search(name)
+        wrong = bool(few and not settings and (scaled or not kind.startswith("F8")))
         if settings.get("quant_method") in ("fp8", "mxfp8") and kind.startswith("F8"):
-            begin = name.removesuffix("weight")
-            scales = [shapes[begin + end] for end in _SCALES_OF_FP8 if begin + end in shapes]
-            wrong |= name != begin and not scales
-            block = settings.get("weight_block_size")
-            if scales and len(scales[0]) > 1 and isinstance(block, (list, tuple)):
-                each = zip(shape[-2:], scales[0][-2:], block, strict=True)
-                wrong |= any(count > 1 and size != count * width for size, count, width in each)
+            names = (name.removesuffix("weight") + end for end in _SCALES)
+            scales = next((shapes[scale] for scale in names if scale in shapes), None)
+            wrong = name.endswith("weight") and scales is None
+            if scales and len(scales) > 1 and isinstance(block, (list, tuple)):
+                sides = zip(shape[-2:], scales[-2:], block, strict=True)
+                wrong |= any(count > 1 and size != count * width for size, count, width in sides)
         if wrong:
-            raise ModelError(
-                f"the tensor {name} {shape} is stored as {kind}, and its files do not say what it "
-                "means, or its blocks do not divide it",
-                PLAIN_INSTEAD,
-            )
+            message = f"{name} {shape} is stored as {kind}, which its files do not explain"
+            raise ModelError(message, _PLAIN_INSTEAD)
 
 
 def bytes_needed(folder: Path, size: int, way: str = "", kept: bool = False) -> int:
-    """Bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in a `way` of
-    `QUANTIZATIONS`, or `kept` as quantised files have them; else these are dequantised. Raises
-    ModelError, as `language_weights` and `check_types`."""
-    weights, settings = language_weights(folder), settings_in(read_config(folder))
-    check_types(weights, settings)
+    """Returns the bytes of a folder's weights in memory, with numbers of `size` bytes, quantised in
+    a `way` of `QUANTIZATIONS`, or `kept` as quantised files have them; else dequantised."""
+    weights, settings = language_weights(folder), find_quantization_config(read_config(folder))
+    check_weight_types(weights, settings)
+    if kept:
+        return sum(path.stat().st_size for path in weight_files(folder))
     total = 0.0
     for name, kind, shape in weights:
         count = math.prod(shape)
-        if kind in FLOATS or (kind.startswith("F8") and not settings):
+        if kind in _FLOATS or (kind.startswith("F8") and not settings):
             matrix = len(shape) == 2 and ".layers." in name
             total += count * (packed_bytes(way, size) if matrix else size)
-        elif kept:
-            total += count * _WIDTHS.get(kind, 1)
         elif not _BESIDE.search(name):
-            per = {"U8": 2, "I32": 32 // (_bits(settings) or 8)}.get(kind, 1)
-            total += count * per * size
+            packed = {"U8": 2, "I32": 32 // (_bits(settings) or 8)}.get(kind, 1)
+            total += count * packed * size
     return int(total)
 
 
 def _bits(settings: Mapping[str, Any]) -> int:
-    """Bits of a weight, as a checkpoint's settings say; 0: they do not."""
-    groups = (settings.get("config_groups") or {}).values()
-    values = [settings.get("bits"), settings.get("nbits")]
-    values += [(group.get("weights") or {}).get("num_bits") for group in groups]
-    if settings.get("load_in_4bit") or "int4" in str(settings.get("quant_type")).lower():
-        values.append(4)
-    return min((bits for bits in values if isinstance(bits, int) and bits > 0), default=0)
+    """Returns the bits of a weight by the settings of quantised files, or 0 if these lack them."""
+    text = str(settings).lower()
+    bits = [int(count) for count in re.findall(r"'(?:n|num_)?bits': (\d+)", text)]
+    if "'load_in_4bit': true" in text or "int4" in text:
+        bits.append(4)
+    return min(bits, default=0)
 
 
 def kept_bytes(config: Mapping[str, Any]) -> float:
-    """Bytes of a weight that stays quantised, with its share of the scales; about, as this depends
-    on the size of groups."""
-    bits = _BITS.get(quantization_in(config)) or _bits(settings_in(config)) or 8
-    return bits / 8 + 0.05
+    """Returns about how many bytes a weight that stays quantised takes, with its scales."""
+    bits = {"fp8": 8, "mxfp8": 8, "mxfp4": 4}.get(quantization_in(config))
+    return (bits or _bits(find_quantization_config(config)) or 8) / 8 + 0.05
 
 
-def settle(model: Any) -> None:
-    """Has bitsandbytes rearrange weights for the CPU, which it does when they are first used:
-    a model has one fingerprint, before and after."""
+def rearrange_weights(model: Any) -> None:
+    """Makes bitsandbytes rearrange weights for the CPU now instead of at their first use: the
+    fingerprint of a model must not change."""
     import torch
 
     if quantization_in(model.config.to_dict()) == "bitsandbytes":

@@ -1,1 +1,1 @@
-"""A model's tokenizer: loaded, kept without transformers, and used on long texts."""
+"""Tokenizers: loaded, replaced without transformers, and applied to long texts."""

@@ -1,11 +1,10 @@
 """Tokenises long texts in windows, with the ids and offsets that one call for the whole would give.
 
-One call takes a hundred bytes for each character, so memory would grow with the text. Windows
-overlap, and the next one takes over at a token where both agree on all tokens around it. Then
-neither the end of the one nor the beginning of the other has changed anything there: for byte pair
-encoding that is proven, since tokens are the encoding of their text if each two neighbours are the
-encoding of theirs (in one pre-token; pre-tokenizers look ahead to the end of a run of digits at
-most). Where windows do not agree, as in a megabyte of digits, the first one is made longer.
+One call would take a hundred bytes for each character. Windows overlap, and the next window takes
+over at a token where both windows agree on all tokens nearby. The cut is exact for byte pair
+encoding: tokens are the encoding of their text if each two neighbours encode their own text (in one
+pre-token; pre-tokenizers look ahead to the end of a run of digits at most). Where two windows do
+not agree, as in a megabyte of digits, the first window is made longer.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from esa_cli.errors import DocumentError
 from esa_cli.models.files.checkpoint_files import reading
+from esa_cli.models.tokenization.tokenizer import load_plain_tokenizer, load_tokenizer
 
 WINDOW = 1 << 18
 """Characters that are tokenised by one call."""
@@ -42,67 +42,42 @@ class TokenArrays(NamedTuple):
 
 
 def tokenise(tokenizer: Any, text: str) -> TokenArrays:
-    """The tokens of a document by a tokenizer of transformers; special tokens that it spells out
-    are text. Raises DocumentError: as `token_rows`."""
+    """Returns the tokens of a document; special tokens that the document spells out are text.
+    Raises DocumentError: as `iterate_token_rows`."""
 
     def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         out = tokenizer(
-            part,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
+            part, add_special_tokens=False, split_special_tokens=True,
+            return_offsets_mapping=True, verbose=False,
+        )  # fmt: skip
         return out["input_ids"], out["offset_mapping"]
 
     ids, offsets = array("i"), []
-    for rows in token_rows(encode, text):
+    for rows in iterate_token_rows(encode, text):
         ids.frombytes(rows[:, 0].tobytes())
         offsets.append(rows[:, 1:].copy())
     return TokenArrays(ids, numpy.concatenate(offsets))
 
 
 def count_tokens(folder: Path, text: str) -> int:
-    """Number of tokens of a document, as `tokenise` cuts it, by the tokenizer in a model's folder;
-    without transformers where that can be. Raises ModelError: the tokenizer cannot be read.
-    DocumentError: as `token_rows`."""
-    file = folder / "tokenizer.json"
+    """Returns the number of tokens of a document by the tokenizer in a model's folder. Raises
+    ModelError: the tokenizer cannot be read. DocumentError: as `iterate_token_rows`."""
     with reading(f"the tokenizer in {folder}"):
-        if not file.is_file():
-            from transformers import AutoTokenizer
-
-            slow: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-            return len(slow(text, **options)["input_ids"])
-        from tokenizers import Tokenizer
-
-        from esa_cli.models.tokenization.tokenizer import check_backend
-
-        tokenizer = Tokenizer.from_file(str(file))
-        check_backend(tokenizer, folder)
-        tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True  # those that the text spells out are text
-
-        def encode(part: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
-            out = tokenizer.encode(part, add_special_tokens=False)
-            return out.ids, out.offsets
-
-        return sum(map(len, token_rows(encode, text)))
+        tokenizer = load_plain_tokenizer(folder) or load_tokenizer(folder)
+        return len(tokenise(tokenizer, text).ids)
 
 
-def token_rows(encode: Encode, text: str) -> Iterator[Rows]:
-    """The tokens of a text, in order, window by window. Raises DocumentError: a part of `LONGEST`
-    characters cannot be divided."""
+def iterate_token_rows(encode: Encode, text: str) -> Iterator[Rows]:
+    """Yields the tokens of a text, in order, window by window. Raises DocumentError: a part of
+    `LONGEST` characters cannot be divided."""
     start, first, length = 0, 0, WINDOW
-    rows = _encoded(encode, text, start, length)
+    rows = _encode_window(encode, text, start, length)
     while start + length < len(text):
         end = start + length
         at = int(numpy.searchsorted(rows[:, 1], end - OVERLAP))
         after = int(rows[at, 1]) if at < len(rows) else end
-        following = _encoded(encode, text, after, WINDOW)
-        cut = _agreement(rows, following, after, end, text)
+        following = _encode_window(encode, text, after, WINDOW)
+        cut = _find_agreement(rows, following, after, end, text)
         if cut is None:
             length *= 2
             if length > LONGEST:
@@ -111,14 +86,14 @@ def token_rows(encode: Encode, text: str) -> Iterator[Rows]:
                     f"{LONGEST:,} characters from character {start:,} on without",
                     "break it into lines; the tokenizer would take them as one piece",
                 )
-            rows = _encoded(encode, text, start, length)
+            rows = _encode_window(encode, text, start, length)
             continue
         yield rows[first : cut[0]]
         rows, start, first, length = following, after, cut[1], WINDOW
     yield rows[first:]
 
 
-def _encoded(encode: Encode, text: str, start: int, length: int) -> Rows:
+def _encode_window(encode: Encode, text: str, start: int, length: int) -> Rows:
     ids, offsets = encode(text[start : start + length])
     rows = numpy.empty((len(ids), 3), dtype=numpy.int32)
     rows[:, 0] = ids
@@ -127,11 +102,11 @@ def _encoded(encode: Encode, text: str, start: int, length: int) -> Rows:
     return rows
 
 
-def _agreement(
+def _find_agreement(
     before: Rows, after: Rows, start: int, end: int, text: str
 ) -> tuple[int, int] | None:
-    """The token, by its place in both windows, from which the second one is taken; None where they
-    differ on what they share, the characters from `start` to `end` without margins."""
+    """Returns the token, by its place in both windows, from which the second one is taken, or None
+    where the windows differ on the characters they share, from `start` to `end` without margins."""
     bounds = (start + OVERLAP // 4, end - OVERLAP // 4)
     (low, high), (later, last) = (numpy.searchsorted(x[:, 1], bounds) for x in (before, after))
     shared = before[low:high]

@@ -15,7 +15,7 @@ from typing import Any
 from esa_cli.attention.window import Window
 from esa_cli.errors import HistoryError, LengthError, ModelError, UsageError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.tokenization.chat_rendering import limited_rendering
+from esa_cli.models.tokenization.tokenizer import limited_rendering
 from esa_cli.models.tokenization.windowed_tokenizer import WINDOW, tokenise
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.presets.preset import Prompt

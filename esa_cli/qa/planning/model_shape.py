@@ -11,7 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from esa_cli.errors import ModelError
-from esa_cli.models.files.checkpoint_files import StoredWeight, read_config, weight_files
+from esa_cli.models.files.checkpoint_files import (
+    StoredWeight,
+    language_weights,
+    read_config,
+    unmade_weights,
+    weight_files,
+)
 from esa_cli.models.files.families import FAMILIES, family_of, key_shape, key_shapes, layer_kinds
 from esa_cli.models.loading.quantization import (
     bytes_needed,
@@ -20,7 +26,6 @@ from esa_cli.models.loading.quantization import (
     quantization_in,
     stays_quantised,
 )
-from esa_cli.models.loading.text_part import language_weights, unmade_weights
 
 
 @dataclass(frozen=True)

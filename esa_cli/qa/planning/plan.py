@@ -24,8 +24,8 @@ import torch
 
 from esa_cli.errors import ResourceError
 from esa_cli.models.attachment.inspection import row_layers
+from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
-from esa_cli.models.loading.text_part import language_settings
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES
 from esa_cli.qa.finding.finder import FinderSizes
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS

