@@ -45,7 +45,7 @@ ROWS: list[tuple[str, str, list[str]]] = [
 
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
-    from esa_cli.evaluation.selftest.needle_recall import (
+    from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
         NeedleRecall,
         positions,
@@ -90,7 +90,7 @@ def main() -> None:
     size = token_counter(loaded.tokenizer)
 
     hay = Haystack.chronicle(0)
-    request = TaskRequest(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
+    request = TaskRequest(arguments.length, size, hay, arguments.questions, 0, exact=False)
     (sample,) = find_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")

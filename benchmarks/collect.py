@@ -41,8 +41,7 @@ Range = Sequence[int]
 
 def planted(question: dict[str, Any], folder: Path) -> tuple[Path, list[list[int]]]:
     """A chronicle with the question's sentences in it, and the characters of those that fit."""
-    from esa_cli.evaluation.tasks.chronicle_generator import ChronicleGenerator
-    from esa_cli.evaluation.tasks.chronicle_task import weave
+    from esa_cli.evaluation.tasks.chronicle_task import ChronicleGenerator, weave
 
     sentences = [*question["facts"], *question["near"]]
     random.Random(question["seed"]).shuffle(sentences)

@@ -1,7 +1,7 @@
 """The loop of self-tests and benchmarks: questions about documents, a row for each answer.
 
-Every row is on disk before the next question is asked (see `system/jsonl.py`), so a stopped run can
-be resumed: what has a row is not asked again, and a document without open questions is not read.
+Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
+with a row is not asked again, and a document without open questions is not read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import Journal
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+SAME = ("record", "document", "settings", "reading")
+"""Fields that a row of an earlier run must have in common with a new one."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Case:
     """One question by one method.
 
     Args:
-        fields: those of its row that are known before it is asked, with the journal's key.
-        ask: returns the other fields. check: raises LengthError if there is no room for it.
+        fields: the fields of the row that are known before the question is asked.
+        ask: returns the other fields. check: raises LengthError where the question has no room.
     """
 
     fields: Mapping[str, Any]
@@ -36,19 +38,15 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """Questions about one document, and what reads it: False if it cannot be read."""
+    """Questions about one document, and a function that reads it, False where that fails."""
 
     cases: Sequence[Case]
     read: Callable[[], bool]
 
 
-SAME = ("record", "document", "settings", "reading")
-"""Fields that a row of an earlier run must have in common with a new one."""
-
-
 def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """True if the journal has the row of a case. Raises UsageError: it is of another document, or
-    of other settings."""
+    """Says whether the journal has the row of a case. Raises UsageError: the row is of another
+    document or of other settings."""
     row = journal.find(fields)
     if row is None:
         return False
@@ -58,14 +56,13 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
             raise UsageError(
                 f"{journal.path} has a row of {key} with another {name}: {row.get(name)}, now "
                 f"{fields[name]}",
-                "they would be mixed: give the data, methods and settings of before, or choose "
-                "another --out",
+                "give the data, methods and settings of the earlier run, or choose another --out",
             )
     return True
 
 
-def reason(kind: type[BaseModel], row: Mapping[str, Any]) -> str:
-    """Says why a row is not of this kind; empty if it is."""
+def invalid_field(kind: type[BaseModel], row: Mapping[str, Any]) -> str:
+    """Names the first field that keeps the row from being of this kind; empty for a valid row."""
     try:
         kind.model_validate(row)
     except ValidationError as error:
@@ -83,15 +80,15 @@ def write_rows(
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     on_left_out: Callable[[Case, LengthError], None] | None = None,
 ) -> bool:
-    """Asks the cases that have no row; False when the time limit came first.
+    """Asks the cases that have no row. Returns False if the time limit came first.
 
     Args:
-        until: by `time.monotonic`; after it no document and no question is begun.
-        on_row: called with each new row. on_left_out: called with a case that has no room, and the
-            run continues; without it such a case ends the run.
+        until: time by `time.monotonic` after which no document and no question is begun.
+        on_row: called with each new row. on_left_out: called with a case that has no room; without
+            it such a case ends the run.
 
     Raises:
-        UsageError: as `has_row`. LengthError: see `on_left_out`.
+        UsageError: as `has_row`. LengthError: a case has no room.
     """
 
     def is_late() -> bool:

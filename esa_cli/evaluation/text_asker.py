@@ -1,12 +1,10 @@
-"""Questions about one text, answered from text as `esa ask` does with the same preset.
-
-The text is read for the preset's finder; without one it is not read.
-"""
+"""Questions about one text, answered from text as `esa ask` does with the same preset."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,9 +22,9 @@ from esa_cli.system.progress import Progress
 
 
 class TextAsker:
-    """Asks about one text after the other; `book` is the text that was read last. What the session
-    has cached is dropped. Raises PresetError, ModelError: adapter or finder is missing, or of
-    another model."""
+    """Answers questions about one text after the other from passages, as `esa ask` does with the
+    preset. `book` is the text that was read last. The session's KV cache is dropped. Raises
+    PresetError, ModelError: the preset's adapter or finder is missing, or of another model."""
 
     book: Book
 
@@ -40,22 +38,25 @@ class TextAsker:
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
+    def _begin(self) -> None:
+        self.session.clear()
+        self.session.use(self.preset)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the text's token index."""
         return 0 if self.book.index is None else self.book.index.nbytes
 
     def check(self, question: str, longest: int) -> None:
-        """Raises UsageError: the question is empty. LengthError: it is too long."""
+        """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check(question, longest)
 
     def read(self, text: str, progress: Progress | None = None) -> float:
-        """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
+        """Reads a text for the preset's finder, and indexes its words. Returns the seconds."""
         started = time.perf_counter()
         self._begin()
-        document = Document("", text, source="", encoding="", bytes=0)
-        book = self._esa.ingest(document, progress)
+        book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
@@ -65,23 +66,18 @@ class TextAsker:
     def ask(
         self, question: str, longest: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """The reply, with every passage that was read again as its evidence, best first. Raises as
-        `check`.
+        """Answers with every passage that was read as evidence, best first. Raises as `check`.
 
         Args:
-            longest: new tokens of free text; None takes the preset's.
+            longest: new tokens of free text; None takes the preset's number.
         """
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip
 
-    def tokens_of(self, passages: tuple[Passage, ...]) -> int:
-        """Tokens of the passages."""
+    def count_tokens(self, passages: Sequence[Passage]) -> int:
+        """Counts the tokens of passages of the book."""
         places = torch.tensor([(passage.start, passage.end) for passage in passages]).reshape(-1, 2)
         first, last = token_bounds(self.book.spans, places)
         return int((last - first).sum())
-
-    def _begin(self) -> None:
-        self.session.clear()
-        self.session.use(self.preset)

@@ -22,11 +22,11 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,
     HeadRecord,
     NeedleVotes,
-    enough,
     find,
     judge,
     needle_questions,
     rank_heads,
+    smallest_set,
     window_sums,
 )
 from esa_cli.evaluation.tasks import Haystack, find_task
@@ -97,9 +97,11 @@ def test_heads_are_ranked_by_what_they_find_then_by_margin() -> None:
 
 def test_the_smallest_set_that_finds_as_much_as_all_is_enough() -> None:
     best = [head(n % 3, n, 9) for n in range(7)]
-    assert enough(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
-    assert enough(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, "more than all is as good"
-    assert enough(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, "none is: the fewest of the best"
+    assert smallest_set(best, {4: 10, 5: 12, 6: 11, 7: 13}, 12) == 5
+    assert smallest_set(best, {4: 14, 5: 15, 6: 15, 7: 13}, 12) == 4, "more than all is as good"
+    assert smallest_set(best, {4: 8, 5: 11, 6: 11, 7: 10}, 12) == 5, (
+        "none is: the fewest of the best"
+    )
 
 
 # Votes of one question
@@ -163,7 +165,7 @@ def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     hay = Haystack.chronicle(0)
-    request = TaskRequest(tokens, size, hay, None, questions, 0, exact=False)
+    request = TaskRequest(tokens, size, hay, questions, 0, exact=False)
     return next(iter(find_task("needle").samples(request)))
 
 

@@ -16,18 +16,17 @@ from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import row_run
-from esa_cli.evaluation.selftest.method_comparison import selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, selects_facts
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
     dense_group,
     dense_length,
-    depths,
     groups,
+    selected_passages,
+    shared_reading,
     tokens,
 )
-from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
+from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session
@@ -226,18 +225,11 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     assert made.position["name"] == "true"
 
 
-def test_lengths_and_depths() -> None:
+def test_lengths_are_parsed() -> None:
     assert [tokens(text) for text in ("32k", "1m", "800", "1.5K")] == [32000, 1_000_000, 800, 1500]
     for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
         with pytest.raises(UsageError, match="must be a number of tokens"):
             tokens(wrong)
-    assert depths(None) is None
-    assert depths("4") == (0.125, 0.375, 0.625, 0.875)
-    assert depths("0,50,100") == depths("0%, 50%,100") == (0.0, 0.5, 1.0)
-    assert depths("50%") == (0.5,)
-    for wrong in ("%", "50%%", "120%", "nan%", "a", "120,3", "-5", "", "inf", "1e9"):
-        with pytest.raises(UsageError, match="must be a count"):
-            depths(wrong)
 
 
 def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> ChunkTrace:

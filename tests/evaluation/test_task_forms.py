@@ -14,7 +14,7 @@ from task_requests import CHRONICLE, FORMS, prompt, samples, words
 
 from esa_cli.evaluation.tasks import TASKS, TaskQuestion
 from esa_cli.evaluation.tasks.key_tasks import NOISE
-from esa_cli.evaluation.tasks.stars_task import sprinkle
+from esa_cli.evaluation.tasks.needle_tasks import sprinkle
 
 DIGESTS = {
     ("needle", False): "c465c945d6d06565",

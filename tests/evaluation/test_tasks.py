@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from task_requests import FORMS, pieces, samples, words
 
-from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 
@@ -55,20 +54,6 @@ def test_samples_are_complete_and_determined_by_the_seed(name: str, exact: bool)
             said = question.answers[:1] if name == "needle" else question.answers
             assert score(question, f"{question.prime} {', '.join(said)}.") == 1
             assert score(question, question.prime) == score(question, "") == 0
-
-
-@pytest.mark.parametrize(("name", "exact"), [form for form in FORMS if form[0] != "stars"])
-def test_no_depth_is_left_out_in_silence(name: str, exact: bool) -> None:
-    """Each is asked for, or the person is told that there are too few questions."""
-    wanted = (0.0, 0.25, 0.5, 0.75, 1.0)
-    given = {"depths": wanted, "samples": 4, "exact": exact}
-    if (name, exact) not in {("needle", True), ("niah", False), ("needles", False)}:
-        with pytest.raises(UsageError, match=r"depths must be at most [0-9]+, .* got 5"):
-            samples(name, 6000, **given)
-        return
-    places = [fact.depth for sample in samples(name, 6000, **given) for fact in sample.facts]
-    for depth in wanted:
-        assert min(abs(place - depth) for place in places) < 0.06
 
 
 def test_dice_stay_as_they_are() -> None:

@@ -20,7 +20,7 @@ from esa_cli.errors import LengthError
 from esa_cli.evaluation import bench
 from esa_cli.evaluation.bench import BenchRecord
 from esa_cli.evaluation.bench.bench_run import RecordAsker
-from esa_cli.evaluation.selftest.needle_recall import covered_share, evidence_recall_fields
+from esa_cli.evaluation.selftest.selftest_run import covered_share, evidence_recall_fields
 from esa_cli.evaluation.tasks.task_sample import Fact
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
@@ -116,7 +116,7 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.answered_from == "text"
     assert reply.read
     assert len(reply.evidence) == 4
-    assert 0 < asker.tokens_of(reply.evidence) < tokens
+    assert 0 < asker.count_tokens(reply.evidence) < tokens
     assert reply.text in TEXT
     asker.read(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)

@@ -67,9 +67,10 @@ def test_heads_in_layers_that_run_no_method_are_refused() -> None:
 
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), preset.load("tiny-random")
+    (tmp_path / "work").mkdir()
     job, fitting = open_job(loaded, chosen, TEXT, 200, tmp_path / "work"), FitSettings()
     job.collect()
-    assert job.width == 24
+    assert job.stored.width == 24
     job.save(tmp_path / "maps", job.study(6, fitting, [8]), fitting)
     path = tmp_path / "gate.txt"
     path.write_text(TEXT, "utf-8")

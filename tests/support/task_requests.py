@@ -24,7 +24,7 @@ def pieces(text: str) -> int:
 
 def request(length: int = 3000, **changes: Any) -> TaskRequest:
     given: dict[str, Any] = {
-        "size": words, "haystack": CHRONICLE, "depths": None, "samples": 6, "seed": 1,
+        "size": words, "haystack": CHRONICLE, "samples": 6, "seed": 1,
         "exact": False,
     }  # fmt: skip
     return TaskRequest(length, **{**given, **changes})

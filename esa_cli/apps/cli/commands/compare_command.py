@@ -41,8 +41,8 @@ def compare(
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
+    from esa_cli.evaluation.selftest.run_plan import compare as run_compare
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +30,6 @@ Test = Annotated[
     ),
 ]
 Lengths = Annotated[str, option("--len TOKENS,...", "Tokens of the document, as 8k,16k,32k.")]
-Depths = Annotated[str | None, option("--depths N|PERCENTS", "So many, evenly apart, or 0,25,50.")]
 Samples = Annotated[int, option("--samples N", "Questions for each test and length.", min=1)]
 Seed = Annotated[int, option("--seed N", "Other needles, other text.", min=0)]
 HaystackFile = Annotated[
@@ -53,7 +51,7 @@ READING_RULES = {
 }
 
 
-FIXED = ("depths", "samples", "seed", "reading", "exact")
+FIXED = ("samples", "seed", "reading", "exact")
 """Settings that all rows of a file have in common."""
 
 
@@ -61,7 +59,6 @@ FIXED = ("depths", "samples", "seed", "reading", "exact")
 def selftest(
     test: Test,
     lengths: Lengths = "16k",
-    depths: Depths = None,
     samples: Samples = 8,
     seed: Seed = 0,
     haystack: HaystackFile = None,
@@ -84,7 +81,6 @@ def selftest(
         tests=options.names(test),
         methods=options.compared_methods(rows.methods, chosen),
         lengths=tuple(dict.fromkeys(run_plan.tokens(part) for part in lengths.split(","))),
-        depths=run_plan.depths(depths),
         samples=samples,
         seed=seed,
         reading=reading,
@@ -120,7 +116,8 @@ def _run(
     shard = rows.check(rows.out)
     reporter.stage("import", 0, None)
     place = model.place
-    fixed = {key: getattr(settings, key) for key in FIXED}
+    # Rows of an earlier version, which could set depths, are continued where it did not.
+    fixed = {"depths": None, **{key: getattr(settings, key) for key in FIXED}}
     header = {
         **run_facts(),
         "model": chosen.model,
@@ -202,16 +199,17 @@ def _haystack(
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """The tables, and the rule by which documents were read, which is part of what a score
     means."""
-    from rich.text import Text
-
-    from esa_cli.apps.cli.output.terminal import clean, make_console
+    from esa_cli.apps.cli.output.terminal import one_line, print_table
     from esa_cli.evaluation.selftest.score_tables import report
 
-    console = make_console(sys.stdout)
-    console.print(report(rows, min(console.width, 120)))
+    for table in report(rows):
+        print(one_line(table.title))
+        print_table(table.headers, table.rows)
+        print(table.note)
+    if not rows:
+        print("no questions were asked")
     for reading, rule in READING_RULES.items():
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         names = ", ".join(dict.fromkeys(row["method"] for row in same))
         if names:
-            line = Text(f"reading: {reading} ({rule}): {clean(names)}", style="dim")
-            console.print(line, soft_wrap=not console.is_terminal)
+            print(one_line(f"reading: {reading} ({rule}): {names}"))

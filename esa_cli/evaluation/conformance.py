@@ -1,0 +1,546 @@
+"""The conformance suite: checks a registered part or recipe against the interfaces.
+
+For plugins: `esa plugins check FILE`, or `check` in a test. Whether results are right is not
+checked: compare with a plain loop on the random steps of `make_step` and `advance`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention import parts
+from esa_cli.attention.algebra import flatten_keys, fuse
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.kernels import reference
+from esa_cli.attention.query_state import QueryState, TurnText
+from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.selection import SumScore
+from esa_cli.attention.step import Positions, Projection, Step
+from esa_cli.attention.window import Window
+from esa_cli.errors import NOT_BLAMED, PluginError
+from esa_cli.methods import registry
+from esa_cli.methods.plugin_loading import load_file, load_installed
+from esa_cli.qa.presets import resolved_preset
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.system.registry import nearest
+
+Checks = Iterator[str]
+"""Yields the name of each check before it runs; a wrong part raises. Ends at the first failure."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check; `detail` is the reason of a failure, else empty."""
+
+    check: str
+    passed: bool
+    detail: str
+
+
+class _Wrong(Exception):
+    """A property that a part lacks."""
+
+
+def _expect(holds: bool | Tensor, detail: str) -> None:
+    if not holds:
+        raise _Wrong(detail)
+
+
+def _expect_count(name: str, value: object, smallest: int = 0) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+    _expect(is_count, f"{name} is {value!r}, not a whole number from {smallest}")
+
+
+def _expect_boolean(name: str, value: object) -> None:
+    _expect(isinstance(value, bool), f"{name} is {value!r}, not True or False")
+
+
+def _expect_numbers(name: str, out: Any, *shape: int, smallest: float = -torch.inf) -> None:
+    is_shaped = isinstance(out, Tensor) and out.shape == shape and out.dtype != torch.bool
+    kind = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    _expect(is_shaped, f"{name}: {kind}, not numbers {shape}")
+    is_valid = out.isfinite() & (out >= smallest)
+    _expect(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
+
+
+@contextmanager
+def _case(name: str) -> Iterator[None]:
+    """Puts the name of a case before the reason of a failure."""
+    try:
+        yield
+    except NOT_BLAMED:
+        raise
+    except BaseException as error:
+        raise _Wrong(f"{name}: {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the type, message and line of an exception."""
+    if isinstance(error, _Wrong):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(last.filename).name}, line {last.lineno}"
+    return f"raised {type(error).__name__}: {error} ({place})"
+
+
+def check(
+    kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded: int = 32
+) -> list[Finding]:
+    """Checks the part registered as `kind: name`, or the recipe `name`, up to the first failure.
+
+    Args:
+        kind: selector, score, compressor, position, or method for a recipe.
+        options: the part's settings; its defaults when None.
+        folded: F = G * D, for a compressor made for one model.
+
+    Raises:
+        PluginError: the kind is unknown. PresetError: the method is unknown.
+    """
+    load_installed()
+    if kind not in (*SUITES, registry.RECIPES.kind):
+        raise PluginError(f"no such kind {kind!r}", nearest(kind, [*SUITES, "method"]))
+    if kind in SUITES:
+        registry.lookup(kind, name)
+        checks = part_checks(kind, name, options or {}, folded)
+    else:
+        checks = recipe_checks(name)
+    findings, current = [], next(checks)
+    while current:
+        try:
+            following = next(checks, "")
+        except NOT_BLAMED:
+            raise
+        except BaseException as error:
+            return [*findings, Finding(current, False, describe_error(error))]
+        findings.append(Finding(current, True, ""))
+        current = following
+    return findings
+
+
+def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
+    """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
+    Raises PluginError: the file is missing, does not run, or registers only readers."""
+    kinds = (*SUITES, registry.RECIPES.kind)
+    pairs = [pair for pair in load_file(path) if pair[0] in kinds]
+    if not pairs:
+        raise PluginError(
+            f"plugin {path} has only readers, and there are no checks of readers",
+            "try one with `esa ask FILE QUESTION --plugin`",
+        )
+    return {pair: check(*pair) for pair in pairs}
+
+
+def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
+    """Builds a part and runs the checks of its kind; see `check`."""
+    yield "builds a frozen dataclass of its base class"
+    cls: Any = registry.lookup(kind, name)
+    base, suite = SUITES[kind]
+    _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
+    _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
+    with _case(f"check({kind!r}, {name!r}, options)"):
+        part = registry.build(kind, {**options, "name": name})
+    yield from suite(part, folded) if suite is compressor_checks else suite(part)
+
+
+BUDGET = 16
+STEPS: dict[str, dict[str, Any]] = {
+    "usual": {}, "k > M": {"middle": 7}, "k = M": {"middle": BUDGET}, "M = 1": {"middle": 1},
+    "empty M": {"middle": 0}, "C = 1": {"chunk": 1}, "C = 40": {"chunk": 40},
+    "an answer's token": {"chunk": 1, "decoding": True}, "a late layer": {"layer": 30},
+    "L = 0": {"local": 0}, "H = G": {"heads": 4, "groups": 4}, "H = 3 G": {"heads": 6, "groups": 2},
+    "bfloat16": {"dtype": torch.bfloat16}, "float16": {"dtype": torch.float16},
+    "ties": {"ties": True}, "large logits": {"spread": 100.0},
+    "more than one block of keys": {"middle": 9000}, "no text": {"words": False},
+}  # fmt: skip
+"""Options of `make_step`, by the name of the case."""
+
+
+def _check_steps(call: Callable[..., list[Tensor]], cases: Mapping[str, dict[str, Any]]) -> None:
+    """Fails for a part with invalid results in a case, with other results on an equal step, or that
+    changes the queries or the store.
+
+    Args:
+        call: returns the part's results on a step, and raises for invalid ones.
+        cases: options of `make_step`, and `budget` of `call`.
+    """
+    first: dict[str, list[Tensor]] = {}
+    for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
+        options = dict(cases[case])
+        given = {"budget": options.pop("budget")} if "budget" in options else {}
+        step, twin = make_step(**options), make_step(**{**options, "observe": None})
+        with _case(case):
+            results = [row.clone() for row in call(step, **given)]
+            before = first.setdefault(case, results)
+            alike = len(before) == len(results) and all(map(torch.equal, before, results))
+            _expect(alike, "another result on an equal step")
+            now = _tensors(step)
+            changed = [what for what, x in _tensors(twin).items() if not torch.equal(x, now[what])]
+            _expect(not changed, f"the {', '.join(changed)} changed")
+
+
+def _tensors(step: Step) -> dict[str, Tensor]:
+    store = step.store
+    keys, values = store.span(0, len(store))
+    blocks = [block for _, block in store.feature_blocks(0, store.reduced)] if store.reduced else []
+    reduced = torch.cat(blocks) if blocks else torch.empty(0)
+    return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
+
+
+def selector_checks(selector: parts.Selector) -> Checks:
+    """Checks a selector, which may select fewer tokens than its allowance, never more."""
+    observe = selector.observe if selector.observes else None
+
+    def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
+        allowed = selector.allowance(step, budget)
+        out: Any = selector.select(step, allowed)
+        heads, rows = step.queries.shape[0], out if isinstance(out, list) else [out]
+        _expect(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
+        for row in rows:
+            is_offsets = row.dtype == torch.int64 and row.ndim == 1
+            _expect(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
+        parts.check_offsets(out, step, allowed)
+        if observe is not None:
+            observe(observed_step(step))
+        return rows
+
+    yield "declares its members"
+    _expect_boolean("sums_layers", selector.sums_layers)
+    _expect_boolean("surveys", selector.surveys)
+    if selector.surveys:
+        step = make_step()
+        selector.select(step, BUDGET)
+        _expect_boolean("the result of survey_complete", selector.survey_complete(step))
+        for turn in (step.query.selector, selector.new_turn_state()):
+            selector.after_survey(turn)
+    for layer, budget in ((0, 0), (0, BUDGET), (30, 0), (30, BUDGET)):
+        _expect_count("allowance", selector.allowance(make_step(layer=layer), budget))
+    yield "valid results on random steps"
+    cases = {case: {**options, "observe": observe} for case, options in STEPS.items()}
+    cases |= {f"budget {n}": {"budget": n, "observe": observe} for n in (0, 1)}
+    _check_steps(select, {**cases, "nothing observed": {}})
+    yield "works after the store is cropped"
+    step = make_step(observe=observe)
+    select(step)
+    for tokens in (8, 60, 50):  # the last chunk, half of the document, nearly all that is left
+        step = advance(step, back=tokens)
+        select(step)
+
+
+def score_checks(score: parts.Score) -> Checks:
+    """Checks a score: a number for each token of M, which may be -inf."""
+
+    def score_step(step: Step) -> list[Tensor]:
+        out: Any = score.scores(step)
+        finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
+        _expect_numbers("scores", finite, step.middle)
+        _expect(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
+        return [out]
+
+    yield "declares its members"
+    _expect_boolean("features", score.features)
+    if score.last_layer is not None:
+        _expect_count("last_layer", score.last_layer)
+    yield "valid results on random steps"
+    cases = {case: {**options, "score": score} for case, options in STEPS.items()}
+    if score.features:
+        maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
+        for dtype in (torch.float32, torch.bfloat16):
+            options = {"score": score, "projection": maps, "dtype": dtype}
+            cases[f"reduced keys, {dtype}"] = options
+    _check_steps(score_step, cases)
+    yield "declares whether it rotates"
+    # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
+    near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
+    _expect(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
+
+
+def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
+    """Checks a compressor for layer 0 and F = `folded`, fitted on a short document and on all
+    tokens asked for."""
+
+    def random(rows: int, seed: int) -> Tensor:
+        return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
+
+    def fit(limit: int) -> Any:
+        moments, twin = parts.Moments(), parts.Moments()
+        if count := min(compressor.fit_tokens, limit):
+            for each in (moments, twin):
+                each.add(random(count, 0), random(count, 1))
+        projection = compressor.fit(0, moments)
+        for name, before in vars(twin).items():
+            now = getattr(moments, name)
+            same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
+            _expect(same, "fit changed the moments it was given")
+        return projection
+
+    yield "declares fit_tokens"
+    _expect_count("fit_tokens", compressor.fit_tokens)
+    yield "valid projections"
+    for limit in (5, 4096):
+        with _case(f"fitted on at most {limit} tokens"):
+            first, again = fit(limit), fit(limit)
+            if first is None and again is None:  # a compressor may leave the keys whole
+                continue
+            for rows in ((1, 1), (8, 100), (40, 3)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    q, k = (random(n, n).to(dtype) for n in rows)
+                    _look_at_projection(first, again, q, k)
+
+
+def _look_at_projection(first: Any, again: Any, q: Tensor, k: Tensor) -> None:
+    """Fails for wrong results of queries (C, F) -> (C, R) or keys (n, F) -> (n, R) of two equal
+    projections. Each key must be reduced on its own, since keys are reduced block by block."""
+    given = q.clone(), k.clone()
+    queries, keys = first.queries(given[0]), first.keys(given[1])
+    untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
+    _expect(untouched, "queries or keys were written over")
+    _expect_numbers("queries", queries, len(q), keys.shape[-1])
+    _expect_numbers("keys", keys, len(k), queries.shape[-1])
+    # A step's queries are float32, and meet the reduced keys.
+    wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
+    alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
+    _expect(alike, f"{q.dtype} became {queries.dtype} queries, {keys.dtype} keys")
+    for x, fitted in ((queries, again.queries(q.clone())), (keys, again.keys(k.clone()))):
+        _expect(torch.equal(x, fitted), "two fits map equal queries or keys apart")
+    for at in {0, len(k) // 2, len(k) - 1}:
+        alone = first.keys(k[at : at + 1].clone()).float()
+        apart = float((alone - keys[at : at + 1].float()).abs().max())
+        same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
+        _expect(same, f"key {at} of {len(k)} is mapped {apart:.3g} apart from when it is alone")
+
+
+PLACES = {
+    "usual": (16, 8, 200, 40), "no far token": (16, 8, 200, 0), "L = 0": (0, 8, 200, 40),
+    "C = 1": (16, 1, 200, 40), "C = 40": (16, 40, 200, 40), "the first chunk": (0, 8, 0, 0),
+    "all is local": (100, 8, 100, 0), "a long document": (1024, 512, 1_000_000, 1024),
+}  # fmt: skip
+"""Arguments of an encoding: L, C, the first current token, and n far tokens."""
+
+
+def position_checks(encoding: parts.PositionEncoding) -> Checks:
+    """Checks a position encoding. Near tokens need not have their true distances."""
+    yield "declares its members"
+    _expect_count("distance", encoding.distance)
+    if encoding.max_distance is not None:
+        _expect_count("max_distance", encoding.max_distance, 1)
+    yield "positions of near and far tokens"
+    for case, arguments in PLACES.items():
+        with _case(case):
+            _look_at_positions(encoding, *arguments)
+    yield "query_scale (C,)"
+    for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
+        at = torch.arange(start, start + count)
+        factors, alone = encoding.query_scale(at), encoding.query_scale(at[-1:])
+        if factors is not None or alone is not None:
+            with _case(f"{count} queries from {start}"):
+                _expect_numbers("factors", factors, count, smallest=1e-30)
+                _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
+                _expect(torch.allclose(factors[-1:], alone), "alone, the last factor is another")
+    yield "frequencies (D / 2,)"
+    for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
+        inverse = base ** (-torch.arange(0, dim, 2) / dim)
+        given = inverse.clone()
+        first: Any = encoding.frequencies(given, 1.0, length)
+        again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
+        _expect(torch.equal(given, inverse), "the frequencies it is given change")
+        if first is not None or again is not None:
+            with _case(f"D = {dim}, {length} tokens"):
+                _expect_numbers("frequencies", first[0], dim // 2, smallest=0)
+                is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
+                _expect(is_factor, f"the factor is {first[1]!r}, not a number above 0")
+                _expect(torch.equal(first[0], again[0]), "other frequencies the second time")
+
+
+def _look_at_positions(
+    encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
+) -> None:
+    """Fails for wrong positions. Half of the far tokens are at the document's start, half right
+    before L."""
+    last = start - local
+    at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
+    given = at.clone()
+    first, again = (
+        (encoding.near(local, chunk, start, far), encoding.far(given, local, chunk, start))
+        for _ in range(2)
+    )
+    _expect(torch.equal(given, at), "the positions `at` were written over")
+    names = ("near", local + chunk), ("far", far)
+    for (name, keys), out, other in zip(names, first, again, strict=True):
+        _expect(isinstance(out, Positions), f"{name} gives a {type(out).__name__}, not Positions")
+        _expect_numbers(f"{name} queries", out.query, chunk, smallest=0)
+        _expect_numbers(f"{name} keys", out.key, keys, smallest=0)
+        same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
+        _expect(same, f"{name} positions differ the second time")
+    query, key = first[1].query, first[1].key
+    if far:
+        _expect(query.min() >= key.max(), f"a far query before a far key at {key.max().item()}")
+
+
+SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
+    "selector": (parts.Selector, selector_checks),
+    "score": (parts.Score, score_checks),
+    "compressor": (parts.Compressor, compressor_checks),
+    "position": (parts.PositionEncoding, position_checks),
+}
+USUAL = Window(initial=64, selected=1024, local=1024, chunk=512)
+SMALL = Window(initial=4, selected=64, local=64, chunk=32)
+CASES: dict[str, tuple[int, Window, int]] = {
+    "usual": (8192, USUAL, 100_000), "a small window": (512, SMALL, 100_000),
+    "I = 0": (512, replace(SMALL, initial=0), 100_000),
+    "k = 0": (512, replace(SMALL, selected=0), 100_000),
+    "L = 0": (512, replace(SMALL, local=0), 100_000),
+    "a short document": (8192, USUAL, 100), "an unknown length": (8192, USUAL, 0),
+}  # fmt: skip
+"""The model's trained window, the preset's windows, and the tokens of the document."""
+
+
+def recipe_checks(name: str) -> Checks:
+    """Checks that a recipe gives valid settings in every case, and equal settings twice."""
+    yield "valid settings"
+    for case, (context, window, length) in CASES.items():
+        with _case(case):
+            position = {"name": "esa", "distance": context // 2}
+            base = Preset(
+                name="base", model="any", context=context, window=window, position=position
+            )
+            first, again = (resolved_preset.apply(name, base, length) for _ in range(2))
+            resolved_preset.resolve(first)
+            _expect(first == again, "other settings the second time")
+
+
+Observe = Callable[[Step], None]
+PLAIN = SumScore()
+
+
+def make_step(
+    *,
+    middle: int = 100,
+    chunk: int = 8,
+    initial: int = 4,
+    local: int = 16,
+    heads: int = 6,
+    groups: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    spread: float = 1.0,
+    ties: bool = False,
+    distance: int = 64,
+    layer: int = 0,
+    decoding: bool = False,
+    score: parts.Score = PLAIN,
+    projection: Projection | None = None,
+    observe: Observe | None = None,
+    words: bool = True,
+) -> Step:
+    """Makes a step over a random document of I + M + L + C tokens, all of them in the store. Equal
+    arguments give equal numbers.
+
+    Args:
+        middle, chunk, initial, local: M, C, I and L. heads, groups, dim: H, G and D.
+        spread: standard deviation of queries (H, C, D) and unrotated keys and values (G, N, D).
+        ties: every token has the same key. decoding: the chunk is an answer's token.
+        observe: a selector's hook, called for every chunk before the step's own.
+        words: the step has random words as the text of its tokens, and a question.
+    """
+    start = initial + middle + local
+    store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        (torch.randn(h, start + chunk, dim, generator=random) * spread).to(dtype)
+        for h in (heads, groups, groups)
+    )
+    if ties:
+        keys = keys[:, :1].expand_as(keys)
+    text = TurnText("Where are word3 and word7?", partial(_random_words, start))
+    rope = Rope(Angles(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
+    step = Step(
+        layer, start, queries[:, start:], store, initial, initial + middle, local, distance,
+        dim**-0.5, rope, score, projection=projection, decoding=decoding,
+        query=QueryState(text=text if words else None),
+    )  # fmt: skip
+    for low in range(0, start, 256):
+        high = min(low + 256, start)
+        store.append(keys[:, low:high], values[:, low:high])
+        if observe is not None:
+            observe(observed_step(_step_at(step, low, queries[:, low:high])))
+    store.append(keys[:, start:], values[:, start:])
+    _reduce_keys(step)
+    return step
+
+
+def advance(
+    step: Step,
+    chunk: int = 8,
+    *,
+    seed: int = 1,
+    decoding: bool = False,
+    back: int = 0,
+    observe: Observe | None = None,
+) -> Step:
+    """Makes the step of `chunk` new random tokens after those in the store, with equal windows.
+
+    Args:
+        back: tokens taken back before, this step's chunk first; a new turn then begins.
+        observe: a selector's hook, called for this step's chunk, unless it was taken back already.
+    """
+    store = step.store
+    if observe is not None and len(store) == step.start + step.queries.shape[1]:
+        observe(observed_step(step))
+    if back:
+        store.crop(-back)
+        for state in step.states.values():
+            state.crop(len(store))
+        step = replace(step, query=QueryState(text=step.text))
+    random = torch.Generator().manual_seed(seed)
+    queries, keys, values = (
+        torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
+        for rows in (step.queries.shape[0], store.heads, store.heads)
+    )
+    step = replace(_step_at(step, len(store), queries), decoding=decoding)
+    store.append(keys, values)
+    _reduce_keys(step)
+    return step
+
+
+def observed_step(step: Step) -> Step:
+    """Returns the argument of `observe` after the step's chunk attended to I, L and C."""
+    chunk, rope = step.queries.shape[1], step.rope
+    places = torch.arange(step.local + chunk)
+    keys, values = step.store.span(step.start - step.local, step.start + chunk)
+    queries = rope.rotate(step.queries, places[step.local :])
+    near = reference(queries, rope.rotate(keys, places), values, True, step.scale)
+    keys, values = step.store.span(0, step.low)
+    far = reference(step.rotated(True), keys, values, False, step.scale)
+    return replace(step, low=0, projection=None, lse=fuse([near, far])[1])
+
+
+def _random_words(tokens: int) -> list[str]:
+    """Returns a word of 50 for each token, every ninth with the end of a sentence."""
+    draw = Random(0)
+    return [f" word{draw.randrange(50)}{'.' * (i % 9 == 8)}" for i in range(tokens)]
+
+
+def _step_at(step: Step, start: int, queries: Tensor) -> Step:
+    """Returns the step of the chunk of queries (H, C, D) from position `start` on."""
+    local = min(step.local, start)
+    high = start - local
+    low = min(step.low, high)
+    windows = {"low": low, "high": high, "local": local}
+    return replace(step, start=start, queries=queries, decoding=False, **windows)
+
+
+def _reduce_keys(step: Step) -> None:
+    if step.projection is not None:
+        for _, keys in step.store.key_blocks(step.store.reduced, step.high):
+            step.store.append_features(step.projection.keys(flatten_keys(keys)))
