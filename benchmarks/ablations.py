@@ -90,7 +90,7 @@ def main() -> None:
     size = token_counter(loaded.tokenizer)
 
     hay = Haystack.chronicle(0)
-    request = TaskRequest(arguments.length, size, hay, arguments.questions, 0, exact=False)
+    request = TaskRequest(arguments.length, size, hay, arguments.questions, 0)
     (sample,) = find_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")

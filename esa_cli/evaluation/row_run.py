@@ -6,18 +6,14 @@ with a row is not asked again, and a document without open questions is not read
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import Any
 
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import Journal
 
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 SAME = ("record", "document", "settings", "reading")
 """Fields that a row of an earlier run must have in common with a new one."""
 
@@ -59,17 +55,6 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
                 "give the data, methods and settings of the earlier run, or choose another --out",
             )
     return True
-
-
-def invalid_field(kind: type[BaseModel], row: Mapping[str, Any]) -> str:
-    """Names the first field that keeps the row from being of this kind; empty for a valid row."""
-    try:
-        kind.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place, message = ".".join(map(str, first["loc"])), first["msg"]
-        return f"{place!r}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(first['input'])}"
-    return ""
 
 
 def write_rows(

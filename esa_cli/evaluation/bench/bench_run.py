@@ -14,11 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
-from esa_cli.evaluation.row_run import Case, DocumentCases, Share, has_row, invalid_field
+from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
@@ -33,16 +31,11 @@ KEY = ("method", "task", "id")
 """Fields that identify a row."""
 
 
-class _CheckedRow(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    score: Share
-    tokens: int
-
-
 def wrong(row: Mapping[str, Any]) -> str:
     """Names what is wrong with a row of an earlier run; empty for a valid row."""
-    return invalid_field(_CheckedRow, row)
+    score, tokens = row.get("score"), row.get("tokens")
+    is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
+    return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 
 
 def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:

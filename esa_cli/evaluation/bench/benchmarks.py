@@ -18,14 +18,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.row_run import invalid_field
-from esa_cli.evaluation.tasks.key_tasks import NUMBER, PASSKEY
 from esa_cli.evaluation.tasks.needle_tasks import BEFORE
 from esa_cli.system.registry import nearest
 from esa_cli.system.text import text_digest
@@ -151,11 +149,13 @@ def read_rows(
                     data = json.loads(text.decode())
                     if b"\\ud" in text.lower():  # raises for a lone surrogate
                         json.dumps(data, ensure_ascii=False).encode()
-                    if wrong := invalid_field(kind, data):
-                        raise ValueError(wrong)
                     record = convert(kind.model_validate(data), number)
                 except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
-                    raise DocumentError(f"{path}, line {number}: {error}", AGAIN) from error
+                    reason = str(error)
+                    if isinstance(error, ValidationError):
+                        first = error.errors(include_input=False)[0]
+                        reason = f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}"
+                    raise DocumentError(f"{path}, line {number}: {reason}", AGAIN) from error
                 empty = False
                 yield record
     except OSError as error:
@@ -170,10 +170,12 @@ def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, 
     return before.format(**fields), context, after.format(**fields)
 
 
-FORMS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("longbench_tasks.json").read_text("utf-8")
+Forms = dict[str, dict[str, Any]]
+# Title, number of records and prompt of each task; LongBench's length of answers, score, chat.
+LONGBENCH, INFINITEBENCH = (
+    cast(Forms, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
+    for name in ("longbench", "infinitebench")
 )
-"""Title, records, length of answers, prompt and score of each LongBench task; `chat`."""
 
 
 class LongBenchRow(BaseModel):
@@ -187,7 +189,7 @@ class LongBenchRow(BaseModel):
 
 
 def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
-    form = FORMS[task]
+    form = LONGBENCH[task]
     if form["score"] == "rouge_l":
         metrics.library("rouge")
 
@@ -215,36 +217,10 @@ def longbench_score(record: BenchRecord, output: str) -> float:
     if record.task == "trec":
         classes = record.data["classes"]
         return max(metrics.class_share(output, gold, classes) for gold in record.answers)
-    rule: Callable[[str, str], float] = getattr(metrics, FORMS[record.task]["score"])
+    rule: Callable[[str, str], float] = getattr(metrics, LONGBENCH[record.task]["score"])
     return max(rule(output, gold) for gold in record.answers)
 
 
-_OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
-PROMPTS = {
-    "passkey": PASSKEY.before + "{context}\n\n{input}",
-    "number_string": NUMBER.before + "{context}\n\n{input}",
-    "kv_retrieval": (
-        "Extract the value corresponding to the specified key {key} in the JSON object below.\n\n"
-        "{context}\n\n{input}"
-    ),
-    "math_find": "{prefix}\n\n{context}\n\n{input}",
-    "longbook_choice_eng": (
-        "Read the book and answer the question.\n\n{context}\n\nQuestion: {input}\n\nOnly one of "
-        "the following options is correct, tell me the answer using one single letter (A, B, C, or "
-        "D). Don't say anything else.\n" + _OPTIONS
-    ),
-    "code_debug": (
-        "There is ONLY ONE function in the large project that is deliberately made to include an "
-        "obvious error. Please find the function that contains the most obvious errors. I will "
-        "give you four options to narrow your scope. You can inspect the options and think. "
-        "Eventually, tell me the answer using one single letter (A, B, C, or D).\n\n{context}\n\n"
-        "Which funtion has deliberate error?\n" + _OPTIONS + "\n\nGive me your answer for the "
-        "function that has the deliberate and obvious error in A, B, C, or D. Your answer MUST be "
-        "chosen from one of the four options without any explanation. If you cannot determine "
-        "answers accurately, you also MUST provide the answer you think is most likely. Absolutely "
-        "do not say you do not know or you need more information."
-    ),
-}
 CHOICES = ("longbook_choice_eng", "code_debug")
 
 
@@ -263,7 +239,7 @@ def read_infinitebench(folder: Path, task: str) -> Iterator[BenchRecord]:
             "infinitebench",
             task,
             str(line),
-            *split_prompt(PROMPTS[task], row.context, **_prompt_fields(row, task)),
+            *split_prompt(INFINITEBENCH[task]["prompt"], row.context, **_prompt_fields(row, task)),
             answers=_option_and_letter(row) if task in CHOICES else row.answer,
             longest=100 if task == "kv_retrieval" else 32,
         )
@@ -464,29 +440,20 @@ def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
     )
 
 
-_INFINITE = (
-    ("kv_retrieval", "Retrieve.KV", 500),
-    ("math_find", "Math.Find", 350),
-    ("number_string", "Retrieve.Number", 590),
-    ("longbook_choice_eng", "En.MC", 229),
-    ("code_debug", "Code.Debug", 394),
-    ("passkey", "Retrieve.PassKey", 590),
-)
+def _tasks(forms: Forms, group: str) -> tuple[BenchTask, ...]:
+    return tuple(BenchTask(key, form["title"], group, form["size"]) for key, form in forms.items())
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
-        tasks=tuple(
-            BenchTask(name, form["title"], "LongBench", form["size"])
-            for name, form in FORMS.items()
-        ),
+        tasks=_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
         read=read_longbench,
         score=longbench_score,
         length=32_000,
     ),
     "infinitebench": Benchmark(
-        tasks=tuple(
-            BenchTask(name, title, "InfiniteBench", size) for name, title, size in _INFINITE
-        ),
+        tasks=_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
         read=read_infinitebench,
         score=infinitebench_score,

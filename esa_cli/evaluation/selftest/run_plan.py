@@ -11,20 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
-from esa_cli.attention.step import ChunkTrace, Selection, Step
+from esa_cli.attention.step import Selection, Step
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
-from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.evidence.evidence import heaviest
+from esa_cli.qa.evidence.evidence import reply_from_rows
 from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge, validated
 from esa_cli.qa.presets.resolved_preset import build_method, resolve
@@ -48,7 +45,7 @@ class SelftestSettings:
             `text` its answers from text.
         lengths: tokens of each document; the test `own` has one length, its text's.
         samples: questions for each test and length, as far as the test has them.
-        reading: one prefill for all methods, or one each. exact: the benchmarks' own protocols.
+        reading: one prefill for all methods, or one each.
         dense: measure the ceiling, too.
     """
 
@@ -58,7 +55,6 @@ class SelftestSettings:
     samples: int = 8
     seed: int = 0
     reading: Literal["shared", "own"] = "shared"
-    exact: bool = False
     dense: bool = True
 
 
@@ -187,37 +183,6 @@ def read_for(
     return time.perf_counter() - started
 
 
-class SelectionCounts:
-    """Counts of each token's selections while answering, over layers and heads: (N,) `counts` for
-    the N tokens of the document. A `trace` of `Session.ask`."""
-
-    def __init__(self, tokens: int) -> None:
-        self.counts = torch.zeros(tokens)
-        self._layer = -1
-
-    def __call__(self, seen: ChunkTrace) -> None:
-        """Counts a chunk's selected tokens, without I and L, which are always in view."""
-        if seen.start == self.counts.shape[0]:
-            if seen.layer <= self._layer:
-                self.counts.zero_()  # the question begins again after the survey pass
-            self._layer = seen.layer
-        times = seen.stop - seen.start if seen.decoding else 1  # each token selects
-        for row in seen.far_rows:
-            chosen = row[seen.initial :].cpu()
-            self.counts[chosen[chosen < self.counts.shape[0]]] += times / len(seen.far_rows)
-
-
-def selected_passages(counts: Tensor, book: Book, count: int) -> list[Passage]:
-    """Returns the `count` passages that were selected most, whole sentences, none overlapping. A
-    passage's weight is its share of all selections. counts: (N,), for the N cached tokens that
-    `book.rows` point into."""
-    total = float(counts[book.rows.start : book.rows.stop].sum())
-    return [
-        Passage.of(book.document, passage.start, passage.end, weight=passage.weight / total)
-        for passage in heaviest(counts, [book], count)
-    ]
-
-
 def compare(
     loaded: Any,
     preset: Preset,
@@ -229,27 +194,16 @@ def compare(
     reading: Callable[[Sequence[str]], Progress],
     most: int | None,
 ) -> list[dict[str, Any]]:
-    """Asks one question by every method. Returns a row for each: times in seconds, `cache_bytes` of
-    the prefill's KV cache, which methods may share, `peak_bytes` the process's highest.
+    """Asks one question by every method. Returns a row for each, with times in seconds, the
+    passages that the answer rests on, `cache_bytes` of the prefill's KV cache, which methods may
+    share, and `peak_bytes`, the process's highest.
 
     Args:
         count: passages for each method. reading: called with the names of the methods before their
             prefill; returns progress(done, total). most: new tokens.
     """
     rows: list[dict[str, Any]] = []
-
-    def add(
-        name: str, read_s: float, reply: Reply, nbytes: int, passages: Sequence[Passage]
-    ) -> None:
-        keys = ("start", "end", "weight", "text")
-        rows.append({
-            "method": name, "answer": reply.text, "read_s": read_s,
-            "shared": group.reading == "shared", "first_token_s": reply.first_token_s,
-            "answer_s": reply.total_s, "cache_bytes": nbytes,
-            "passages": [{key: getattr(passage, key) for key in keys} for passage in passages],
-            "peak_bytes": peak_memory(str(loaded.device)),
-        })  # fmt: skip
-
+    keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
         spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
         head = len(session.prompt.head())
@@ -257,19 +211,28 @@ def compare(
         book = Book(document, None, spans, rows=range(head, head + len(spans)))
         for group in groups:
             progress = reading(group.names)
-            if group.reading == "text":
-                asker = TextAsker(session, group.presets[0])
-                read_s = asker.read(text, progress)
-                reply = asker.ask(question, most)
-                add(group.names[0], read_s, reply, asker.nbytes, reply.evidence[:count])
-                continue
-            session.clear()
-            session.use(group.presets[0])
-            read_s = read_for(session, preset, group, text, progress)
+            asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
+            if asker is not None:
+                read_s, nbytes = asker.read(text, progress), asker.nbytes
+            else:
+                session.clear()
+                session.use(group.presets[0])
+                read_s = read_for(session, preset, group, text, progress)
+                nbytes = session.cache.nbytes
             for name, chosen in zip(group.names, group.presets, strict=True):
-                session.use(chosen)
-                view = SelectionCounts(session.document_tokens)
-                reply = session.ask(question, max_new_tokens=most, trace=view)
-                passages = selected_passages(view.counts, book, count)
-                add(name, read_s, reply, session.cache.nbytes, passages)
+                if asker is not None:
+                    reply = asker.ask(question, most)
+                else:
+                    session.use(chosen)
+                    reply, _ = reply_from_rows(
+                        session, question, [book], count, max_new_tokens=most
+                    )
+                passages = reply.evidence[:count]
+                rows.append({
+                    "method": name, "answer": reply.text, "read_s": read_s,
+                    "shared": group.reading == "shared", "first_token_s": reply.first_token_s,
+                    "answer_s": reply.total_s, "cache_bytes": nbytes,
+                    "passages": [{key: getattr(one, key) for key in keys} for one in passages],
+                    "peak_bytes": peak_memory(str(loaded.device)),
+                })  # fmt: skip
     return rows

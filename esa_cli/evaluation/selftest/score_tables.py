@@ -15,39 +15,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
-from esa_cli.evaluation.row_run import Share, invalid_field
-
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and further fields of the run."""
 REASONS = ("answered", "not selected", "selected, not used", "not known")
 TENTHS = 10
 
 
-class _Recall(BaseModel):
-    mean: Share | None = None
-    layers: list[Share | None] | None = None
-
-
-class _CheckedRow(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    test: str
-    method: str
-    length: int
-    question: str
-    score: Share
-    depth: Share | None = None
-    tokens: dict[str, Any] | None = None
-    time: dict[str, float | None] | None = None
-    recall: _Recall | None = None
-    why: str | None = None
-
-
 def wrong(row: Row) -> str:
-    """Names what is wrong with a row of `esa selftest`; empty for a valid row."""
-    return invalid_field(_CheckedRow, row)
+    """Names what keeps a row of an earlier run from the tables; empty for a valid row."""
+    try:
+        texts = all(isinstance(row[name], str) for name in ("test", "method", "question"))
+        if not texts or type(row["length"]) is not int or type(row["score"]) not in (int, float):
+            return "test, method, question, length or score is of another type"
+        if not 0 <= row["score"] <= 1 or not 0 <= (row.get("depth") or 0) <= 1:
+            return "score or depth is not from 0 to 1"
+        report([row])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def wilson(mean: float, n: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import LengthError, UsageError
@@ -36,7 +36,6 @@ from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
-from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
@@ -78,14 +77,6 @@ class NeedleRecall:
             mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append(NeedleShare(mean, best))
         return out
-
-    def in_view(self) -> int:
-        """Counts the cached tokens that a head attended to beside the question's last chunk; the
-        most of all layers and heads."""
-        counts = [
-            seen.local + max(row.shape[0] for row in seen.far_rows) for seen in self.last.values()
-        ]
-        return max(counts, default=0)
 
 
 def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
@@ -160,28 +151,14 @@ def count_tokens(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-class SelftestEvents(Protocol):
-    """Callbacks of a run."""
-
-    def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Progress:
-        """Prefill of `total` tokens begins; returns progress(done, total)."""
-        ...
-
-    def row(self, row: dict[str, Any]) -> None:
-        """A question was answered."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something was left out, and why."""
-        ...
-
-
 @dataclass
 class SelftestRun:
     """One run over one model.
 
     Args:
         loaded: model and tokenizer. preset: the base that methods are applied to.
+        listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
+            `row(row)` for each answer, and `note(text)` for a part that is left out.
         until: `time.monotonic` after which no prefill and no question begins; None: no limit.
         shard: of the prefills, each of a document for a group of methods, with their questions.
     """
@@ -191,7 +168,7 @@ class SelftestRun:
     settings: SelftestSettings
     haystack: Haystack
     journal: Journal
-    listener: SelftestEvents
+    listener: Any
     until: float | None = None
     shard: WorkShard = ALL_WORK
     asker: TextAsker | None = field(default=None, init=False)
@@ -232,9 +209,7 @@ class SelftestRun:
             # The text is cut to the tokens that the needles leave.
             left = max(1, length - (self.own_length - self.size(haystack.text)))
             haystack = Haystack.of(haystack.name, "\n\n".join(haystack.cut(self.size, left)))
-        request = TaskRequest(
-            length, self.size, haystack, settings.samples, settings.seed, settings.exact
-        )
+        request = TaskRequest(length, self.size, haystack, settings.samples, settings.seed)
         return find_task(test).samples(request)
 
     def _work(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
@@ -359,8 +334,7 @@ class DocumentQuestions:
         if asker is not None:
             reply = asker.ask(question.text, question.longest)
             score = round(score_of(question, reply.text), 4)
-            document, in_view = len(asker.book.spans), asker.count_tokens(reply.evidence)
-            stored = asker.nbytes
+            document, stored = len(asker.book.spans), asker.nbytes
             fields = {
                 "before": "",
                 "prompt": preset.answer.prompt.replace("{question}", question.text),
@@ -375,8 +349,8 @@ class DocumentQuestions:
                 question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
             )
             score = round(score_of(question, question.prime + reply.text), 4)
-            document, in_view = session.document_tokens, recall.in_view()
-            stored, head = session.cache.nbytes, len(prompt.head())
+            document, stored = session.document_tokens, session.cache.nbytes
+            head = len(prompt.head())
             places = [positions(self._spans, fact.start, fact.end, head) for fact in facts]
             fields = {
                 "before": session.tokenizer.decode(prompt.head()),
@@ -400,6 +374,5 @@ class DocumentQuestions:
                 "document": document,
                 "question": reply.question_tokens,
                 "answer": reply.answer_tokens,
-                "in_view": in_view,
             },
         }

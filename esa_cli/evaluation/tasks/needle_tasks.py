@@ -1,21 +1,18 @@
-"""Sentences hidden in a long text, and questions about them.
+"""Sentences hidden in a long text, and questions about them; questions share documents.
 
 `needle`: Kamradt's needle in a haystack (2023), with 32 needles of distinct forms written for this
-repository. An answer is right when it contains an accepted one as whole words. The exact form has
-one needle a document; in the shared form each is a distraction for the others. `own`: the same
+repository. An answer is right when it contains an accepted one as whole words. `own`: the same
 needles in the user's own document.
 
 `needles`: several needles asked for at once, NeedleBench M-RT (Li et al., 2024), version 1, as in
 OpenCompass: questions are joined, and so are the forms of their answers. The needles are ours, in
-the benchmark's shape. The exact form has three needles a document, each on a line of its own. In
-the shared form a document has up to eight questions about three to five needles each.
+the benchmark's shape. A document has up to eight questions about three to five needles each.
 
 `stars`: a penguin counts stars in many places of a long text; collect the numbers. From
 Counting-Stars (Song et al., 2024), searching and reasoning in turn; in reasoning the penguin first
 miscounts. Sentences, question and score are the benchmark's, the start of the answer is the ESA
-paper's, numbers and text are ours. The exact form builds the document as the benchmark does, with
-32 stars in 0.8 words a token, so its length is nominal. The shared form counts tokens and has 8
-stars a question; up to eight questions share a document, each about another animal.
+paper's, numbers and text are ours. A question has 8 stars; up to eight questions share a document,
+each about another animal.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ from typing import NamedTuple
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
 from esa_cli.evaluation.tasks.task_sample import (
-    SLACK,
-    Fact,
     StableRandom,
     TaskQuestion,
     TaskRequest,
@@ -38,11 +33,9 @@ from esa_cli.evaluation.tasks.task_sample import (
     check_samples,
     deal_places,
     even_depths,
-    fact_at,
     plant,
     plant_in_haystack,
     share_documents,
-    word_ends,
 )
 
 LONGEST = 24
@@ -87,15 +80,10 @@ def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
 
 
 def single_needles(request: TaskRequest) -> Iterator[TaskSample]:
-    """Makes one document with all needles; in the exact form one document a needle."""
+    """Makes one document with all needles."""
     needles = choose_needles(request)
-    depths = even_depths(len(needles))
-    parts = [(needles, depths)]
-    if request.exact:
-        parts = [([needle], (depth,)) for needle, depth in zip(needles, depths, strict=True)]
-    for index, (part, at) in enumerate(parts):
-        text, facts = plant_in_haystack(request, [needle.text for needle in part], at)
-        yield TaskSample("needle", request.length, index, text, facts, needle_questions(part))
+    text, facts = plant_in_haystack(request, [needle.text for needle in needles])
+    yield TaskSample("needle", request.length, 0, text, facts, needle_questions(needles))
 
 
 def own_document(request: TaskRequest) -> Iterator[TaskSample]:
@@ -147,7 +135,7 @@ def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
     kind = KINDS[0]
     longest = kind.needle.format(arg1=kind.first[0], arg2=kind.second[0])
     for index, numbers in enumerate(share_documents(request, SHARED_QUESTIONS, [longest] * 5)):
-        counts = [3 if request.exact else 3 + number % 3 for number in numbers]
+        counts = [3 + number % 3 for number in numbers]
         dice = StableRandom("needles", request.length, request.seed, index)
         pairs = [
             (kind, first, second)
@@ -158,11 +146,7 @@ def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
         ]
         drawn = dice.some(pairs, sum(counts))
         sentences = [kind.needle.format(arg1=first, arg2=second) for kind, first, second in drawn]
-        if request.exact:
-            depths = even_depths(len(drawn))
-            text, facts = plant_in_haystack(request, sentences, depths, (word_ends,), ("\n", "\n"))
-        else:
-            text, facts = plant_in_haystack(request, sentences)
+        text, facts = plant_in_haystack(request, sentences)
         owners = deal_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
@@ -195,8 +179,7 @@ STARS_QUESTION = (
 )
 STARS_AFTER = "\n\n\n\n{question}"
 STARS_PRIME = '```json\n{{"little_{who}": ['
-WORDS_PER_TOKEN = 0.8
-EXACT_STARS, SHARED_STARS = 32, 8
+STARS_PER_QUESTION = 8
 LARGEST = 255
 ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirrel", "hedgehog")
 """The animal of each question; a single question has the benchmark's penguin."""
@@ -205,20 +188,21 @@ ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirre
 def counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes documents with questions of both kinds in turn."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
-    m = EXACT_STARS if request.exact else SHARED_STARS
-    parts = share_documents(request, len(ANIMALS), [longest] * SHARED_STARS)
+    parts = share_documents(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
     for index, questions_here in enumerate(parts):
         variants = [tuple(STARS)[number % len(STARS)] for number in questions_here]
         dice = StableRandom("stars", request.length, request.seed, index)
-        count = m * len(variants)
+        count = STARS_PER_QUESTION * len(variants)
         numbers = dice.some(range(1, LARGEST + 1), 2 * count)
         right, wrong = numbers[:count], numbers[count:]
-        owners = deal_places(dice, [m] * len(variants))
+        owners = deal_places(dice, [STARS_PER_QUESTION] * len(variants))
         stars = [
             STARS[variants[owner]].format(who=ANIMALS[owner], a=a, r=r)
             for owner, a, r in zip(owners, right, wrong, strict=True)
         ]
-        text, facts = _sky(request, stars)
+        depths = [(i + 1) / count for i in range(count)]
+        lines = [star.strip() for star in stars]
+        text, facts = plant_in_haystack(request, lines, depths, joints=("\n", "\n"))
         questions = []
         for which, variant in enumerate(variants):
             places = tuple(place for place, owner in enumerate(owners) if owner == which)
@@ -241,40 +225,6 @@ def counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
         yield TaskSample(
             "stars", request.length, index, text, facts, tuple(questions), after=STARS_AFTER
         )
-
-
-def _sky(request: TaskRequest, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
-    """Puts the stars into the haystack."""
-    if not request.exact:
-        depths = [(i + 1) / len(stars) for i in range(len(stars))]
-        lines = [star.strip() for star in stars]
-        return plant_in_haystack(request, lines, depths, joints=("\n", "\n"))
-    count = int(WORDS_PER_TOKEN * request.length)
-    if count < len(stars):
-        raise UsageError(
-            f"words must be at least {len(stars)}, as many as stars, got {count}",
-            "ask for a greater length",
-        )
-    # The cut may miss a few words for the sake of a whole sentence.
-    parts = request.haystack.cut(count_words, count + 2 * SLACK)
-    return sprinkle("\n\n".join(parts), count, stars)
-
-
-def count_words(text: str) -> int:
-    return len(text.split())
-
-
-def sprinkle(text: str, count: int, stars: Sequence[str]) -> tuple[str, tuple[Fact, ...]]:
-    """Puts m stars into the first `count` words of the text as the benchmark does: star i replaces
-    the space before word (i + 1) * (count // m) + i * W of the text with the stars before it, where
-    W is the number of words in a star."""
-    parts = text.replace("\n", " ").split(" ")[:count]
-    for i, star in enumerate(stars):
-        at = min((i + 1) * (count // len(stars)) + i * len(star.split(" ")), len(parts))
-        # Without the space, the two words around the star become parts of its first and last.
-        parts[at - 1 : at + 1] = (parts[at - 1] + star + "".join(parts[at : at + 1])).split(" ")
-    out = " ".join(parts)
-    return out, tuple(fact_at(out, out.index(star) + 1, star.strip()) for star in stars)
 
 
 def star_score(question: TaskQuestion, output: str) -> float:

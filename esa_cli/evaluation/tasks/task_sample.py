@@ -113,9 +113,7 @@ class TaskRequest:
     Args:
         length: tokens of a document, counted by `size`. Pass one function object for all requests,
             because the haystack caches the counts by function.
-        samples: number of questions.
-        exact: one document a question, as in the original benchmark; otherwise many questions
-            share a document where possible.
+        samples: number of questions, many of which share a document where possible.
     """
 
     length: int
@@ -123,7 +121,6 @@ class TaskRequest:
     haystack: Haystack
     samples: int
     seed: int
-    exact: bool
 
 
 class Task(NamedTuple):
@@ -172,18 +169,9 @@ class Haystack:
 
     @classmethod
     def read(cls, source: str) -> Haystack:
-        """Reads a file, or all .txt and .md files of a folder in the order of their names. Raises
-        UsageError: a folder without such files. DocumentError: a file that cannot be read."""
-        path, names = Path(source), [source]
-        if path.is_dir():
-            names = sorted(str(p) for p in path.iterdir() if p.suffix.lower() in (".txt", ".md"))
-            if not names:
-                raise UsageError(
-                    f"the haystack's folder must have text files, got {source}",
-                    "put .txt or .md files into it",
-                )
-        texts = [document.text.strip("\n") for document in read_documents(names)]
-        return cls.of(path.name or source, "\n\n".join(texts))
+        """Reads a file, or all files of a folder. Raises DocumentError, UsageError."""
+        texts = [document.text.strip("\n") for document in read_documents([source])]
+        return cls.of(Path(source).name or source, "\n\n".join(texts))
 
     def cut(self, size: Size, n: int) -> list[str]:
         """Returns the first paragraphs, n tokens together with blank lines between them. The last
@@ -192,8 +180,7 @@ class Haystack:
         ends = self._count(size, n)
         if not ends or ends[-1] < n:
             raise UsageError(
-                f"{self.name} is too short: a document takes {n:,} tokens (exact stars: words) "
-                f"of it, and it has {ends[-1] if ends else 0:,}",
+                f"{self.name} must have at least {n:,} tokens, got {ends[-1] if ends else 0:,}",
                 "ask for a shorter length, or give more text",
             )
         whole = bisect_left(ends, n)
@@ -275,19 +262,6 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     return match[0][0] != "." or (len(last) > 1 and last not in ABBREVIATIONS)
 
 
-def word_ends(text: str) -> list[int]:
-    """Finds the offsets of the ends of words."""
-    return [match.end() for match in WORD_END.finditer(text)]
-
-
-def _line_ends(text: str) -> list[int]:
-    return [match.end() for match in LINE_END.finditer(text)]
-
-
-Places = Callable[[str], list[int]]
-PLACES: tuple[Places, ...] = (sentence_ends, _line_ends, word_ends)
-
-
 def even_depths(n: int) -> tuple[float, ...]:
     """Returns n depths, each in the middle of one n-th of the text."""
     return tuple((i + 0.5) / n for i in range(n))
@@ -297,21 +271,22 @@ def plant(
     text: str,
     sentences: Sequence[str],
     depths: Sequence[float],
-    places: Sequence[Places] = PLACES,
     joints: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[Fact, ...]]:
-    """Puts sentence i at depth i of the text, as near as the places allow, none inside another.
-    Returns the new text and the facts in the order of `sentences`.
+    """Puts sentence i at depth i of the text, as near as the ends of sentences allow, none inside
+    another. A text with few sentences takes them after lines or words.
 
     Args:
-        places: kinds of places; the first kind with twice as many places as sentences is used.
         joints: texts before and after each sentence.
+
+    Returns:
+        The new text, and the facts in the order of `sentences`.
 
     Raises:
         UsageError: the text is too short for all sentences.
     """
-    for kind in places:
-        gaps = kind(text)
+    for kind in (sentence_ends, LINE_END, WORD_END):
+        gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
         if len(gaps) >= 2 * len(sentences):
             break
     else:
@@ -352,23 +327,17 @@ def plant_in_haystack(
     request: TaskRequest,
     sentences: Sequence[str],
     depths: Sequence[float] | None = None,
-    places: Sequence[Places] = PLACES,
     joints: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[Fact, ...]]:
     """Cuts the haystack to the requested length, and plants the sentences in it, at even depths by
-    default. Raises UsageError as `plant`, `haystack_tokens` and `Haystack.cut`."""
-    parts = request.haystack.cut(request.size, haystack_tokens(request, sentences, joints[0]))
-    depths = depths or even_depths(len(sentences))
-    return plant("\n\n".join(parts), sentences, depths, places, joints)
-
-
-def haystack_tokens(request: TaskRequest, sentences: Sequence[str], joint: str) -> int:
-    """Counts the tokens that the sentences leave to the haystack. Raises UsageError: the sentences
-    would fill more than half of the document."""
-    taken = sum(added_tokens(request.size, sentence, joint) for sentence in sentences)
+    default. Raises UsageError: the sentences would fill more than half of the document; or as
+    `plant` and `Haystack.cut`."""
+    taken = sum(added_tokens(request.size, sentence, joints[0]) for sentence in sentences)
     if 2 * taken > request.length:
         raise _no_room(sentences, f"a length of {request.length} tokens")
-    return request.length - taken
+    parts = request.haystack.cut(request.size, request.length - taken)
+    depths = depths or even_depths(len(sentences))
+    return plant("\n\n".join(parts), sentences, depths, joints)
 
 
 def check_samples(request: TaskRequest, limit: int, reason: str) -> None:
@@ -378,10 +347,10 @@ def check_samples(request: TaskRequest, limit: int, reason: str) -> None:
 
 
 def share_documents(request: TaskRequest, limit: int, sentences: Sequence[str]) -> Iterator[range]:
-    """Yields the numbers of the questions of each document: one in the exact form, else at most
-    `limit`, and as many as fill a third of the text with sentences like those given."""
+    """Yields the numbers of the questions of each document: at most `limit`, and as many as fill a
+    third of the text with sentences like those given."""
     each = sum(added_tokens(request.size, sentence, " ") for sentence in sentences)
-    count = 1 if request.exact else max(1, min(limit, request.length // (3 * each)))
+    count = max(1, min(limit, request.length // (3 * each)))
     for first in range(0, request.samples, count):
         yield range(first, min(first + count, request.samples))
 

@@ -10,7 +10,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 
-Top = Annotated[int, option("--top N", "Selected passages of each method.", min=0)]
+Top = Annotated[int, option("--top N", "Passages that each answer rests on.", min=0)]
 if TYPE_CHECKING:
     from esa_cli.system.progress import Progress
 
@@ -92,7 +92,7 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     from esa_cli.apps.cli.output.terminal import one_line, print_table
     from esa_cli.system.machine import size_text, time_text
 
-    headers = ("method", "answer", "reading", "answering", "reading's memory", "selected passages")
+    headers = ("method", "answer", "reading", "answering", "reading's memory", "evidence")
     rows = []
     for result in results:
         shared = " shared" if result["shared"] else ""

@@ -158,7 +158,7 @@ def _find(
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, wanted.questions, wanted.seed, exact=False)
+    request = TaskRequest(length, size, hay, wanted.questions, wanted.seed)
     sample = next(find_task("needle").samples(request))
     retrieval_heads.check_needles(known.tokenizer, chosen, sample)
     with quiet_transformers():

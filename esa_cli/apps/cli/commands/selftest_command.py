@@ -42,7 +42,6 @@ Reading = Annotated[
         "shared: one reading serves all methods; own: each reads by its own rule.",
     ),
 ]
-Exact = Annotated[bool, option("--exact", "The benchmark's own protocol: one question a document.")]
 Dense = Annotated[bool, option("--dense/--no-dense", "Measure the model's own ceiling, too.")]
 READING_RULES = {
     "shared": "first and local tokens of the preset",
@@ -51,7 +50,7 @@ READING_RULES = {
 }
 
 
-FIXED = ("samples", "seed", "reading", "exact")
+FIXED = ("samples", "seed", "reading")
 """Settings that all rows of a file have in common."""
 
 
@@ -63,7 +62,6 @@ def selftest(
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
-    exact: Exact = False,
     dense: Dense = True,
     *,
     rows: RowOptions,
@@ -84,7 +82,6 @@ def selftest(
         samples=samples,
         seed=seed,
         reading=reading,
-        exact=exact,
         dense=dense,
     )
     reporter = Reporter(rows.quiet)
@@ -116,8 +113,8 @@ def _run(
     shard = rows.check(rows.out)
     reporter.stage("import", 0, None)
     place = model.place
-    # Rows of an earlier version, which could set depths, are continued where it did not.
-    fixed = {"depths": None, **{key: getattr(settings, key) for key in FIXED}}
+    # Rows of a version that had these two settings are continued where they had their defaults.
+    fixed = {"depths": None, "exact": False, **{key: getattr(settings, key) for key in FIXED}}
     header = {
         **run_facts(),
         "model": chosen.model,
