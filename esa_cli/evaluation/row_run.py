@@ -20,12 +20,8 @@ SAME = ("record", "document", "settings", "reading")
 
 @dataclass(frozen=True)
 class Case:
-    """One question by one method.
-
-    Args:
-        fields: the fields of the row that are known before the question is asked.
-        ask: returns the other fields. check: raises LengthError where the question has no room.
-    """
+    """One question by one method: the fields of its row that are known before, `ask`, which returns
+    the others, and `check`, which raises LengthError where the question has no room."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]

@@ -212,7 +212,7 @@ def test_a_record_is_asked_as_it_is_and_a_document_read_once(tmp_path: Path) -> 
 
 def test_table_has_means_averages_and_counts() -> None:
     rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
-    scores = bench_run.mean_scores(rows)
+    scores = bench_run.group_scores(rows)
     headers, lines = bench_run.table(bench.find("longbench"), scores)
     assert headers == ["task", "records", "ours", "theirs"]
     assert lines == [

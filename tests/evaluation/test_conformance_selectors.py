@@ -145,7 +145,7 @@ WRONG_SELECTORS = {
     "Vandal": (RESULTS, "the values changed"),
     "NotEmpty": (RESULTS, "empty M: raised AssertionError: nothing to choose from"),
     "OneHeadTooFar": (RESULTS, "k > M: "),
-    "Fraction": (MEMBERS, "allowance is 0.0"),
+    "Fraction": (RESULTS, "usual: allowance is 8.0"),
     "OverItsAllowance": (RESULTS, "below 100, at most 8"),
     "Remembers": ("works after the store is cropped", "ascending offsets below 6"),
     "RemembersInItself": (RESULTS, "an answer's token: another result"),

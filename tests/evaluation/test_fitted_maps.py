@@ -18,9 +18,9 @@ from esa_cli.attention.compression import Learned, Linear, closed_form
 from esa_cli.attention.parts import Moments
 from esa_cli.errors import ResourceError
 from esa_cli.evaluation.calibration.fitted_maps import (
+    METHODS,
     Activations,
     CalibrationJob,
-    FitSettings,
     TrainingSettings,
     fit,
     recall,
@@ -119,7 +119,7 @@ QUICK = TrainingSettings(epochs=2, lr=1e-2)
 
 
 def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
-    found = job.study(4, FitSettings(training=QUICK), [8, 1000])
+    found = job.study(4, METHODS, QUICK, [8, 1000])
     assert (found.tokens, found.held_out, found.ks, found.ranks) == (300, 60, [8, 30], [4, 4, 4])
     queries, keys = job.stored.load(1)
     moments = Moments()
@@ -140,8 +140,8 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
 def test_no_room_for_the_maps_leaves_those_that_were_there(
     job: CalibrationJob, tmp_path: Path
 ) -> None:
-    settings = FitSettings(("pca",))
-    done = job.study(3, settings, [8])
+    settings = TrainingSettings()
+    done = job.study(3, ["pca"], settings, [8])
     path, link = tmp_path / "maps.safetensors", tmp_path / "link.safetensors"
     job.save(path, done, settings)
     before = path.read_bytes()

@@ -218,7 +218,7 @@ def test_the_head_that_finds_is_found(loaded: LoadedModel, one_finds: tuple[int,
     assert len(found.chosen) == 4
     assert found.hits == found.all_hits == 4
     assert not found.weak
-    assert (found.ranked_by, found.held_out, found.left_out) == (4, 4, 0)
+    assert (found.ranked_by, found.held_out) == (4, 4)
     assert found.passage == 16
     assert told[-1] == ("questions", 8, 8)
     assert ("tokens", found.tokens, found.tokens) in told
@@ -246,7 +246,7 @@ def test_heads_are_query_heads(kind: str, make_model: ModelFactory, loaded: Load
     count = model.config.num_attention_heads
     assert {one.pair for one in found.heads} == {(at, h) for at in range(2) for h in range(count)}
     assert all(0 <= one.margin <= 1 for one in found.heads)
-    assert found.by_size.keys() == set(range(min(4, 2 * count), min(16, 2 * count) + 1))
+    assert min(4, 2 * count) <= len(found.chosen) <= min(16, 2 * count)
 
 
 # The preset

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
@@ -117,14 +117,10 @@ class BenchSelection:
 
 
 class RecordAsker:
-    """Answers records with one method; a record's prompt replaces the preset's.
-
-    From text, the question is the benchmark's whole text after its document; the text before the
-    document and the first words of an answer are not given.
-
-    Args:
-        reading: called before a document is read; returns progress(done, total).
-    """
+    """Answers records with one method; a record's prompt replaces the preset's. From text, the
+    question is the benchmark's whole text after its document; the text before the document and the
+    answer's first words are not given. `reading`, called before a document is read, returns
+    progress(done, total)."""
 
     def __init__(
         self,
@@ -201,30 +197,20 @@ class RecordAsker:
         }
 
 
-class MeanScore(NamedTuple):
-    """A mean from 0 to 1, and the number of its values."""
-
-    mean: float
-    values: int
+Scores = Mapping[str, Mapping[str, Sequence[float]]]
+"""Method -> task -> scores of its records, 0 to 1."""
 
 
-MeanScores = Mapping[str, Mapping[str, MeanScore]]
-"""Method -> task -> score."""
-
-
-def _mean(values: Sequence[float]) -> MeanScore | None:
-    return MeanScore(sum(values) / len(values), len(values)) if values else None
-
-
-def mean_scores(rows: Iterable[Mapping[str, Any]]) -> MeanScores:
-    """Averages the rows of each method and task, methods in the order they first appear."""
+def group_scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
+    """Groups the rows' scores by method and task, methods in the order they first appear."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
-    return {
-        method: {task: MeanScore(sum(some) / len(some), len(some)) for task, some in tasks.items()}
-        for method, tasks in scores.items()
-    }
+    return scores
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
@@ -232,12 +218,12 @@ def _groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
         yield group, [task for task in benchmark.tasks if task.group == group]
 
 
-def _average(tasks: Sequence[BenchTask], done: Mapping[str, MeanScore]) -> MeanScore | None:
-    """Averages the tasks' means, each counting once."""
-    return _mean([done[task.name].mean for task in tasks if task.name in done])
+def _task_means(tasks: Sequence[BenchTask], done: Mapping[str, Sequence[float]]) -> list[float]:
+    """The mean score of each task that has scores: in a group's average each task counts once."""
+    return [_mean(done[task.name]) for task in tasks if task.name in done]
 
 
-def table(benchmark: Benchmark, scores: MeanScores) -> tuple[list[str], list[list[str]]]:
+def table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
     """Returns headers and rows in per cent: a row for each task in the paper's order and for each
     group's average, a column for each method. Beside the scores is the number of records, so that a
     part of a benchmark cannot pass for the whole."""
@@ -245,19 +231,19 @@ def table(benchmark: Benchmark, scores: MeanScores) -> tuple[list[str], list[lis
     for group, tasks in _groups(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]
         for task in asked:
-            cells = [done.get(task.name) for done in scores.values()]
+            cells = [done.get(task.name, ()) for done in scores.values()]
             lines.append(_line(task.title, cells, f"{task.size}"))
         if asked:
-            means = [_average(tasks, done) for done in scores.values()]
+            means = [_task_means(tasks, done) for done in scores.values()]
             lines.append(_line(f"{group} average", means, f"{len(tasks)} tasks"))
     return ["task", "records", *scores], lines
 
 
-def _line(title: str, cells: Sequence[MeanScore | None], whole: str) -> list[str]:
+def _line(title: str, cells: Sequence[Sequence[float]], whole: str) -> list[str]:
     """A row, with the count `5 of 200`, or `5 / 3 of 200` where columns differ."""
-    counts = [0 if cell is None else cell.values for cell in cells]
+    counts = [len(cell) for cell in cells]
     count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
-    means = ("-" if cell is None else f"{100 * cell.mean:.2f}" for cell in cells)
+    means = (f"{100 * _mean(cell):.2f}" if cell else "-" for cell in cells)
     return [title, f"{count} of {whole}", *means]
 
 
@@ -268,19 +254,19 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
 
 
-def as_dict(benchmark: Benchmark, scores: MeanScores) -> dict[str, Any]:
+def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
     """Returns each method's tasks and averages for JSON, in per cent, with their counts."""
     sizes = {task.name: task.size for task in benchmark.tasks}
     out: dict[str, Any] = {}
     for method, done in scores.items():
         tasks = {
-            name: {"score": 100 * score.mean, "records": score.values, "of": sizes[name]}
-            for name, score in done.items()
+            name: {"score": 100 * _mean(values), "records": len(values), "of": sizes[name]}
+            for name, values in done.items()
         }
         averages = {
-            group: {"score": 100 * mean.mean, "tasks": mean.values, "of": len(members)}
+            group: {"score": 100 * _mean(means), "tasks": len(means), "of": len(members)}
             for group, members in _groups(benchmark)
-            if (mean := _average(members, done))
+            if (means := _task_means(members, done))
         }
         out[method] = {"tasks": tasks, "averages": averages}
     return out

@@ -32,12 +32,8 @@ AGAIN = "fetch the official file again"
 
 
 class BenchTask(NamedTuple):
-    """A row of a benchmark's table.
-
-    Args:
-        name: as on the command line. title: as in the paper. group: the average it counts in.
-        size: records in the whole task.
-    """
+    """A row of a benchmark's table: the name on the command line, the paper's title, the group of
+    tasks that are averaged, and the number of records in the whole task."""
 
     name: str
     title: str
@@ -47,13 +43,8 @@ class BenchTask(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """One prompt and its right answers.
-
-    Args:
-        id: unique within the task. longest: tokens of the longest answer.
-        chat: inside the model's chat template. prime: the answer's first words, given to the model.
-        data: values that the benchmark's score needs besides the answers.
-    """
+    """One prompt, in the model's chat template if `chat`, with its right answers, of at most
+    `longest` tokens. The answer's first words are `prime`; `data` is for the benchmark's score."""
 
     benchmark: str
     task: str
@@ -76,16 +67,10 @@ class BenchRecord:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A public benchmark.
-
-    Args:
-        tasks: in the order of the paper's table. source: the origin of the official files.
-        read: returns the records of a task, from the files in a folder.
-        score: 0 to 1 for a record and the model's output.
-        length: tokens to which the paper stretches position encodings.
-        files: returns the names that a task's file may have.
-        notes: remarks on the scores, by task; the remark of "" is for all tasks.
-    """
+    """A public benchmark: its tasks in the order of the paper's table, the origin of the official
+    files, functions that read the records of a task from a folder and score an output from 0 to 1,
+    the tokens to which the paper stretches position encodings, the names that a task's file may
+    have, and remarks on the scores by task, "" for all."""
 
     tasks: tuple[BenchTask, ...]
     source: str
@@ -111,11 +96,8 @@ class Benchmark:
 
 def find_file(folder: Path, names: Sequence[str]) -> Path | None:
     """Finds the first of the files in the folder or, next, below it."""
-    for name in names:
-        for path in sorted(folder.rglob(name), key=lambda path: (len(path.parts), str(path))):
-            if path.is_file():
-                return path
-    return None
+    paths = (path for name in names for path in folder.rglob(name) if path.is_file())
+    return min(paths, key=lambda p: (names.index(p.name), len(p.parts), str(p)), default=None)
 
 
 def _as_texts(value: Any) -> list[Any]:
@@ -132,12 +114,9 @@ T = TypeVar("T")
 def read_rows(
     folder: Path, names: Sequence[str], kind: type[Row], convert: Callable[[Row, int], T]
 ) -> Iterator[T]:
-    """Converts each object of a file of JSON lines, with the number of its line from 1.
-
-    Raises:
-        DocumentError: the file cannot be read or has no objects; or an object is not of this kind,
-            or `convert` raises a ValueError.
-    """
+    """Converts each object of a file of JSON lines, with the number of its line from 1. Raises
+    DocumentError: the file has no objects, or one is not of this kind, or `convert` raises a
+    ValueError."""
     path, empty = find_file(folder, names) or folder / names[0], True
     try:
         with path.open("rb") as lines:

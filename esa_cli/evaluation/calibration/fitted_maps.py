@@ -75,14 +75,6 @@ class TrainingSettings:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class FitSettings:
-    """The methods to fit, of METHODS, and the settings of `learned`."""
-
-    methods: tuple[str, ...] = METHODS
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-
-
 def space_rows(x: Tensor, limit: int) -> Tensor:
     """Takes at most `limit` rows of x (n, F), evenly spaced."""
     if x.shape[0] <= limit:
@@ -264,28 +256,25 @@ class CalibrationJob:
     def study(
         self,
         rank: int | None,
-        fitting: FitSettings,
+        methods: Sequence[str],
+        training: TrainingSettings,
         ks: Sequence[int],
         progress: Progress | None = None,
     ) -> CalibrationStudy:
-        """Fits projections and measures them, layer by layer.
-
-        Args:
-            rank: of every layer, at most F; None takes the preset's.
-            ks: limited to half of the held-out keys.
-        """
+        """Fits projections of a rank, None takes the preset's, and measures them, layer by layer,
+        at ks that are limited to half of the held-out keys."""
         rank = min(rank or int(self.preset.compressor.get("rank", DEFAULT_RANK)), self.stored.width)
         device = self.loaded.device if self.loaded.device.type == "cuda" else "cpu"
         held, layers = round(HELD_OUT * len(self.ids)), self.of_model.layers
         ks = sorted({max(1, min(k, held // 2)) for k in ks})
-        results = {method: MethodRecall() for method in fitting.methods}
+        results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
             queries, keys = (x.to(device) for x in self.stored.load(layer))
             asked, apart = space_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
-            training = replace(fitting.training, seed=fitting.training.seed + 1000 * layer)
+            own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():
-                maps = fit(method, queries[:-held], keys[:-held], rank, training)
+                maps = fit(method, queries[:-held], keys[:-held], rank, own_training)
                 reduced = maps.queries(asked) @ maps.keys(apart).T
                 result.recall.append([recall(full, reduced, k) for k in ks])
                 result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
@@ -293,10 +282,10 @@ class CalibrationJob:
                 progress(layer + 1, layers)
         return CalibrationStudy(len(self.ids), held, [rank] * layers, ks, results)
 
-    def save(self, path: Path, done: CalibrationStudy, fitting: FitSettings) -> None:
+    def save(self, path: Path, done: CalibrationStudy, training: TrainingSettings) -> None:
         """Writes the best method's projections, with their provenance. Raises ResourceError,
         DocumentError: the file cannot be written."""
-        trained = asdict(fitting.training) if done.best == "learned" else {}
+        trained = asdict(training) if done.best == "learned" else {}
         metadata = {
             _MADE_BY: __version__,
             KEY: self.of_model.as_text(),

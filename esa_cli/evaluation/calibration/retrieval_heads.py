@@ -67,15 +67,11 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
 
 
 def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
-    """Judges voters by their best windows.
+    """Judges voters by their `window_sums` (X, 2, W) and a needle at offsets into M.
 
-    Args:
-        sums: (X, 2, W) of `window_sums` with this `size`. needle: offsets into M. middle: M.
-
-    Returns:
-        True where the best window, centred on its votes, has the needle, (X,); and margins (X,):
-        the best window with the needle over the sum of itself and the best one that does not touch
-        the needle. 0.5 is a draw, 1 no vote elsewhere, 0 no vote for the needle.
+    Returns True where the best window, centred on its votes, has the needle, (X,), and margins,
+    (X,): the best window with the needle over the sum of itself and the best one that does not
+    touch the needle. 0.5 is a draw, 1 no vote elsewhere, 0 no vote for the needle.
     """
     size, (votes, moments) = min(size, middle), sums.unbind(dim=1)
 
@@ -96,12 +92,8 @@ def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, 
 
 @dataclass(eq=False)
 class NeedleVotes(Selector):
-    """A selector that collects all layers' votes for one question, and selects nothing. Of several
-    chunks the last counts, as in selection.
-
-    Args:
-        needle: absolute positions. size: tokens of a window. sets: heads that vote together.
-    """
+    """A selector that collects all layers' votes for one question, alone and in `sets`, about a
+    needle at absolute positions, and selects nothing. Of several chunks the last counts."""
 
     needle: range
     size: int
@@ -206,14 +198,8 @@ def needle_questions(prompt: PromptTokens, sample: TaskSample) -> list[NeedleQue
 
 @dataclass(frozen=True)
 class RetrievalHeads:
-    """The heads, best first, and the proposed set.
-
-    Args:
-        ranked_by, held_out: questions in each half. hits, all_hits, by_size, preset_hits: held-out
-            needles that are put first by the set, by all heads together, by each number of the best
-            heads, and by the preset's own heads if it names any. passage: tokens of a window.
-        left_out: questions whose needle is always in view.
-    """
+    """The heads, best first, and the proposed set; questions in each half, held-out needles that
+    the set and all heads together put first, and tokens of the text and of a window."""
 
     heads: list[HeadRecord]
     chosen: HeadSet
@@ -221,11 +207,8 @@ class RetrievalHeads:
     held_out: int
     hits: int
     all_hits: int
-    by_size: dict[int, int]
     tokens: int
     passage: int
-    left_out: int
-    preset_hits: int | None = None
 
     @property
     def weak(self) -> bool:
@@ -280,7 +263,6 @@ def find(
     assert isinstance(method.score, VoteScore)
     # A shortlist only saves time: votes are over all of M.
     score = replace(method.score, shortlist=0)
-    preset_heads = tuple((layer, head) for layer, head in preset.score.get("heads", ()))
     asked = check_needles(loaded.tokenizer, preset, sample)
     prompt = PromptTokens(loaded.tokenizer, preset.prompt)
     ids = prompt.document(sample.text)
@@ -313,15 +295,14 @@ def find(
         pairs = tuple(head.pair for head in rank_heads(found, found, margin)[:MAX_HEADS])
         sets = {n: pairs[:n] for n in range(min(MIN_HEADS, len(pairs)), len(pairs) + 1)}
         held_out = [
-            collect_votes(number, question, ALL, preset_heads, *sets.values())
+            collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
     held_out_hits = torch.stack([votes.each()[0] for votes in held_out]).sum(dim=0)
-    all_hits, preset_hits, *of_sets = torch.stack([v.hits() for v in held_out]).sum(dim=0).tolist()
+    all_hits, *of_sets = torch.stack([v.hits() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
     count = smallest_set(heads, by_size, all_hits)
     return RetrievalHeads(
-        heads, sets[count], len(first), len(second), by_size[count], all_hits, by_size, len(ids),
-        size, len(sample.questions) - len(asked), preset_hits if preset_heads else None,
-    )  # fmt: skip
+        heads, sets[count], len(first), len(second), by_size[count], all_hits, len(ids), size
+    )

@@ -38,16 +38,9 @@ KEY = ("test", "method", "length", "sample", "question")
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test.
-
-    Args:
-        tests, methods: names; the method `preset` is the preset's own selector over the KV cache,
-            `text` its answers from text.
-        lengths: tokens of each document; the test `own` has one length, its text's.
-        samples: questions for each test and length, as far as the test has them.
-        reading: one prefill for all methods, or one each.
-        dense: measure the ceiling, too.
-    """
+    """The options of a self-test: names of tests and methods, tokens of each document, questions
+    for each test and length, one prefill for all methods or one each, and whether the ceiling is
+    measured."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
@@ -194,14 +187,10 @@ def compare(
     reading: Callable[[Sequence[str]], Progress],
     most: int | None,
 ) -> list[dict[str, Any]]:
-    """Asks one question by every method. Returns a row for each, with times in seconds, the
-    passages that the answer rests on, `cache_bytes` of the prefill's KV cache, which methods may
-    share, and `peak_bytes`, the process's highest.
-
-    Args:
-        count: passages for each method. reading: called with the names of the methods before their
-            prefill; returns progress(done, total). most: new tokens.
-    """
+    """Asks one question by every method. Returns a row for each, with times in seconds, `count`
+    passages that the answer rests on, bytes of the KV cache, which methods may share, and the
+    process's peak. `reading`, called with the names of the methods before their prefill, returns
+    progress(done, total); `most` is the number of new tokens."""
     rows: list[dict[str, Any]] = []
     keys = ("start", "end", "weight", "text")
     with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:

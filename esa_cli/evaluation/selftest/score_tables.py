@@ -35,16 +35,6 @@ def wrong(row: Row) -> str:
     return ""
 
 
-def wilson(mean: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share `mean` of `n` trials. A score between 0 and 1 counts as
-    that share of a success, for which the interval is a little too wide."""
-    z = 1.959963984540054
-    spread = z * z / n
-    centre = (mean + spread / 2) / (1 + spread)
-    half = z * math.sqrt(mean * (1 - mean) / n + spread / (4 * n)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 class ScoreTable(NamedTuple):
     """A table with the text above it and the remark below it."""
 
@@ -106,9 +96,8 @@ def _scores(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
         lines.append([method, *cells, numbers])
     note = "no dense rows, so no share of the dense score"
     if ceiling is not None:
-        low, high = map(_percent, wilson(ceiling, len(dense)))
         labels = ", ".join(map(_short, _grouped(dense, "length")))
-        note = f"dense ceiling {_percent(ceiling)} at {labels}, n {len(dense)}, 95 % {low}–{high}"
+        note = f"dense ceiling {_percent(ceiling)} at {labels}, n {len(dense)}"
     title = f"{test}: score in %, in brackets the share of the dense score; n: questions a length"
     return ScoreTable(title, ["method", *map(_short, lengths), "n"], lines, note)
 
@@ -122,9 +111,9 @@ def _depths(test: str, rows: Sequence[Row]) -> ScoreTable:
             if row.get("depth") is not None:
                 tenth = min(int(row["depth"] * TENTHS + 1e-9), TENTHS - 1)
                 places[tenth, row["length"]].append(row)
-        for tenth in range(TENTHS):
+        for tenth in sorted({tenth for tenth, _ in places}):
             means = [_percent(_score(places[tenth, length])) for length in lengths]
-            lines.append(["" if tenth else method, f"{10 * tenth}–{10 * tenth + 10}", *means])
+            lines.append([method, f"{10 * tenth}–{10 * tenth + 10}", *means])
     title = f"{test}: score in % by depth of the fact in %"
     return ScoreTable(title, ["method", "depth", *map(_short, lengths)], lines)
 

@@ -6,21 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
-from esa_cli.evaluation.selftest.run_plan import (
-    KEY,
-    MethodGroup,
-    SelftestSettings,
-    all_in_view,
-    dense_group,
-    dense_length,
-    groups,
-    read_for,
-)
+from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_task
 from esa_cli.evaluation.tasks.task_sample import (
     Fact,
@@ -50,12 +41,9 @@ SHOWN = 3
 """First passages that count as evidence: as many as `esa ask` shows."""
 
 
-class NeedleShare(NamedTuple):
-    """A layer's share of a fact in view: the mean over its heads, and its best head's, since one
-    head with the fact in view is enough."""
-
-    mean: float
-    best: float
+NeedleShare = tuple[float, float]
+"""A layer's share of a fact in view: the mean over its heads, and its best head's, since one head
+with the fact in view is enough."""
 
 
 @dataclass
@@ -75,7 +63,7 @@ class NeedleRecall:
         for layer in sorted(self.last):
             pairs = [_share(self.last[layer], fact) for fact in facts]
             mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
-            out.append(NeedleShare(mean, best))
+            out.append((mean, best))
         return out
 
 
@@ -86,7 +74,7 @@ def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
         int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
     ]
     size, mean = max(1, len(fact)), sum(selected) / len(selected)
-    return NeedleShare((inside + mean) / size, (inside + max(selected)) / size)
+    return (inside + mean) / size, (inside + max(selected)) / size
 
 
 def selects_facts(shares: Sequence[float]) -> bool:
@@ -113,11 +101,8 @@ def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]
 
 
 def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
-    """Returns the absolute positions of the tokens that cover characters [start, end).
-
-    Args:
-        spans: the characters of each token of the document, which begins after `head` tokens.
-    """
+    """Returns the absolute positions of the tokens that cover characters [start, end), by the spans
+    of each token of the document, which begins after `head` tokens."""
     inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
     return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
 
@@ -153,19 +138,17 @@ def count_tokens(tokenizer: Any, text: str) -> int:
 
 @dataclass
 class SelftestRun:
-    """One run over one model.
+    """One run over one model, by methods applied to a preset, until a `time.monotonic`.
 
     Args:
-        loaded: model and tokenizer. preset: the base that methods are applied to.
         listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
             `row(row)` for each answer, and `note(text)` for a part that is left out.
-        until: `time.monotonic` after which no prefill and no question begins; None: no limit.
         shard: of the prefills, each of a document for a group of methods, with their questions.
     """
 
     loaded: Any
     preset: Preset
-    settings: SelftestSettings
+    settings: run_plan.SelftestSettings
     haystack: Haystack
     journal: Journal
     listener: Any
@@ -194,36 +177,25 @@ class SelftestRun:
         """Tokens of the user's text with the needles."""
         return next(self.samples(OWN, 0)).length
 
-    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:
-        """Yields the documents, one at a time.
-
-        Args:
-            dense: for the ceiling, whose documents must fit in the model's window: the text of
-                `own` is cut to `length`.
-
-        Raises:
-            UsageError: a document cannot hold so many facts, or the haystack is too short.
-        """
-        settings, haystack = self.settings, self.haystack
-        if dense and test == OWN and self.own_length > length:
-            # The text is cut to the tokens that the needles leave.
-            left = max(1, length - (self.own_length - self.size(haystack.text)))
-            haystack = Haystack.of(haystack.name, "\n\n".join(haystack.cut(self.size, left)))
-        request = TaskRequest(length, self.size, haystack, settings.samples, settings.seed)
+    def samples(self, test: str, length: int) -> Iterator[TaskSample]:
+        """Yields the documents. Raises UsageError: a document cannot hold so many facts, or the
+        haystack is too short."""
+        settings = self.settings
+        request = TaskRequest(length, self.size, self.haystack, settings.samples, settings.seed)
         return find_task(test).samples(request)
 
-    def _work(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
+    def _work(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
         """Yields each document with each group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
-                group = dense_group(self.preset)
+                group = run_plan.dense_group(self.preset)
                 try:
-                    for sample in self.samples(test, dense_length(self.preset), dense=True):
+                    for sample in self.samples(test, run_plan.dense_length(self.preset)):
                         yield sample, group
                 except UsageError as error:
                     self.listener.note(f"{test}: no dense ceiling: {error.message}")
             for length in self._lengths(test):
-                for group in groups(self.settings, self.preset, length):
+                for group in run_plan.groups(self.settings, self.preset, length):
                     yield from ((sample, group) for sample in self.samples(test, length))
 
     def _lengths(self, test: str) -> tuple[int, ...]:
@@ -235,7 +207,7 @@ class SelftestRun:
         for test in self.settings.tests:
             for length in self._lengths(test):
                 sample = next(self.samples(test, length))
-                for group in groups(self.settings, self.preset, length):
+                for group in run_plan.groups(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
                         # Not every host has a base that can be changed.
@@ -255,7 +227,7 @@ class DocumentQuestions:
     the words around document and question are those of the preset, not the benchmark's."""
 
     def __init__(
-        self, run: SelftestRun, session: Session, sample: TaskSample, group: MethodGroup
+        self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
         self._asker, self._read_s = None, 0.0
@@ -271,7 +243,7 @@ class DocumentQuestions:
             for question in sample.questions:
                 key = (sample.test, name, sample.length, sample.index, question.key)
                 fields = {
-                    **dict(zip(KEY, key, strict=True)),
+                    **dict(zip(run_plan.KEY, key, strict=True)),
                     "dense": group.dense,
                     "settings": settings,
                     "reading": group.reading,
@@ -320,8 +292,8 @@ class DocumentQuestions:
         if self._asker is not None:
             self._read_s = self._asker.read(sample.text, progress)
             return True
-        self._read_s = read_for(session, run.preset, group, sample.text, progress)
-        note = None if group.dense else all_in_view(session.document_tokens, group.presets)
+        self._read_s = run_plan.read_for(session, run.preset, group, sample.text, progress)
+        note = None if group.dense else run_plan.all_in_view(session.document_tokens, group.presets)
         if note is not None:
             run.listener.note(f"{sample.test}: {note}")
         return True

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import metrics
@@ -115,25 +115,15 @@ SHARED_QUESTIONS = 8
 """Most questions that share a document; there are no needles for more."""
 
 
-class NeedleKind(NamedTuple):
-    """Needles of one form; `needle` and `format` state the same about {arg1} and {arg2}."""
-
-    needle: str
-    question: str
-    format: str
-    first: Sequence[str]
-    second: Sequence[str]
-
-
-KINDS: tuple[NeedleKind, ...] = tuple(
-    NeedleKind(**row) for row in json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
-)
+KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_text("utf-8"))
+"""Forms of needles: `needle`, `question` and `format` are about {arg1} and {arg2}, of which `first`
+and `second` list the values."""
 
 
 def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes documents with questions about three to five needles each."""
     kind = KINDS[0]
-    longest = kind.needle.format(arg1=kind.first[0], arg2=kind.second[0])
+    longest = kind["needle"].format(arg1=kind["first"][0], arg2=kind["second"][0])
     for index, numbers in enumerate(share_documents(request, SHARED_QUESTIONS, [longest] * 5)):
         counts = [3 + number % 3 for number in numbers]
         dice = StableRandom("needles", request.length, request.seed, index)
@@ -141,20 +131,22 @@ def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
             (kind, first, second)
             for kind in KINDS
             for first, second in zip(
-                kind.first, dice.some(kind.second, len(kind.second)), strict=True
+                kind["first"], dice.some(kind["second"], len(kind["second"])), strict=True
             )
         ]
         drawn = dice.some(pairs, sum(counts))
-        sentences = [kind.needle.format(arg1=first, arg2=second) for kind, first, second in drawn]
+        sentences = [
+            kind["needle"].format(arg1=first, arg2=second) for kind, first, second in drawn
+        ]
         text, facts = plant_in_haystack(request, sentences)
         owners = deal_places(dice, counts)
         questions = []
         for which, count in enumerate(counts):
             places = [place for place, owner in enumerate(owners) if owner == which]
             needles = [drawn[place] for place in places]
-            asked = JOINT.join(kind.question.format(arg1=first) for kind, first, _ in needles)
+            asked = JOINT.join(kind["question"].format(arg1=first) for kind, first, _ in needles)
             formats = JOINT.join(
-                kind.format.format(arg1=first, arg2="______") for kind, first, _ in needles
+                kind["format"].format(arg1=first, arg2="______") for kind, first, _ in needles
             )
             key = f"{count}-needles" + (f"-{which + 1}" if len(counts) > 1 else "")
             asked += GUIDE.format(formats=formats)

@@ -68,15 +68,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class TaskQuestion:
-    """One question of a sample.
-
-    Args:
-        key: unique within the sample, equal in every run.
-        answers: accepted answers, or texts that the score looks for one by one.
-        facts: indices into `TaskSample.facts`. longest: new tokens allowed.
-        prime: the first words of the answer, given to the model.
-        data: further values for the score.
-    """
+    """One question of a sample. `key` is equal in every run, `answers` are accepted ones or texts
+    that the score looks for one by one, `facts` are indices into the sample's, `longest` counts new
+    tokens, `prime` is the start of the answer, given to the model, and `data` is for the score."""
 
     key: str
     text: str
@@ -89,12 +83,8 @@ class TaskQuestion:
 
 @dataclass(frozen=True)
 class TaskSample:
-    """One document and its questions.
-
-    Args:
-        before, after: the benchmark's own words around the document; `after` contains
-            `{question}`, or is None where the preset's prompt is used.
-    """
+    """One document and its questions, between the benchmark's own words `before` and `after`, which
+    contains `{question}`, or is None where the preset's prompt is used."""
 
     test: str
     length: int
@@ -108,13 +98,8 @@ class TaskSample:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The arguments of a task.
-
-    Args:
-        length: tokens of a document, counted by `size`. Pass one function object for all requests,
-            because the haystack caches the counts by function.
-        samples: number of questions, many of which share a document where possible.
-    """
+    """The arguments of a task: tokens of a document, counted by `size`, for which all requests pass
+    one function object since the haystack caches counts by function, and number of questions."""
 
     length: int
     size: Size
@@ -124,12 +109,8 @@ class TaskRequest:
 
 
 class Task(NamedTuple):
-    """A self-test.
-
-    Args:
-        samples: makes the documents one at a time, with increasing `index`.
-        score: 0 to 1 for a question and an output that includes the prime.
-    """
+    """A self-test: makes documents with increasing `index`, and scores, from 0 to 1, an output that
+    includes the prime."""
 
     samples: Callable[[TaskRequest], Iterator[TaskSample]]
     score: Callable[[TaskQuestion, str], float]
@@ -143,12 +124,8 @@ SLACK = 30
 
 
 class Haystack:
-    """A long text in paragraphs.
-
-    Args:
-        name: for messages and reports. parts: the paragraphs, consumed as far as needed.
-        text: the whole text of the files; empty for the generated chronicle.
-    """
+    """A long text in paragraphs, which are consumed as far as needed. `text` is the whole text of
+    the files, empty for the generated chronicle."""
 
     def __init__(self, name: str, parts: Iterable[str], text: str = "") -> None:
         self.name, self.text = name, text
@@ -273,18 +250,9 @@ def plant(
     depths: Sequence[float],
     joints: tuple[str, str] = (" ", ""),
 ) -> tuple[str, tuple[Fact, ...]]:
-    """Puts sentence i at depth i of the text, as near as the ends of sentences allow, none inside
-    another. A text with few sentences takes them after lines or words.
-
-    Args:
-        joints: texts before and after each sentence.
-
-    Returns:
-        The new text, and the facts in the order of `sentences`.
-
-    Raises:
-        UsageError: the text is too short for all sentences.
-    """
+    """Puts sentence i, between the joints, at depth i of the text, as near as the ends of sentences
+    allow, none inside another; in a text with few sentences after lines or words. Returns the new
+    text, and the facts in the order of `sentences`. Raises UsageError: the text is too short."""
     for kind in (sentence_ends, LINE_END, WORD_END):
         gaps = kind(text) if callable(kind) else [m.end() for m in kind.finditer(text)]
         if len(gaps) >= 2 * len(sentences):

@@ -93,6 +93,6 @@ def test_no_room_on_the_way(esa: Esa, tmp_path: Path) -> None:
     """No bug is reported, and nothing is left."""
     with small_files(20_000):
         code, _, err = esa("calibrate", "note.md", *TINY, "-q", "--method", "pca", "--rank", "2")
-    assert code == 6
+    assert code == 6, err
     assert "cannot be written: File too large" in err
     assert [path.name for path in tmp_path.iterdir()] == ["note.md"]

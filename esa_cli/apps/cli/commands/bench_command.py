@@ -172,7 +172,7 @@ def _show(
     from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table
     from esa_cli.evaluation.bench import bench_run as bench_table
 
-    benchmark, scores = selection.benchmark, bench_table.mean_scores(journal.rows)
+    benchmark, scores = selection.benchmark, bench_table.group_scores(journal.rows)
     headers, lines = bench_table.table(benchmark, scores)
     remarks = [
         note for task, note in benchmark.notes.items() if not task or task in selection.tasks

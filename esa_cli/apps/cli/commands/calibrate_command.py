@@ -142,7 +142,6 @@ def _calibrate(
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.fitted_maps import (
         METHODS,
-        FitSettings,
         TrainingSettings,
         open_job,
         target_preset,
@@ -156,14 +155,14 @@ def _calibrate(
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
     methods = METHODS if wanted.method == "all" else (wanted.method,)
-    fitting = FitSettings(methods, TrainingSettings(**wanted.training))
+    training = TrainingSettings(**wanted.training)
     with TemporaryDirectory(prefix=".esa-calibrate-", dir=wanted.out.resolve().parent) as folder:
         job = open_job(loaded, chosen, text, wanted.tokens, Path(folder))
         with quiet_transformers():
             _collect(job, ready.model, reporter)
         progress = partial(reporter.stage, "fitting and measuring")
-        study = job.study(wanted.rank, fitting, wanted.ks, progress)
-    job.save(wanted.out, study, fitting)
+        study = job.study(wanted.rank, methods, training, wanted.ks, progress)
+    job.save(wanted.out, study, training)
     if not {*wanted.ks} <= {*study.ks}:
         ks = ", ".join(map(str, study.ks))
         reporter.note(f"esa: --k: at most half of the {study.held_out} keys held out; k is {ks}")

@@ -210,8 +210,6 @@ def _show(search: RetrievalHeads, result: dict[str, Any]) -> None:
         f"{len(search.chosen)} heads of {layers} layers, {search.all_hits} by all "
         f"{len(search.heads)} heads"
     )
-    if search.preset_hits is not None:
-        print(f"{search.preset_hits} by the preset's heads")
     if search.weak:
         print(f"no few heads of {result['model']} find what is asked for: let all vote")
         return
