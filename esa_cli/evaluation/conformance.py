@@ -1,8 +1,5 @@
-"""The conformance suite: checks a registered part or recipe against the interfaces.
-
-For plugins: `esa plugins check FILE`, or `check` in a test. Whether results are right is not
-checked: compare with a plain loop on the random steps of `make_step` and `advance`.
-"""
+"""The conformance suite: checks a registered part or recipe against the interfaces. Compare right
+results with a plain loop on the random steps of `make_step` and `advance`."""
 
 from __future__ import annotations
 
@@ -55,8 +52,8 @@ def _expect(holds: bool | Tensor, detail: str) -> None:
         raise _Wrong(detail)
 
 
-def _expect_type(name: str, value: object, kind: type, smallest: int = 0) -> None:
-    is_valid = type(value) is kind and value >= smallest  # type: ignore[operator]
+def _expect_type(name: str, value: Any, kind: Any, smallest: int = 0) -> None:
+    is_valid = type(value) is kind and value >= smallest
     _expect(is_valid, f"{name} is {value!r}, not {kind.__name__} from {kind(smallest)}")
 
 
@@ -83,9 +80,8 @@ def describe_error(error: BaseException) -> str:
     """Returns the type, message and line of an exception."""
     if isinstance(error, _Wrong):
         return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(last.filename).name}, line {last.lineno}"
-    return f"raised {type(error).__name__}: {error} ({place})"
+    file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({Path(file).name}, line {line})"
 
 
 def check(
@@ -97,11 +93,10 @@ def check(
     load_installed()
     if kind not in (*SUITES, registry.RECIPES.kind):
         raise PluginError(f"no such kind {kind!r}", nearest(kind, [*SUITES, "method"]))
+    checks = recipe_checks(name)
     if kind in SUITES:
         registry.lookup(kind, name)
         checks = part_checks(kind, name, options or {}, folded)
-    else:
-        checks = recipe_checks(name)
     findings: list[Finding] = []
     try:
         for check_name in checks:
@@ -148,7 +143,7 @@ STEPS: dict[str, dict[str, Any]] = {
 """Options of `make_step`, by the name of the case."""
 
 
-def _check_steps(call: Callable[..., list[Tensor]], cases: Mapping[str, dict[str, Any]]) -> None:
+def _check_steps(call: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
     """Fails for a part with invalid results in a case, with other results on an equal step, or that
     changes the queries or the store. `call` returns the part's results on a step and raises for
     invalid ones; `cases` have the options of `make_step`, and `budget` of `call`."""
@@ -318,12 +313,13 @@ def position_checks(encoding: parts.PositionEncoding) -> Checks:
     yield "query_scale (C,)"
     for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
         at = torch.arange(start, start + count)
-        factors, alone = encoding.query_scale(at), encoding.query_scale(at[-1:])
+        factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
         if factors is not None or alone is not None:
             with _case(f"{count} queries from {start}"):
                 _expect_numbers("factors", factors, count, smallest=1e-30)
                 _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
-                _expect(torch.allclose(factors[-1:], alone), "alone, the last factor is another")
+                same = factors is not None and alone is not None and factors[-1:].allclose(alone)
+                _expect(same, "alone, the last factor is another")
     yield "frequencies (D / 2,)"
     for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
         inverse = base ** (-torch.arange(0, dim, 2) / dim)
@@ -387,9 +383,9 @@ def recipe_checks(name: str) -> Checks:
     yield "valid settings"
     for case, (context, sizes, length) in CASES.items():
         with _case(case):
-            window = Window(*sizes)
-            settings = {"window": window, "position": {"name": "esa", "distance": context // 2}}
-            base = Preset(name="base", model="any", context=context, **settings)
+            settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
+            settings["position"] = {"name": "esa", "distance": context // 2}
+            base = Preset(name="base", model="any", **settings)
             first, again = (resolved_preset.apply(name, base, length) for _ in range(2))
             resolved_preset.resolve(first)
             _expect(first == again, "other settings the second time")
@@ -496,8 +492,8 @@ def _step_at(step: Step, start: int, queries: Tensor) -> Step:
     """Returns the step of the chunk of queries (H, C, D) from position `start` on."""
     local = min(step.local, start)
     high = start - local
-    windows = {"low": min(step.low, high), "high": high, "local": local}
-    return replace(step, start=start, queries=queries, decoding=False, **windows)
+    step = replace(step, low=min(step.low, high), high=high, local=local)
+    return replace(step, start=start, queries=queries, decoding=False)
 
 
 def _reduce_keys(step: Step) -> None:

@@ -150,11 +150,8 @@ def _text_after(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def multiple_choice(output: str, answers: Sequence[str]) -> float:
-    """En.MC: the first letter if it is one of A to D, else the one named as the answer.
-
-    Args:
-        answers: the right option's text and its letter.
-    """
+    """En.MC: the first letter if it is one of A to D, else the one named as the answer; `answers`
+    are the right option's text and its letter."""
     text = output.strip()
     if not text:
         return 0.0
@@ -175,10 +172,8 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
 
     Without either, the rule guesses a letter, seeded with the function's name. So an empty answer
     is right once in four, where InfiniteBench's own rule gives 0. The paper reports 22.59 (89 of
-    394) for models that score 0 in all other tasks, which shows guesses.
-
-    Args:
-        answers: the function's name and its letter.
+    394) for models that score 0 in all other tasks, which shows guesses. `answers` are the
+    function's name and its letter.
     """
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
@@ -197,11 +192,8 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
 
 
 def listed_stars(output: str, limit: int) -> set[int]:
-    """Counting-Stars: the first `limit` numbers of the list after `"little_penguin":`.
-
-    Args:
-        output: begins with the prompt's beginning of the list, which need not be closed.
-    """
+    """Counting-Stars: the first `limit` numbers of the list after `"little_penguin":` in an output
+    that begins as the prompt opened the list, which need not be closed."""
     match = _STARS.search(output)
     return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:limit]} if match else set()
 

@@ -22,6 +22,8 @@ class TextAsker:
     PresetError, ModelError: the preset's adapter or finder is missing, or of another model."""
 
     book: Book
+    nbytes: int
+    """Bytes of the book's token index."""
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -37,11 +39,6 @@ class TextAsker:
         self.session.clear()
         self.session.use(self.preset)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the text's token index."""
-        return 0 if self.book.index is None else self.book.index.nbytes
-
     def check(self, question: str, longest: int) -> None:
         """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
@@ -55,7 +52,7 @@ class TextAsker:
         self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
-        self.book = book
+        self.book, self.nbytes = book, 0 if book.index is None else book.index.nbytes
         return time.perf_counter() - started
 
     def ask(

@@ -33,7 +33,7 @@ KEY = ("method", "task", "id")
 
 def wrong(row: Mapping[str, Any]) -> str:
     """Names what is wrong with a row of an earlier run; empty for a valid row."""
-    score, tokens = row.get("score"), row.get("tokens")
+    score, tokens = row.get("score", ""), row.get("tokens", "")
     is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
     return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 

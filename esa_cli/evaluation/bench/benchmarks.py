@@ -24,7 +24,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, Validation
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.tasks.needle_tasks import BEFORE
+from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
 from esa_cli.system.registry import nearest
 from esa_cli.system.text import text_digest
 
@@ -330,7 +330,6 @@ LENGTHS = (4, 8, 16, 48, 80, 112, 128, 144, 176, 200)
 BUFFERS = {4000: 1000, 8000: 1300}
 """Tokens that a text of this length lacks, for question and answer; others lack 3000."""
 DEPTHS = (25, 50, 75)
-GUIDE = "Before answering, please consider what in the document is most relevant to this question."
 FORMAT = "Please answer in the format"
 
 
@@ -384,9 +383,9 @@ def read_needlebench(folder: Path, task: str) -> Iterator[BenchRecord]:
             ids += hay[last:place] + needle
             last = place
         asked = [needle.retrieval_question for needle in order]
-        questions = "、".join(text.split("?")[0] + "?" for text in asked)
-        formats = "、".join(text.split("'")[1].split(".")[0] for text in asked)
-        question = f"\n\nNow, the questions are: {questions}{GUIDE} {FORMAT} of '{formats}'\n"
+        questions = JOINT.join(text.split("?")[0] + "?" for text in asked)
+        formats = JOINT.join(text.split("'")[1].split(".")[0] for text in asked)
+        question = AFTER.format(question=questions + GUIDE.format(formats=formats))
         yield BenchRecord(
             "needlebench", task, str(seed), BEFORE, tokenizer.decode(ids + hay[last:]), question,
             tuple(needle.arg2 for needle in order), longest=256,

@@ -1,9 +1,7 @@
-"""`esa calibrate`: prefills a text, fits each layer's projections on its queries and keys, measures
-recall@k, and saves the best ones.
+"""`esa calibrate`: prefills a text, fits each layer's projections, measures recall@k.
 
-Tokens are selected as the preset says, but by whole queries and keys, as the paper prepares its
-training data. Training minimises Eq. (7) with Adam. A batch is 128 queries and 128 keys, shuffled
-independently: its 128 x 128 products are pairs of C and M, where the paper sums over both. Beyond
+Tokens are selected by whole queries and keys, as the paper prepares its training data. Training
+minimises Eq. (7) with Adam over batches of 128 queries and 128 keys, shuffled independently. Beyond
 the paper, the projections of the epoch with the smallest loss on validation tokens are kept.
 """
 
@@ -14,6 +12,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,10 @@ from esa_cli.system.text import text_digest
 from esa_cli.version import __version__
 
 METHODS = ("closed-form", "pca", "learned")
-VALIDATION = 0.1
-"""Share of the tokens, the last ones, that choose the epoch and are not trained on."""
-COMPARED = 1024
-"""Validation queries, and keys, that are compared after an epoch at most."""
-QUERIES = 512
-"""Held-out queries that recall is measured with at most, evenly spaced over all of them."""
-HELD_OUT = 0.2
-"""Share of the tokens, the last ones, that nothing is fitted on."""
+HELD_OUT, VALIDATION = 0.2, 0.1
+"""Shares of tokens, the last ones, that nothing is fitted on, and that choose the epoch."""
+QUERIES, COMPARED = 512, 1024
+"""Held-out queries that recall is measured with, and rows that are compared after an epoch."""
 MIN_TOKENS = 64
 DEFAULT_RANK = 48
 _MADE_BY = "esa_version"
@@ -203,14 +198,12 @@ class Activations:
         return [torch.frombuffer(x, dtype=torch.float32).view(-1, self.width) for x in raw]
 
 
-def _writing(path: Path) -> Any:
-    """Turns errors of writing, safetensors' own among them, into typed ones."""
-    return writing_errors(
-        path,
-        "free some space, or name a place on another disk with --out",
-        "name a place that you may write to with --out",
-        also=SafetensorError,
-    )
+_writing = partial(
+    writing_errors,
+    room="free some space, or name a place on another disk with --out",
+    other="name a place that you may write to with --out",
+    also=SafetensorError,
+)
 
 
 @dataclass(frozen=True)

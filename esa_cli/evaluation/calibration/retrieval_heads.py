@@ -1,10 +1,8 @@
 """Retrieval heads: the attention heads whose votes find the passage that a question asks for.
 
-A text with needles is prefilled once by the preset's own method. For half of the questions each
-head votes alone, which ranks the heads. For the other half, sets of the best heads are compared
-with all heads together, which gives the smallest set. Wu et al. (2024, arXiv 2404.15574) count the
-tokens that an answer copies; here votes are counted, and nothing is answered.
-
+A text with needles is prefilled once. For half of the questions each head votes alone, which ranks
+the heads; for the other half, sets of the best heads are compared with all heads together. Wu et
+al. (2024, arXiv 2404.15574) count the tokens that an answer copies; here votes are counted.
 Letters: X heads or sets of heads; W token windows, one every size / 8 tokens; M middle tokens.
 """
 

@@ -101,11 +101,8 @@ def dense_length(preset: Preset) -> int:
 
 def dense_group(preset: Preset) -> MethodGroup:
     """Returns full attention at true positions."""
-    over: dict[str, Any] = {
-        "window": {"dense": preset.context},
-        "compressor": {"name": "none"},
-        "position": {"name": "true"},
-    }
+    over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
+    over["position"] = {"name": "true"}
     data = merge(preset.model_dump(exclude={"name"}), over)
     return MethodGroup((DENSE,), (validated(preset.name, data),), dense=True)
 

@@ -18,21 +18,17 @@ from typing import Any, NamedTuple
 Row = Mapping[str, Any]
 """One question: `test`, `method`, `length`, `question`, `score` and further fields of the run."""
 REASONS = ("answered", "not selected", "selected, not used", "not known")
-TENTHS = 10
 
 
 def wrong(row: Row) -> str:
     """Names what keeps a row of an earlier run from the tables; empty for a valid row."""
     try:
-        texts = all(isinstance(row[name], str) for name in ("test", "method", "question"))
-        if not texts or type(row["length"]) is not int or type(row["score"]) not in (int, float):
-            return "test, method, question, length or score is of another type"
-        if not 0 <= row["score"] <= 1 or not 0 <= (row.get("depth") or 0) <= 1:
-            return "score or depth is not from 0 to 1"
-        report([row])
+        tables = report([row]) if 0 <= row["score"] <= 1 else []
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
-    return ""
+    cells = [cell for table in tables for line in table.rows for cell in line]
+    is_valid = bool(tables) and all(isinstance(cell, str) for cell in cells)
+    return "" if is_valid else "test, method or score is wrong"
 
 
 class ScoreTable(NamedTuple):
@@ -51,8 +47,6 @@ def report(rows: Sequence[Row]) -> list[ScoreTable]:
     tables = []
     for test in sorted({*ceilings, *asked}):
         tables.append(_scores(test, asked.get(test, []), ceilings.get(test, [])))
-        if any(row.get("depth") is not None for row in asked.get(test, [])):
-            tables.append(_depths(test, asked[test]))
     return [*tables, _misses(asked)] if tables else []
 
 
@@ -100,22 +94,6 @@ def _scores(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
         note = f"dense ceiling {_percent(ceiling)} at {labels}, n {len(dense)}"
     title = f"{test}: score in %, in brackets the share of the dense score; n: questions a length"
     return ScoreTable(title, ["method", *map(_short, lengths), "n"], lines, note)
-
-
-def _depths(test: str, rows: Sequence[Row]) -> ScoreTable:
-    """Methods and tenths of the document x lengths; a depth on an edge is in the later tenth."""
-    lengths, lines = [*_grouped(rows, "length")], []
-    for method, of_method in _grouped(rows, "method").items():
-        places = defaultdict(list)
-        for row in of_method:
-            if row.get("depth") is not None:
-                tenth = min(int(row["depth"] * TENTHS + 1e-9), TENTHS - 1)
-                places[tenth, row["length"]].append(row)
-        for tenth in sorted({tenth for tenth, _ in places}):
-            means = [_percent(_score(places[tenth, length])) for length in lengths]
-            lines.append([method, f"{10 * tenth}–{10 * tenth + 10}", *means])
-    title = f"{test}: score in % by depth of the fact in %"
-    return ScoreTable(title, ["method", "depth", *map(_short, lengths)], lines)
 
 
 def _misses(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.errors import LengthError, UsageError
+from esa_cli.errors import UsageError
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
 from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_task
@@ -213,13 +213,7 @@ class SelftestRun:
                         # Not every host has a base that can be changed.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    try:
-                        DocumentQuestions(self, session, sample, group).check()
-                    except LengthError as error:
-                        raise LengthError(
-                            f"{test} cannot be asked: {error.message}",
-                            "leave the test out, or lower window.selected with --set",
-                        ) from error
+                    DocumentQuestions(self, session, sample, group).check()
 
 
 class DocumentQuestions:
@@ -230,7 +224,7 @@ class DocumentQuestions:
         self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
     ) -> None:
         self.run, self.session, self.sample, self.group = run, session, sample, group
-        self._asker, self._read_s = None, 0.0
+        self._asker: TextAsker | None = None
         if group.reading == "text":
             self._asker = run.asker = run.asker or TextAsker(session, run.preset)
 

@@ -1,9 +1,7 @@
 """The chronicle: a long generated document, with or without known facts in it.
 
-With facts it is the demo document: every question about it has one known answer at a known depth.
-Without facts it is the self-tests' haystack. Words and seed determine the text on every version of
-Python. Sentence templates are in `chronicle_material.json`; the background avoids the facts'
-numbers and repeats no sentence.
+With facts it is the demo document, without facts the self-tests' haystack. Words and seed determine
+the text on every version of Python. No sentence repeats, and none has a number of the facts.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Keys and numbers hidden in a long text; each document holds the keys of many questions.
 
 `passkey`, `number`: InfiniteBench Retrieve.PassKey and Retrieve.Number (Zhang et al., 2024), with
-InfLLM's prompts; each key belongs to a gate of one colour, and the text is the haystack.
-
-`kv`: InfiniteBench Retrieve.KV, with InfLLM's prompts: a JSON object of random UUIDs, as many as
-the length holds, without a haystack. The key is not named before the object.
-
-`niah`: RULER's needles in a haystack (Hsieh et al., 2024); words and text are ours. Single: one
-word with one number. Multikey: four words with one number each, one of them asked for. Multivalue:
-one word with four numbers. Multiquery: four words with one number each, all asked for.
+InfLLM's prompts; each key belongs to a gate of one colour. `kv`: Retrieve.KV: a JSON object of
+random UUIDs, as many as the length holds, without a haystack. `niah`: RULER (Hsieh et al., 2024),
+with words of ours: one word with one number; four words, one of them asked for; one word with four
+numbers; four words, all asked for.
 """
 
 from __future__ import annotations

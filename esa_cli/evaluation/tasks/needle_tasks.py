@@ -1,18 +1,11 @@
 """Sentences hidden in a long text, and questions about them; questions share documents.
 
-`needle`: Kamradt's needle in a haystack (2023), with 32 needles of distinct forms written for this
-repository. An answer is right when it contains an accepted one as whole words. `own`: the same
-needles in the user's own document.
-
-`needles`: several needles asked for at once, NeedleBench M-RT (Li et al., 2024), version 1, as in
-OpenCompass: questions are joined, and so are the forms of their answers. The needles are ours, in
-the benchmark's shape. A document has up to eight questions about three to five needles each.
-
-`stars`: a penguin counts stars in many places of a long text; collect the numbers. From
-Counting-Stars (Song et al., 2024), searching and reasoning in turn; in reasoning the penguin first
-miscounts. Sentences, question and score are the benchmark's, the start of the answer is the ESA
-paper's, numbers and text are ours. A question has 8 stars; up to eight questions share a document,
-each about another animal.
+`needle`: Kamradt's needle in a haystack (2023), with 32 needles written for this repository, of
+which an answer must contain the words. `own`: the same needles in the user's own document.
+`needles`: NeedleBench M-RT (Li et al., 2024), version 1, as in OpenCompass: three to five needles
+of ours are asked for at once, with joined questions and forms of answers. `stars`: Counting-Stars
+(Song et al., 2024), searching and reasoning in turn: an animal counts stars in eight places, in
+reasoning with mistakes; the start of the answer is the ESA paper's.
 """
 
 from __future__ import annotations
