@@ -48,8 +48,8 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
         NeedleRecall,
-        positions,
         selects_facts,
+        token_positions,
     )
 
     shares, started = [], time.perf_counter()
@@ -57,7 +57,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         recall = NeedleRecall()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
-        shares.append(recall.shares([positions(spans, f.start, f.end, head) for f in facts]))
+        shares.append(recall.shares([token_positions(spans, f.start, f.end, head) for f in facts]))
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
         "recall": round(sum(layers) / len(layers), 4),

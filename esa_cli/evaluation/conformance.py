@@ -144,9 +144,8 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def _check_steps(call: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
-    """Fails for a part with invalid results in a case, with other results on an equal step, or that
-    changes the queries or the store. `call` returns the part's results on a step and raises for
-    invalid ones; `cases` have the options of `make_step`, and `budget` of `call`."""
+    """Fails for a part with invalid results, for which `call` raises, or other results on an equal
+    step, or that changes the step. Cases are options of `make_step`, and `budget` of `call`."""
     first: dict[str, list[Tensor]] = {}
     for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
         options = dict(cases[case])
@@ -338,8 +337,7 @@ def position_checks(encoding: parts.PositionEncoding) -> Checks:
 def _look_at_positions(
     encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
 ) -> None:
-    """Fails for wrong positions. Half of the far tokens are at the document's start, half right
-    before L."""
+    """Fails for wrong positions, with half of the far tokens at the start, half right before L."""
     last = start - local
     at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
     given = at.clone()

@@ -27,7 +27,7 @@ _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
-def library(name: str) -> Any:
+def import_library(name: str) -> Any:
     """Imports a module of the extra `bench`. Raises UsageError: the module is not installed."""
     try:
         return importlib.import_module(name)
@@ -65,7 +65,7 @@ def number_share(output: str, gold: str) -> float:
 
 
 def paragraph_share(output: str, gold: str) -> float:
-    """Share of the output's numbers that are the number in `Paragraph 7`, 0 for other golds."""
+    """Share of the output's numbers that equal the number in a gold answer like `Paragraph 7`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return number_share(output, number[1]) if number else 0.0
 
@@ -98,7 +98,7 @@ def code_similarity(output: str, gold: str) -> float:
 
 def rouge_l(output: str, gold: str) -> float:
     """ROUGE-L F of the package `rouge`; 0 where the package fails, as in LongBench."""
-    rouge = library("rouge").Rouge(metrics=["rouge-l"])
+    rouge = import_library("rouge").Rouge(metrics=["rouge-l"])
     try:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
@@ -111,25 +111,25 @@ def first_line(output: str) -> str:
 
 
 def match_all(output: str, answers: Sequence[str]) -> float:
-    """RULER: share of the answers that are in the output, letter case aside."""
+    """Share of RULER's answers that the output contains, in any letter case."""
     text = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
 def first_integer_match(output: str, gold: str) -> float:
-    """PassKey and Number: the first run of digits is the answer, digit by digit."""
+    """Says whether the first run of digits is the answer, digit by digit (PassKey, Number)."""
     match = re.search("[0-9]+", output)
     return float(match is not None and match[0] == gold)
 
 
 def first_number_match(output: str, gold: str) -> float:
-    """Math.Find: the first number has the answer's value."""
+    """Says whether the first number has the answer's value (Math.Find)."""
     match = re.search(r"\d+(?:\.\d+)?", output)
     return float(match is not None and float(match[0]) == float(gold))
 
 
 def contains_word(output: str, gold: str) -> float:
-    """Retrieve.KV: the answer is one of the words."""
+    """Says whether the answer is one of the output's words (Retrieve.KV)."""
     return float(gold in _replace_marks(output, "\n:\"'.,?!{}").split())
 
 
@@ -199,7 +199,7 @@ def listed_stars(output: str, limit: int) -> set[int]:
 
 
 def searching_score(listed: set[int], right: Sequence[int]) -> float:
-    """Share of the right counts in the answer."""
+    """Share of the right counts of stars that the answer lists."""
     return sum(count in listed for count in right) / len(right)
 
 
@@ -212,5 +212,5 @@ def reasoning_score(listed: set[int], right: Sequence[int], mistaken: Sequence[i
 
 
 def keyword_share(output: str, keywords: Sequence[str]) -> float:
-    """NeedleBench M-RT: share of the keywords in the output, letter case counting."""
+    """Share of NeedleBench's keywords that the output contains, in their letter case."""
     return sum(keyword in output for keyword in keywords) / len(keywords)

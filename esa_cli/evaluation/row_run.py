@@ -20,8 +20,8 @@ SAME = ("record", "document", "settings", "reading")
 
 @dataclass(frozen=True)
 class Case:
-    """One question by one method: the fields of its row that are known before, `ask`, which returns
-    the others, and `check`, which raises LengthError where the question has no room."""
+    """One question by one method: the known fields of its row; `ask` returns the other fields, and
+    `check` raises LengthError where the question has no room."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]
@@ -61,15 +61,14 @@ def write_rows(
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     on_left_out: Callable[[Case, LengthError], None] | None = None,
 ) -> bool:
-    """Asks the cases that have no row. Returns False if the time limit came first.
+    """Asks the cases that have no row. Returns False if `until`, by `time.monotonic`, came first.
 
     Args:
-        until: time by `time.monotonic` after which no document and no question is begun.
         on_row: called with each new row. on_left_out: called with a case that has no room; without
-            it such a case ends the run.
+            this function such a case ends the run with a LengthError.
 
     Raises:
-        UsageError: as `has_row`. LengthError: a case has no room.
+        UsageError: as `has_row`.
     """
 
     def is_late() -> bool:

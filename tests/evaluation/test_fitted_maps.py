@@ -22,10 +22,10 @@ from esa_cli.evaluation.calibration.fitted_maps import (
     Activations,
     CalibrationJob,
     TrainingSettings,
-    fit,
-    recall,
+    fit_linear,
+    recall_at_k,
     square_loss,
-    train,
+    train_linear,
 )
 from esa_cli.models.attachment.fingerprint import fingerprint
 from esa_cli.qa.presets import preset
@@ -61,9 +61,9 @@ def test_square_loss_is_eq_7() -> None:
 @pytest.mark.parametrize("rank", [1, 4])
 def test_training_approaches_the_closed_form_and_never_beats_it(rank: int) -> None:
     queries, keys = samples()
-    best = eq6(queries, keys, fit("closed-form", queries, keys, rank, TrainingSettings()))
-    start = train(queries, keys, rank, TrainingSettings(epochs=0))
-    trained = train(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
+    best = eq6(queries, keys, fit_linear("closed-form", queries, keys, rank, TrainingSettings()))
+    start = train_linear(queries, keys, rank, TrainingSettings(epochs=0))
+    trained = train_linear(queries, keys, rank, TrainingSettings(epochs=30, lr=2e-2, batch=64))
     assert best * (1 - 1e-4) <= eq6(queries, keys, trained)
     assert eq6(queries, keys, trained) < best + 0.1 * (eq6(queries, keys, start) - best)
 
@@ -73,7 +73,7 @@ def test_trained_maps_are_no_worse_than_the_first_ones(lr: float) -> None:
     """On the validation tokens, also where descent diverges."""
     queries, keys = samples()
     held_queries, held_keys = queries[360:], keys[360:]
-    start, trained = (train(queries, keys, 4, TrainingSettings(n, 64, lr)) for n in (0, 20))
+    start, trained = (train_linear(queries, keys, 4, TrainingSettings(n, 64, lr)) for n in (0, 20))
     assert eq6(held_queries, held_keys, trained) <= eq6(held_queries, held_keys, start)
 
 
@@ -90,9 +90,9 @@ def test_recall_is_the_loops(k: int) -> None:
     full = torch.randn(6, 20)
     reduced = full + torch.randn(6, 20)
     want = recall_by_loops(reference.plain(full), reference.plain(reduced), k)
-    assert recall(full, reduced, k) == pytest.approx(want)
-    assert recall(full, full * 3, k) == 1.0
-    assert recall(full, -full, k) == pytest.approx(recall_by_loops(
+    assert recall_at_k(full, reduced, k) == pytest.approx(want)
+    assert recall_at_k(full, full * 3, k) == 1.0
+    assert recall_at_k(full, -full, k) == pytest.approx(recall_by_loops(
         reference.plain(full), reference.plain(-full), k
     ))  # fmt: skip
 
@@ -133,7 +133,7 @@ def test_study_measures_what_was_not_fitted_on(job: CalibrationJob) -> None:
         assert found.results["closed-form"].recall[1][at] == pytest.approx(want, abs=1e-3)
     assert found.best == "closed-form"
     assert found.results["closed-form"].recall[2][-1] > 0.99, "a layer of rank 2 loses nothing"
-    trained = train(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
+    trained = train_linear(queries[:240], keys[:240], 4, replace(QUICK, seed=1000))
     assert torch.equal(trained.key_map, found.results["learned"].maps[1].key_map)
 
 

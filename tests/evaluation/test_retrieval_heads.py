@@ -23,7 +23,7 @@ from esa_cli.evaluation.calibration.retrieval_heads import (
     HeadRecord,
     NeedleVotes,
     find,
-    judge,
+    judge_voters,
     needle_questions,
     rank_heads,
     smallest_set,
@@ -73,7 +73,7 @@ def placed(*bumps: tuple[int, float], middle: int = 160) -> Tensor:
 def test_a_voter_is_judged_by_its_best_window(
     bumps: list[tuple[int, float]], found: bool, margin: float
 ) -> None:
-    which, how = judge(placed(*bumps), range(40, 46), 160, 16)
+    which, how = judge_voters(placed(*bumps), range(40, 46), 160, 16)
     assert which.tolist() == [found]
     assert how.tolist() == pytest.approx([margin])
 
@@ -124,7 +124,7 @@ def votes_of(size: int, sets: list[Any]) -> tuple[NeedleVotes, list[Step], VoteS
 
 def test_every_head_votes_alone_as_the_score_has_it() -> None:
     needle_votes, steps, score = votes_of(8, [])
-    found, margin = needle_votes.each()
+    found, margin = needle_votes.judge_heads()
     assert found.shape == margin.shape == (2, 6)
     for layer, step in enumerate(steps):
         for number in range(6):
@@ -150,7 +150,7 @@ def test_a_set_votes_by_the_sum_of_its_layers() -> None:
     ):
         votes = torch.stack([replace(score, heads=one).scores(step) for step in steps]).sum(dim=0)
         torch.testing.assert_close(row, window_sums(votes, 8))
-    assert needle_votes.hits().shape == (4,)
+    assert needle_votes.judge_sets().shape == (4,)
 
 
 # A model in which one head finds

@@ -42,7 +42,7 @@ def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
     """Returns the tasks to run in the table's order: those asked for, else those whose files are in
     the folder. Raises UsageError: a task is unknown. DocumentError: the folder has no files."""
     if asked is None:
-        tasks = benchmark.there(folder)
+        tasks = benchmark.find_tasks(folder)
         if not tasks:
             raise DocumentError(
                 f"the folder {folder} has none of the benchmark's files",
@@ -117,10 +117,9 @@ class BenchSelection:
 
 
 class RecordAsker:
-    """Answers records with one method; a record's prompt replaces the preset's. From text, the
-    question is the benchmark's whole text after its document; the text before the document and the
-    answer's first words are not given. `reading`, called before a document is read, returns
-    progress(done, total)."""
+    """Answers records with one method; a record's prompt replaces the preset's. From text, the text
+    before the document and the answer's first words are not given. `reading`, called before a
+    document is read, returns progress(done, total)."""
 
     def __init__(
         self,
@@ -225,8 +224,7 @@ def _task_means(tasks: Sequence[BenchTask], done: Mapping[str, Sequence[float]])
 
 def table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
     """Returns headers and rows in per cent: a row for each task in the paper's order and for each
-    group's average, a column for each method. Beside the scores is the number of records, so that a
-    part of a benchmark cannot pass for the whole."""
+    group's average, a column for each method. Each row has its number of records."""
     lines = []
     for group, tasks in _groups(benchmark):
         asked = [task for task in tasks if any(task.name in done for done in scores.values())]

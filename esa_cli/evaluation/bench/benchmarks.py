@@ -80,7 +80,7 @@ class Benchmark:
     files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def there(self, folder: Path) -> list[str]:
+    def find_tasks(self, folder: Path) -> list[str]:
         """Returns the tasks whose files are in `folder`."""
         return [task.name for task in self.tasks if find_file(folder, self.files(task.name))]
 
@@ -170,7 +170,7 @@ class LongBenchRow(BaseModel):
 def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
     form = LONGBENCH[task]
     if form["score"] == "rouge_l":
-        metrics.library("rouge")
+        metrics.import_library("rouge")
 
     def convert(row: LongBenchRow, line: int) -> BenchRecord:
         if task == "trec" and row.all_classes is None:
@@ -352,7 +352,7 @@ class NeedleRow(BaseModel):
 def gpt4() -> Any:
     """Returns gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not
     installed. DocumentError: the vocabulary cannot be fetched."""
-    tiktoken = metrics.library("tiktoken")
+    tiktoken = metrics.import_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:

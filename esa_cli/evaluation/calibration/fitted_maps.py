@@ -83,7 +83,7 @@ def square_loss(full: Tensor, reduced: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def train(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) -> Linear:
+def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) -> Linear:
     """Trains projections of rank R on folded queries and keys (n, F) of one layer."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
@@ -116,20 +116,20 @@ def train(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSettings) 
     return best
 
 
-def fit(
+def fit_linear(
     method: str, queries: Tensor, keys: Tensor, rank: int, training: TrainingSettings
 ) -> Linear:
     """Fits projections of one layer, of rank min(R, F), on folded queries and keys (n, F)."""
     rank = min(rank, queries.shape[1])
     if method == "learned":
-        return train(queries, keys, rank, training)
+        return train_linear(queries, keys, rank, training)
     moments = Moments()
     moments.add(queries, keys)
     maps = (closed_form if method == "closed-form" else pca)(moments, rank)
     return Linear(maps.query_map.contiguous(), maps.key_map.contiguous())
 
 
-def recall(full: Tensor, reduced: Tensor, k: int) -> float:
+def recall_at_k(full: Tensor, reduced: Tensor, k: int) -> float:
     """Mean recall@k over queries, of scores (Q, n) by reduced scores (Q, n)."""
     truth = torch.zeros(full.shape, dtype=torch.bool, device=full.device)
     truth.scatter_(1, full.topk(k, dim=1).indices, True)
@@ -175,11 +175,8 @@ class CalibrationStudy:
 
 @dataclass(frozen=True)
 class Activations:
-    """Folded queries and keys of each layer, (tokens, F) float32, as files in a folder.
-
-    Queries are stored as the score will use them: folded in float32, and rotated to the far
-    distance before where the score rotates.
-    """
+    """Folded queries and keys of each layer, (tokens, F) float32, as files in a folder. Queries are
+    rotated to the far distance before they are folded where the score rotates."""
 
     folder: Path
     width: int
@@ -267,9 +264,9 @@ class CalibrationJob:
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():
-                maps = fit(method, queries[:-held], keys[:-held], rank, own_training)
+                maps = fit_linear(method, queries[:-held], keys[:-held], rank, own_training)
                 reduced = maps.queries(asked) @ maps.keys(apart).T
-                result.recall.append([recall(full, reduced, k) for k in ks])
+                result.recall.append([recall_at_k(full, reduced, k) for k in ks])
                 result.maps.append(Linear(maps.query_map.cpu(), maps.key_map.cpu()))
             if progress:
                 progress(layer + 1, layers)

@@ -64,7 +64,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
     return mean_scores(both, size, _stride(size)) * size
 
 
-def judge(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
+def judge_voters(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
     """Judges voters by their `window_sums` (X, 2, W) and a needle at offsets into M.
 
     Returns True where the best window, centred on its votes, has the needle, (X,), and margins,
@@ -124,16 +124,16 @@ class NeedleVotes(Selector):
 
     def _judge(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         needle = range(self.needle.start - self.low, self.needle.stop - self.low)
-        return judge(sums, needle, self.middle, self.size)
+        return judge_voters(sums, needle, self.middle, self.size)
 
-    def each(self) -> tuple[Tensor, Tensor]:
-        """Hits and margins of each head, (layers, H) both. Heads of layers that attend to a window
-        have no votes: they find nothing, at margin 0."""
+    def judge_heads(self) -> tuple[Tensor, Tensor]:
+        """Returns hits and margins of each head, (layers, H) both. A head in a layer with windowed
+        attention has no votes and margin 0."""
         nothing = tuple(map(torch.zeros_like, next(iter(self.alone.values()))))
         rows = [self.alone.get(layer, nothing) for layer in range(max(self.alone) + 1)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
-    def hits(self) -> Tensor:
+    def judge_sets(self) -> Tensor:
         """True where a set finds the needle by its votes of all layers: bool (X,)."""
         return self._judge(torch.stack([*self.together.values()]).sum(dim=0))[0]
 
@@ -141,7 +141,7 @@ class NeedleVotes(Selector):
 @dataclass(frozen=True)
 class HeadRecord:
     """One head's results: the needles found of those that rank the heads and of the held-out ones,
-    and the mean margin of `judge` in the former."""
+    and the mean margin of `judge_voters` in the former."""
 
     layer: int
     head: int
@@ -287,7 +287,9 @@ def find(
                 asking(done + 1, len(asked))
             return votes
 
-        ranked = [collect_votes(number, question).each() for number, question in enumerate(first)]
+        ranked = [
+            collect_votes(number, question).judge_heads() for number, question in enumerate(first)
+        ]
         found = torch.stack([hits for hits, _ in ranked]).sum(dim=0)
         margin = torch.stack([margins.double() for _, margins in ranked]).mean(dim=0)
         pairs = tuple(head.pair for head in rank_heads(found, found, margin)[:MAX_HEADS])
@@ -296,8 +298,8 @@ def find(
             collect_votes(number, question, ALL, *sets.values())
             for number, question in enumerate(second, len(first))
         ]
-    held_out_hits = torch.stack([votes.each()[0] for votes in held_out]).sum(dim=0)
-    all_hits, *of_sets = torch.stack([v.hits() for v in held_out]).sum(dim=0).tolist()
+    held_out_hits = torch.stack([votes.judge_heads()[0] for votes in held_out]).sum(dim=0)
+    all_hits, *of_sets = torch.stack([v.judge_sets() for v in held_out]).sum(dim=0).tolist()
     by_size = dict(zip(sets, of_sets, strict=True))
     heads = rank_heads(found, held_out_hits, margin)
     count = smallest_set(heads, by_size, all_hits)

@@ -53,8 +53,8 @@ class SelftestSettings:
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods over one prefill, which attends to I and L only ("shared"), or is by the method's own
-    rule ("own"); or a text is read for the finder alone ("text"). dense: the ceiling."""
+    """Methods that share one prefill, which attends to I and L only ("shared") or follows the rule
+    of a single method ("own"), or that answer from text ("text"). `dense` marks the ceiling."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -124,8 +124,7 @@ def tokens(text: str) -> int:
 
 
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
-    """Returns a note if the text is so short that every method uses full attention, so that nothing
-    is learned about selection."""
+    """Returns a note if the text is so short that every method uses full attention."""
     plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
         return None

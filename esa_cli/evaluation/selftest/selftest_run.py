@@ -1,5 +1,4 @@
-"""Runs a self-test: makes the documents, prefills them, asks each question by each method, and
-measures how much of a question's facts was in view of each layer."""
+"""Runs a self-test: each question by each method, and how much of its facts each layer sees."""
 
 from __future__ import annotations
 
@@ -61,13 +60,13 @@ class NeedleRecall:
         over facts. facts: absolute positions of each fact's tokens."""
         out = []
         for layer in sorted(self.last):
-            pairs = [_share(self.last[layer], fact) for fact in facts]
+            pairs = [_share_in_view(self.last[layer], fact) for fact in facts]
             mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
             out.append((mean, best))
         return out
 
 
-def _share(seen: ChunkTrace, fact: range) -> NeedleShare:
+def _share_in_view(seen: ChunkTrace, fact: range) -> NeedleShare:
     near = seen.start - seen.local
     inside = sum(at >= near for at in fact)
     selected = [
@@ -89,7 +88,7 @@ def _reason(score: float, is_selected: bool) -> str:
     return "selected, not used" if is_selected else "not selected"
 
 
-def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
+def layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
     """Returns the fields `recall` and `why` of a question's row, from each layer's share."""
     if not shares:
         return {"recall": None, "why": None}
@@ -100,7 +99,7 @@ def recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]
     return {"recall": recall, "why": _reason(score, selects_facts(best))}
 
 
-def positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
+def token_positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
     """Returns the absolute positions of the tokens that cover characters [start, end), by the spans
     of each token of the document, which begins after `head` tokens."""
     inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
@@ -117,7 +116,7 @@ def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
     return len(inside) / max(1, fact.end - fact.start)
 
 
-def evidence_recall_fields(
+def passage_recall_fields(
     score: float, facts: Sequence[Fact], passages: Sequence[Passage]
 ) -> dict[str, Any]:
     """Returns the fields `recall` and `why` of a question's row, from the passages of its answer:
@@ -306,7 +305,7 @@ class DocumentQuestions:
                 "prompt": preset.answer.prompt.replace("{question}", question.text),
                 "found": reply.found,
                 "quoted": reply.quotation is not None,
-                **evidence_recall_fields(score, facts, reply.evidence),
+                **passage_recall_fields(score, facts, reply.evidence),
             }
         else:
             self._use(preset)
@@ -317,11 +316,11 @@ class DocumentQuestions:
             score = round(score_of(question, question.prime + reply.text), 4)
             document, stored = session.document_tokens, session.cache.nbytes
             head = len(prompt.head())
-            places = [positions(self._spans, fact.start, fact.end, head) for fact in facts]
+            places = [token_positions(self._spans, fact.start, fact.end, head) for fact in facts]
             fields = {
                 "before": session.tokenizer.decode(prompt.head()),
                 "prompt": prompt.text(question.text, question.prime),
-                **recall_fields(score, recall.shares(places) if places else []),
+                **layer_recall_fields(score, recall.shares(places) if places else []),
             }
         return {
             # The mean depth of several facts would be a depth without a fact.

@@ -1,7 +1,7 @@
 """The chronicle: a long generated document, with or without known facts in it.
 
-With facts it is the demo document, without facts the self-tests' haystack. Words and seed determine
-the text on every version of Python. No sentence repeats, and none has a number of the facts.
+The chronicle with facts is the demo document; without facts it is the haystack of self-tests. Words
+and seed determine the text on every version of Python. No sentence repeats.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def load_material() -> dict[str, Any]:
     return material
 
 
-def spell(number: int) -> str:
+def spell_number(number: int) -> str:
     """Spells a number below one thousand in words."""
     units, tens = load_material()["units"], load_material()["tens"]
     if number >= 100:
         rest = number % 100
-        return f"{units[number // 100]} hundred" + (f" and {spell(rest)}" if rest else "")
+        return f"{units[number // 100]} hundred" + (f" and {spell_number(rest)}" if rest else "")
     if number < 20:
         return str(units[number])
     return f"{tens[number // 10]}-{units[number % 10]}" if number % 10 else str(tens[number // 10])
@@ -95,7 +95,7 @@ class ChronicleGenerator:
         self.material = material = load_material()
         facts = " ".join(fact["fact"].lower() for fact in material["facts"])
         # Counts below ten are too ordinary to give a fact away.
-        self.reserved = {number for number in range(10, 100) if spell(number) in facts}
+        self.reserved = {number for number in range(10, 100) if spell_number(number) in facts}
         self.rng = random.Random(seed)
         self.decks: dict[str, list[Any]] = {}
         self.seen: set[str] = set()
@@ -106,17 +106,17 @@ class ChronicleGenerator:
             heads, tails = material[f"{key}_heads"], material[f"{key}_tails"]
             self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
 
-    def between(self, low: int, high: int) -> int:
+    def draw_between(self, low: int, high: int) -> int:
         """Draws a whole number from low to high."""
         # Only random() is guaranteed to be the same in all Python versions.
         return low + int(self.rng.random() * (high - low + 1))
 
-    def draw(self, key: str, items: list[Any]) -> Any:
+    def draw_item(self, key: str, items: list[Any]) -> Any:
         """Draws from a shuffled deck, so that every item is used before one is repeated."""
         if not (deck := self.decks.setdefault(key, [])):
             deck.extend(items)
             for i in range(len(deck) - 1, 0, -1):
-                j = self.between(0, i)
+                j = self.draw_between(0, i)
                 deck[i], deck[j] = deck[j], deck[i]
         return deck.pop()
 
@@ -124,10 +124,10 @@ class ChronicleGenerator:
         """Draws a person whose full name is new."""
         sex = "women" if self.rng.random() < 0.5 else "men"
         while True:
-            last = self.draw("surname", self.vocabulary["surname"])
+            last = self.draw_item("surname", self.vocabulary["surname"])
             # Two deals of the deck bring every first name at least once.
             for _ in range(2 * len(self.material[sex])):
-                first = self.draw(sex, self.material[sex])
+                first = self.draw_item(sex, self.material[sex])
                 if first + last not in self.names:
                     self.names.add(first + last)
                     return Person(first, last, sex)
@@ -150,21 +150,24 @@ class ChronicleGenerator:
         """Draws a number, year or word of the kind `key`."""
         if key in NUMBERS:
             # The words of a number in a fact would answer its question from the background.
-            while (value := self.between(*NUMBERS[key])) % 100 in self.reserved:
+            while (value := self.draw_between(*NUMBERS[key])) % 100 in self.reserved:
                 pass
-            return spell(value)
+            return spell_number(value)
         if key in ("town", "year"):
             return str(getattr(scene, key))
         if key == "past":
-            return str(scene.year - self.between(4, 70))
-        while (text := self.draw(key, self.vocabulary[key])) in (scene.town, scene.shared.get("T")):
+            return str(scene.year - self.draw_between(4, 70))
+        while (text := self.draw_item(key, self.vocabulary[key])) in (
+            scene.town,
+            scene.shared.get("T"),
+        ):
             pass
         return self.fill(text, scene)
 
-    def sentence(self, name: str, options: list[str], scene: Scene) -> list[str]:
+    def write_sentence(self, name: str, options: list[str], scene: Scene) -> list[str]:
         """Writes one new sentence from the options, or none when they are used up."""
         for _ in range(4 * len(options)):
-            template = self.draw(name, options)
+            template = self.draw_item(name, options)
             met = {key for key, person in scene.people.items() if person.met}
             text = self.fill(template, scene)
             text = re.sub(r"[A-Za-z]", lambda m: m[0].upper(), text, count=1)
@@ -175,7 +178,7 @@ class ChronicleGenerator:
                 person.met = key in met
         return []
 
-    def story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
+    def write_story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
         """Writes a paragraph that tells one thing from beginning to end."""
         scene = Scene(town, year)
         sentences: list[str] = []
@@ -183,48 +186,48 @@ class ChronicleGenerator:
             # Leaving out a step now and then keeps the shape of the telling from showing.
             if 2 <= index == len(sentences) and self.rng.random() < 0.3:
                 continue
-            sentences += self.sentence(f"{name} {index}", options, scene)
+            sentences += self.write_sentence(f"{name} {index}", options, scene)
         return Paragraph(sentences)
 
-    def gleanings(self, town: str, year: int) -> Paragraph:
+    def write_gleanings(self, town: str, year: int) -> Paragraph:
         """Writes a paragraph of small matters that have nothing to do with each other."""
-        sentences = self.sentence("intro", self.material["intros"], Scene(town, year))
-        for _ in range(self.between(4, 6)):
-            sentences += self.sentence("note", self.material["notes"], Scene(town, year))
+        sentences = self.write_sentence("intro", self.material["intros"], Scene(town, year))
+        for _ in range(self.draw_between(4, 6)):
+            sentences += self.write_sentence("note", self.material["notes"], Scene(town, year))
         return Paragraph(sentences, loose=True)
 
-    def section(self, town: str, year: int) -> list[Paragraph]:
+    def write_section(self, town: str, year: int) -> list[Paragraph]:
         """Writes one year of one town."""
         kinds = self.material["kinds"]
         blocks = [Paragraph([f"### {town} in {year}"])]
-        for turn in range(self.between(4, 6)):
+        for turn in range(self.draw_between(4, 6)):
             # Never two stories running: a fact can then always find a place near its depth.
             if turn % 2 or self.rng.random() < 0.2:
-                blocks.append(self.gleanings(town, year))
+                blocks.append(self.write_gleanings(town, year))
             else:
-                name = self.draw("kind", list(kinds))
-                blocks.append(self.story(name, kinds[name], town, year))
-        return blocks if blocks[-1].loose else [*blocks, self.gleanings(town, year)]
+                name = self.draw_item("kind", list(kinds))
+                blocks.append(self.write_story(name, kinds[name], town, year))
+        return blocks if blocks[-1].loose else [*blocks, self.write_gleanings(town, year)]
 
-    def sections(self) -> Iterator[list[Paragraph]]:
+    def write_sections(self) -> Iterator[list[Paragraph]]:
         """Yields title and preface, then year after year of town after town."""
         towns, prefixes = self.material["towns"], self.material["town_prefixes"]
         yield [Paragraph([f"# {self.material['title']}"]), Paragraph([self.material["preface"]])]
         for chapter in range(len(towns) * len(prefixes)):
-            town = prefixes[chapter // len(towns)] + self.draw("chapter", towns)
-            year = 410 + self.between(0, 30)
-            description = self.story("town", self.material["town_kind"], town, year)
+            town = prefixes[chapter // len(towns)] + self.draw_item("chapter", towns)
+            year = 410 + self.draw_between(0, 30)
+            description = self.write_story("town", self.material["town_kind"], town, year)
             fresh = [Paragraph([f"## {town}"]), description]
-            for _ in range(self.between(4, 5)):
-                yield [*fresh, *self.section(town, year)]
+            for _ in range(self.draw_between(4, 5)):
+                yield [*fresh, *self.write_section(town, year)]
                 fresh = []
-                year += self.between(7, 31)
+                year += self.draw_between(7, 31)
 
-    def background(self, words: int) -> list[Paragraph]:
-        """Returns sections until there are enough words, and the closing line."""
+    def write_background(self, words: int) -> list[Paragraph]:
+        """Writes sections until the text has enough words, then the closing line."""
         blocks: list[Paragraph] = []
         count = 0
-        for section in self.sections():
+        for section in self.write_sections():
             blocks += section
             count += sum(len(block.text().split()) for block in section)
             if count >= words:
@@ -232,9 +235,9 @@ class ChronicleGenerator:
         raise ValueError(f"the material does not reach {words} words")
 
 
-def paragraphs(seed: int) -> Iterator[str]:
+def generate_paragraphs(seed: int) -> Iterator[str]:
     """Yields the background alone, paragraph by paragraph: about 980,000 words."""
-    for section in ChronicleGenerator(seed).sections():
+    for section in ChronicleGenerator(seed).write_sections():
         yield from (block.text() for block in section)
 
 
@@ -266,7 +269,7 @@ def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
         raise ValueError(f"words must be at least {MIN_WORDS}, to hold the facts, got {words}")
     facts: list[dict[str, Any]] = load_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
-    return weave(ChronicleGenerator(seed).background(rest), facts)
+    return weave(ChronicleGenerator(seed).write_background(rest), facts)
 
 
 def questions_file(text: str) -> str:
@@ -280,7 +283,7 @@ def questions_file(text: str) -> str:
 
 
 class Reworded(NamedTuple):
-    """A question of the demo in other words than the chronicle's, and its answers, if any."""
+    """A question of the demo, worded differently from the chronicle, and its answers, if any."""
 
     id: str
     question: str

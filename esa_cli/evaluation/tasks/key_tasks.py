@@ -52,7 +52,7 @@ def draw_runs(dice: StableRandom) -> str:
     """Draws ten digits in runs of one to five, so that a copy has to be counted right."""
     out = ""
     while len(out) < 10:
-        out += dice.digits(1) * (1 + dice.below(5))
+        out += dice.draw_digits(1) * (1 + dice.below(5))
     return out[:10]
 
 
@@ -62,7 +62,7 @@ PASSKEY = KeyWords(
     "memorize them. I will quiz you about the important information there.\n\n",
     fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
     question="What is the pass key{gate}?",
-    draw=lambda dice: dice.digits(5),
+    draw=lambda dice: dice.draw_digits(5),
 )
 NUMBER = KeyWords(
     name="number",
@@ -129,7 +129,7 @@ def _draw_pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str
     # Counted after another pair, since tokenizers may merge the two.
     lead = '"a": "b", '
     while True:
-        key, value = dice.uuid(), dice.uuid()
+        key, value = dice.draw_uuid(), dice.draw_uuid()
         taken = request.size(f'{lead}"{key}": "{value}", ') - request.size(lead)
         # The last pair is in if more than half of it fits, so the length is nearest.
         if left < taken / 2:
@@ -182,7 +182,9 @@ def magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
 
 def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
     """Draws numbers of seven digits for each word."""
-    return {word: tuple(dice.digits(7, first="123456789") for _ in range(values)) for word in words}
+    return {
+        word: tuple(dice.draw_digits(7, first="123456789") for _ in range(values)) for word in words
+    }
 
 
 def _sentences(numbers: Numbers) -> list[str]:
@@ -190,7 +192,7 @@ def _sentences(numbers: Numbers) -> list[str]:
 
 
 def _number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
-    """Asks for the numbers of all these words; `planted` are the document's facts in order."""
+    """Makes the question about the numbers of these words; `planted` are the document's facts."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])

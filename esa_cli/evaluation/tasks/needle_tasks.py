@@ -26,8 +26,8 @@ from esa_cli.evaluation.tasks.task_sample import (
     check_samples,
     deal_places,
     even_depths,
-    plant,
     plant_in_haystack,
+    plant_sentences,
     share_documents,
 )
 
@@ -88,7 +88,7 @@ def own_document(request: TaskRequest) -> Iterator[TaskSample]:
         )
     needles = choose_needles(request)
     sentences = [needle.text for needle in needles]
-    text, facts = plant(request.haystack.text, sentences, even_depths(len(needles)))
+    text, facts = plant_sentences(request.haystack.text, sentences, even_depths(len(needles)))
     yield TaskSample("own", request.size(text), 0, text, facts, needle_questions(needles))
 
 

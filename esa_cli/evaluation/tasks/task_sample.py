@@ -45,11 +45,11 @@ class StableRandom:
             pool[at], pool[other] = pool[other], pool[at]
         return pool[:n]
 
-    def digits(self, n: int, first: str = "0123456789") -> str:
+    def draw_digits(self, n: int, first: str = "0123456789") -> str:
         """Returns a string of n digits that begins with one of `first`."""
         return first[self.below(len(first))] + "".join(str(self.below(10)) for _ in range(n - 1))
 
-    def uuid(self) -> str:
+    def draw_uuid(self) -> str:
         """Returns a random UUID of version 4."""
         one, two, three = (f"{self.below(1 << 48):012x}" for _ in range(3))
         variant = "89ab"[self.below(4)]
@@ -124,8 +124,8 @@ SLACK = 30
 
 
 class Haystack:
-    """A long text in paragraphs, which are consumed as far as needed. `text` is the whole text of
-    the files, empty for the generated chronicle."""
+    """A long text in paragraphs, of which documents take the first ones. `text` is the whole text
+    of the files, empty for the generated chronicle."""
 
     def __init__(self, name: str, parts: Iterable[str], text: str = "") -> None:
         self.name, self.text = name, text
@@ -134,7 +134,7 @@ class Haystack:
         self._ends: dict[Size, list[int]] = {}
 
     @classmethod
-    def of(cls, name: str, text: str) -> Haystack:
+    def from_text(cls, name: str, text: str) -> Haystack:
         """Makes a haystack of one text, whose paragraphs are divided by blank lines."""
         parts = (part.strip("\n") for part in re.split(r"\n[^\S\n]*\n", text))
         return cls(name, [part for part in parts if part.strip()], text)
@@ -142,13 +142,13 @@ class Haystack:
     @classmethod
     def chronicle(cls, seed: int) -> Haystack:
         """Makes a haystack of the generated chronicle without facts, over a million tokens."""
-        return cls("the chronicle", chronicle.paragraphs(seed))
+        return cls("the chronicle", chronicle.generate_paragraphs(seed))
 
     @classmethod
     def read(cls, source: str) -> Haystack:
         """Reads a file, or all files of a folder. Raises DocumentError, UsageError."""
         texts = [document.text.strip("\n") for document in read_documents([source])]
-        return cls.of(Path(source).name or source, "\n\n".join(texts))
+        return cls.from_text(Path(source).name or source, "\n\n".join(texts))
 
     def cut(self, size: Size, n: int) -> list[str]:
         """Returns the first paragraphs, n tokens together with blank lines between them. The last
@@ -244,7 +244,7 @@ def even_depths(n: int) -> tuple[float, ...]:
     return tuple((i + 0.5) / n for i in range(n))
 
 
-def plant(
+def plant_sentences(
     text: str,
     sentences: Sequence[str],
     depths: Sequence[float],
@@ -299,13 +299,13 @@ def plant_in_haystack(
 ) -> tuple[str, tuple[Fact, ...]]:
     """Cuts the haystack to the requested length, and plants the sentences in it, at even depths by
     default. Raises UsageError: the sentences would fill more than half of the document; or as
-    `plant` and `Haystack.cut`."""
+    `plant_sentences` and `Haystack.cut`."""
     taken = sum(added_tokens(request.size, sentence, joints[0]) for sentence in sentences)
     if 2 * taken > request.length:
         raise _no_room(sentences, f"a length of {request.length} tokens")
     parts = request.haystack.cut(request.size, request.length - taken)
     depths = depths or even_depths(len(sentences))
-    return plant("\n\n".join(parts), sentences, depths, joints)
+    return plant_sentences("\n\n".join(parts), sentences, depths, joints)
 
 
 def check_samples(request: TaskRequest, limit: int, reason: str) -> None:
@@ -325,7 +325,7 @@ def share_documents(request: TaskRequest, limit: int, sentences: Sequence[str]) 
 
 def deal_places(dice: StableRandom, counts: Sequence[int]) -> list[int]:
     """Returns the question that each place of a document belongs to, in order. Question i has
-    `counts[i]` places, spread over the whole document, at random within that."""
+    `counts[i]` places, spread at random over the whole document."""
     rounds = max(counts)
     out: list[int] = []
     for turn in range(rounds):
