@@ -452,9 +452,9 @@ def advance(
     back: int = 0,
     observe: Observe | None = None,
 ) -> Step:
-    """Makes the step of `chunk` new random tokens after those in the store, with equal windows.
-    Before, `back` tokens are taken back, this step's chunk first, which begins a new turn, and
-    `observe` is called for this step's chunk unless the store has lost the chunk."""
+    """Makes the next step, of `chunk` new random tokens, with equal windows. First calls `observe`
+    for the given step's chunk, if the store has the chunk, and takes back the last `back` tokens of
+    the store, which begins a new turn."""
     store = step.store
     if observe is not None and len(store) == step.start + step.queries.shape[1]:
         observe(observed_step(step))

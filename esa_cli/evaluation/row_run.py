@@ -30,7 +30,7 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """Questions about one document, and a function that reads it, False where that fails."""
+    """Questions about one document, and a function that reads the document, or returns False."""
 
     cases: Sequence[Case]
     read: Callable[[], bool]

@@ -83,7 +83,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class BenchSelection:
-    """Tasks of a benchmark from the files in a folder, the first `limit` records of each."""
+    """Tasks of a benchmark whose files are in a folder, with at most `limit` records each."""
 
     benchmark: Benchmark
     folder: Path

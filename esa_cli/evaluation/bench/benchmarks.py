@@ -158,7 +158,7 @@ LONGBENCH, INFINITEBENCH = (
 
 
 class LongBenchRow(BaseModel):
-    """A line of an official file."""
+    """A line of a LongBench file."""
 
     context: str
     input: str
@@ -204,7 +204,7 @@ CHOICES = ("longbook_choice_eng", "code_debug")
 
 
 class InfiniteBenchRow(BaseModel):
-    """A line of an official file."""
+    """A line of an InfiniteBench file."""
 
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
@@ -277,7 +277,7 @@ _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a 
 
 
 class StarsRow(BaseModel):
-    """A line of an official file."""
+    """A line of a Counting-Stars file."""
 
     question: str
     retrieval_question: str
@@ -314,7 +314,7 @@ def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
 
 
 def stars_score(record: BenchRecord, output: str) -> float:
-    """Scores the listed numbers by the rule of the task's kind."""
+    """Scores the counts of stars that an output lists, by the task's rule."""
     right = [int(count) for count in record.answers]
     listed = metrics.listed_stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
@@ -334,7 +334,7 @@ FORMAT = "Please answer in the format"
 
 
 class EssayRow(BaseModel):
-    """A line of the essays."""
+    """A line of the file of essays."""
 
     text: str
 

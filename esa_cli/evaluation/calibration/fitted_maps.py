@@ -70,7 +70,7 @@ class TrainingSettings:
     seed: int = 0
 
 
-def space_rows(x: Tensor, limit: int) -> Tensor:
+def pick_spaced_rows(x: Tensor, limit: int) -> Tensor:
     """Takes at most `limit` rows of x (n, F), evenly spaced."""
     if x.shape[0] <= limit:
         return x
@@ -87,7 +87,7 @@ def train_linear(queries: Tensor, keys: Tensor, rank: int, settings: TrainingSet
     """Trains projections of rank R on folded queries and keys (n, F) of one layer."""
     count, device = queries.shape[0], queries.device
     cut = max(1, count - max(1, round(VALIDATION * count)))
-    held_queries, held_keys = (space_rows(x[cut:], COMPARED) for x in (queries, keys))
+    held_queries, held_keys = (pick_spaced_rows(x[cut:], COMPARED) for x in (queries, keys))
     held_scores = held_queries @ held_keys.T
     # The usual start of a linear layer: uniform, within one over the root of its width.
     random = torch.Generator().manual_seed(settings.seed)
@@ -260,7 +260,7 @@ class CalibrationJob:
         results = {method: MethodRecall() for method in methods}
         for layer in range(layers):
             queries, keys = (x.to(device) for x in self.stored.load(layer))
-            asked, apart = space_rows(queries[-held:], QUERIES), keys[-held:]
+            asked, apart = pick_spaced_rows(queries[-held:], QUERIES), keys[-held:]
             full = asked @ apart.T
             own_training = replace(training, seed=training.seed + 1000 * layer)
             for method, result in results.items():

@@ -51,7 +51,7 @@ PASSAGE = 128
 """Tokens of a window if the preset selects no whole windows."""
 
 
-def _stride(size: int) -> int:
+def window_stride(size: int) -> int:
     """Tokens from one window to the next."""
     return max(1, size // 8)
 
@@ -61,7 +61,7 @@ def window_sums(votes: Tensor, size: int) -> Tensor:
     is the mean place of a window's votes. Both may be added up over layers."""
     size, votes = min(size, votes.shape[0]), votes.cpu().double()
     both = torch.stack((votes, votes * torch.arange(votes.shape[0])))
-    return mean_scores(both, size, _stride(size)) * size
+    return mean_scores(both, size, window_stride(size)) * size
 
 
 def judge_voters(sums: Tensor, needle: range, middle: int, size: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def judge_voters(sums: Tensor, needle: range, middle: int, size: int) -> tuple[T
     def largest(which: Tensor) -> Tensor:
         return torch.where(which, votes, 0.0).amax(dim=1)
 
-    inside = overlap(torch.arange(votes.shape[1]) * _stride(size))
+    inside = overlap(torch.arange(votes.shape[1]) * window_stride(size))
     enough = COVER * min(len(needle), size)
     highest, top = votes.max(dim=1, keepdim=True)
     centre = (moments.gather(1, top) / highest.clamp(min=TINY))[:, 0]

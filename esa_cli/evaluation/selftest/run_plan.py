@@ -1,6 +1,6 @@
 """Methods in groups that share a prefill, and one question by several methods side by side.
 
-A method that is alone in its group prefills by its own rule, as in `esa ask`.
+A method without others in its group prefills by its own rule, as in `esa ask`.
 """
 
 from __future__ import annotations

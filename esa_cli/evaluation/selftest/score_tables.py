@@ -42,15 +42,15 @@ class ScoreTable(NamedTuple):
 
 def report(rows: Sequence[Row]) -> list[ScoreTable]:
     """Makes all tables of a run, test by test."""
-    asked = _grouped((row for row in rows if not row.get("dense")), "test")
-    ceilings = _grouped((row for row in rows if row.get("dense")), "test")
+    asked = _group_rows((row for row in rows if not row.get("dense")), "test")
+    ceilings = _group_rows((row for row in rows if row.get("dense")), "test")
     tables = []
     for test in sorted({*ceilings, *asked}):
         tables.append(_scores(test, asked.get(test, []), ceilings.get(test, [])))
     return [*tables, _misses(asked)] if tables else []
 
 
-def _grouped(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
+def _group_rows(rows: Iterable[Row], field: str) -> dict[Any, list[Row]]:
     """Groups the rows by a field's value, in order of the values."""
     groups: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
@@ -79,9 +79,9 @@ def _short(n: int) -> str:
 
 def _scores(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
     """Methods x lengths: the score, the share of the dense score, and the number of questions."""
-    ceiling, lengths, lines = _score(dense), [*_grouped(rows, "length")], []
-    for method, of_method in _grouped(rows, "method").items():
-        by_length, cells = _grouped(of_method, "length"), []
+    ceiling, lengths, lines = _score(dense), [*_group_rows(rows, "length")], []
+    for method, of_method in _group_rows(rows, "method").items():
+        by_length, cells = _group_rows(of_method, "length"), []
         for mean in (_score(by_length.get(length, ())) for length in lengths):
             share = f" ({_percent(mean / ceiling)})" if ceiling and mean is not None else ""
             cells.append(_percent(mean) + share)
@@ -90,7 +90,7 @@ def _scores(test: str, rows: Sequence[Row], dense: Sequence[Row]) -> ScoreTable:
         lines.append([method, *cells, numbers])
     note = "no dense rows, so no share of the dense score"
     if ceiling is not None:
-        labels = ", ".join(map(_short, _grouped(dense, "length")))
+        labels = ", ".join(map(_short, _group_rows(dense, "length")))
         note = f"dense ceiling {_percent(ceiling)} at {labels}, n {len(dense)}"
     title = f"{test}: score in %, in brackets the share of the dense score; n: questions a length"
     return ScoreTable(title, ["method", *map(_short, lengths), "n"], lines, note)
@@ -100,7 +100,7 @@ def _misses(by_test: Mapping[str, Sequence[Row]]) -> ScoreTable:
     """Counts of each reason, and the mean recall; all lengths together."""
     lines = []
     for test, rows in by_test.items():
-        for method, same in _grouped(rows, "method").items():
+        for method, same in _group_rows(rows, "method").items():
             counts = Counter(row.get("why") or REASONS[-1] for row in same)
             recalls = [row["recall"] for row in same if row.get("recall")]
             layers = map(_mean, zip_longest(*(recall.get("layers") or [] for recall in recalls)))

@@ -174,9 +174,9 @@ class SelftestRun:
     @cached_property
     def own_length(self) -> int:
         """Tokens of the user's text with the needles."""
-        return next(self.samples(OWN, 0)).length
+        return next(self.make_samples(OWN, 0)).length
 
-    def samples(self, test: str, length: int) -> Iterator[TaskSample]:
+    def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
         """Yields the documents. Raises UsageError: a document cannot hold so many facts, or the
         haystack is too short."""
         settings = self.settings
@@ -189,13 +189,13 @@ class SelftestRun:
             if self.settings.dense:
                 group = run_plan.dense_group(self.preset)
                 try:
-                    for sample in self.samples(test, run_plan.dense_length(self.preset)):
+                    for sample in self.make_samples(test, run_plan.dense_length(self.preset)):
                         yield sample, group
                 except UsageError as error:
                     self.listener.note(f"{test}: no dense ceiling: {error.message}")
             for length in self._lengths(test):
                 for group in run_plan.groups(self.settings, self.preset, length):
-                    yield from ((sample, group) for sample in self.samples(test, length))
+                    yield from ((sample, group) for sample in self.make_samples(test, length))
 
     def _lengths(self, test: str) -> tuple[int, ...]:
         return (self.own_length,) if test == OWN else self.settings.lengths
@@ -205,7 +205,7 @@ class SelftestRun:
         mistakes come before the first long prefill."""
         for test in self.settings.tests:
             for length in self._lengths(test):
-                sample = next(self.samples(test, length))
+                sample = next(self.make_samples(test, length))
                 for group in run_plan.groups(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)

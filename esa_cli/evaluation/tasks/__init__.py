@@ -13,15 +13,15 @@ from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.key_tasks import (
     NUMBER,
     PASSKEY,
-    hidden_keys,
-    key_values,
-    magic_numbers,
+    make_hidden_keys,
+    make_key_values,
+    make_magic_numbers,
 )
 from esa_cli.evaluation.tasks.needle_tasks import (
-    counting_stars,
-    many_needles,
-    own_document,
-    single_needles,
+    make_counting_stars,
+    make_many_needles,
+    make_own_document,
+    make_single_needles,
     star_score,
 )
 from esa_cli.evaluation.tasks.task_sample import (
@@ -45,14 +45,14 @@ def _has_integer(question: TaskQuestion, output: str) -> float:
 
 
 TASKS: dict[str, Task] = {
-    "needle": Task(single_needles, _has_answer),
-    "needles": Task(many_needles, lambda q, output: metrics.keyword_share(output, q.answers)),
-    "stars": Task(counting_stars, star_score),
-    "passkey": Task(partial(hidden_keys, PASSKEY), _has_integer),
-    "number": Task(partial(hidden_keys, NUMBER), _has_integer),
-    "kv": Task(key_values, lambda q, output: metrics.contains_word(output, q.answers[0])),
-    "niah": Task(magic_numbers, lambda q, output: metrics.match_all(output, q.answers)),
-    "own": Task(own_document, _has_answer),
+    "needle": Task(make_single_needles, _has_answer),
+    "needles": Task(make_many_needles, lambda q, output: metrics.keyword_share(output, q.answers)),
+    "stars": Task(make_counting_stars, star_score),
+    "passkey": Task(partial(make_hidden_keys, PASSKEY), _has_integer),
+    "number": Task(partial(make_hidden_keys, NUMBER), _has_integer),
+    "kv": Task(make_key_values, lambda q, output: metrics.contains_word(output, q.answers[0])),
+    "niah": Task(make_magic_numbers, lambda q, output: metrics.match_all(output, q.answers)),
+    "own": Task(make_own_document, _has_answer),
 }
 """Every self-test by name."""
 

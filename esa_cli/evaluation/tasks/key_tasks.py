@@ -75,7 +75,7 @@ NUMBER = KeyWords(
 )
 
 
-def hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
+def make_hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
     """Makes one document with all keys."""
     check_samples(request, len(WORDS["colours"]), "a document has one key a colour")
     dice = StableRandom(words.name, request.length, request.seed, 0)
@@ -97,7 +97,7 @@ PAIR_BEFORE = "Extract the value corresponding to the specified key in the JSON 
 PAIR_QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
 
 
-def key_values(request: TaskRequest) -> Iterator[TaskSample]:
+def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes one object with all keys that are asked for."""
     count, length = request.samples, request.length
     pairs = _draw_pairs(request, StableRandom("kv", length, request.seed, 0))
@@ -154,7 +154,7 @@ Numbers = dict[str, tuple[str, ...]]
 """Word -> its numbers."""
 
 
-def magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
+def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes one document with questions of all kinds in turn."""
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
@@ -172,7 +172,7 @@ def magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
         asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
-    planted = dice.some(_sentences(numbers), len(_sentences(numbers)))
+    planted = dice.some(_needle_sentences(numbers), len(_needle_sentences(numbers)))
     text, facts = plant_in_haystack(request, planted)
     questions = tuple(_number_question(*pair, planted) for pair in asked[: request.samples])
     yield TaskSample(
@@ -187,7 +187,7 @@ def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numb
     }
 
 
-def _sentences(numbers: Numbers) -> list[str]:
+def _needle_sentences(numbers: Numbers) -> list[str]:
     return [NEEDLE.format(key=word, value=value) for word in numbers for value in numbers[word]]
 
 
@@ -197,7 +197,7 @@ def _number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> Task
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
     asked, prime = (ASK_ONE, PRIME_ONE) if len(answers) == 1 else (ASK_MANY, PRIME_MANY)
-    facts = tuple(planted.index(sentence) for sentence in _sentences(numbers))
+    facts = tuple(planted.index(sentence) for sentence in _needle_sentences(numbers))
     return TaskQuestion(
         key, asked.format(query=query), answers, facts, 128, prime.format(query=query)
     )

@@ -72,14 +72,14 @@ def needle_questions(needles: Sequence[Needle]) -> tuple[TaskQuestion, ...]:
     )
 
 
-def single_needles(request: TaskRequest) -> Iterator[TaskSample]:
+def make_single_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes one document with all needles."""
     needles = choose_needles(request)
     text, facts = plant_in_haystack(request, [needle.text for needle in needles])
     yield TaskSample("needle", request.length, 0, text, facts, needle_questions(needles))
 
 
-def own_document(request: TaskRequest) -> Iterator[TaskSample]:
+def make_own_document(request: TaskRequest) -> Iterator[TaskSample]:
     """Plants the needles in the user's whole text; the requested length plays no part."""
     if not request.haystack.text:
         raise UsageError(
@@ -113,7 +113,7 @@ KINDS: list[dict[str, Any]] = json.loads((FOLDER / "needle_kinds.json").read_tex
 and `second` list the values."""
 
 
-def many_needles(request: TaskRequest) -> Iterator[TaskSample]:
+def make_many_needles(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes documents with questions about three to five needles each."""
     kind = KINDS[0]
     longest = kind["needle"].format(arg1=kind["first"][0], arg2=kind["second"][0])
@@ -170,7 +170,7 @@ ANIMALS = ("penguin", "otter", "badger", "heron", "rabbit", "tortoise", "squirre
 """The animal of each question; a single question has the benchmark's penguin."""
 
 
-def counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
+def make_counting_stars(request: TaskRequest) -> Iterator[TaskSample]:
     """Makes documents with questions of both kinds in turn."""
     longest = STARS["reasoning"].format(who=ANIMALS[0], a=LARGEST, r=LARGEST)
     parts = share_documents(request, len(ANIMALS), [longest] * STARS_PER_QUESTION)
