@@ -45,11 +45,11 @@ ROWS: list[tuple[str, str, list[str]]] = [
 
 def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
     """Recall of the needles over all questions of a sample."""
-    from esa_cli.evaluation.selftest.needle_recall import (
+    from esa_cli.evaluation.selftest.selftest_run import (
         IN_VIEW,
         NeedleRecall,
-        positions,
         selects_facts,
+        token_positions,
     )
 
     shares, started = [], time.perf_counter()
@@ -57,7 +57,7 @@ def measure(session: Any, sample: Any, spans: Any, head: int) -> dict[str, Any]:
         recall = NeedleRecall()
         session.ask(question.text, max_new_tokens=1, trace=recall)
         facts = [sample.facts[i] for i in question.facts]
-        shares.append(recall.shares([positions(spans, f.start, f.end, head) for f in facts]))
+        shares.append(recall.shares([token_positions(spans, f.start, f.end, head) for f in facts]))
     layers = [sum(layer) / len(shares) for layer in zip(*shares, strict=True)]
     return {
         "recall": round(sum(layers) / len(layers), 4),
@@ -90,7 +90,7 @@ def main() -> None:
     size = token_counter(loaded.tokenizer)
 
     hay = Haystack.chronicle(0)
-    request = TaskRequest(arguments.length, size, hay, None, arguments.questions, 0, exact=False)
+    request = TaskRequest(arguments.length, size, hay, arguments.questions, 0)
     (sample,) = find_task("needle").samples(request)
     print(f"{size(sample.text):,} tokens, {len(sample.questions)} questions\n")
     print("| variation | recall | layers with half of it | selected | s |\n|---|---|---|---|---|")

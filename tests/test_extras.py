@@ -21,7 +21,7 @@ from esa_cli.apps.cli.commands.serve_command import check as check_serve
 from esa_cli.documents.readers.text_builder import optional_import
 from esa_cli.errors import EsaError
 from esa_cli.evaluation.bench.benchmarks import gpt4
-from esa_cli.evaluation.metrics import library
+from esa_cli.evaluation.metrics import import_library
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 from esa_cli.storage.library.library_copy import CopyPlace
@@ -33,7 +33,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 USES: list[tuple[str, str, Callable[[], object]]] = [
     ("bitsandbytes", "bitsandbytes", lambda: check_quantization("nf4", "cpu")),
     ("torchao", "torchao", lambda: check_quantization("int8", "cpu")),
-    ("bench", "rouge", lambda: library("rouge")),
+    ("bench", "rouge", lambda: import_library("rouge")),
     ("bench", "tiktoken", gpt4),
     ("mcp", "mcp", check_sdk),
     ("office", "pptx", lambda: optional_import("pptx", "python-pptx", "x", extra="office")),

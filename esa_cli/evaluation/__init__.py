@@ -1,1 +1,1 @@
-"""Measurement: self-tests, benchmarks, calibration, retrieval heads, conformance, reports."""
+"""Self-tests, benchmarks, calibration, retrieval heads and conformance checks."""

@@ -9,7 +9,6 @@ official code are kept, because published scores have them, and each is named at
 from __future__ import annotations
 
 import importlib
-import math
 import random
 import re
 import string
@@ -23,14 +22,13 @@ from esa_cli.errors import UsageError
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SIGNS = str.maketrans(dict.fromkeys(string.punctuation + "“”‘’—–", " "))
-_ARTICLES = ("a", "an", "the")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LETTERS = "ABCD"
 _STARS = re.compile(r"little_[a-z]+[\"']?\s*:\s*\[([^\]]*)")
 
 
-def library(name: str) -> Any:
-    """Imports a module of the extra `bench`. Raises UsageError when it is not installed."""
+def import_library(name: str) -> Any:
+    """Imports a module of the extra `bench`. Raises UsageError: the module is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -54,25 +52,26 @@ def bag_f1(words: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def bare_words(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles, as esa's own benchmarks compare
-    answers: signs end a word, where the official code joins what is around them."""
-    return [word for word in text.lower().translate(_SIGNS).split() if word not in _ARTICLES]
+    """Splits a text into lower-case words without punctuation and articles, as esa's own benchmarks
+    do: a sign ends a word, where the official code joins the letters around the sign."""
+    words = text.lower().translate(_SIGNS).split()
+    return [word for word in words if word not in ("a", "an", "the")]
 
 
 def number_share(output: str, gold: str) -> float:
-    """The share of the numbers in the output that are the right one."""
+    """Share of the output's numbers that are the right one."""
     numbers = re.findall(r"\d+", output)
     return numbers.count(gold) / len(numbers) if numbers else 0.0
 
 
 def paragraph_share(output: str, gold: str) -> float:
-    """The same for the number in `Paragraph 7`. A gold answer without one scores 0."""
+    """Share of the output's numbers that equal the number in a gold answer like `Paragraph 7`."""
     number = re.search(r"Paragraph (\d+)", gold)
     return number_share(output, number[1]) if number else 0.0
 
 
 def class_share(output: str, gold: str, classes: Sequence[str]) -> float:
-    """One over the class names in the output, if the right one is among them.
+    """One over the number of class names in the output, if the right one is among them.
 
     Names that are a part of the right one are removed first. The official loop removes them from
     the list it iterates over, so each removal skips the next name; so does this one.
@@ -94,14 +93,12 @@ def code_similarity(output: str, gold: str) -> float:
     """
     lines = output.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(m in line for m in ("`", "#", "//"))), "")
-    if line == gold:
-        return 1.0
     return round(100 * SequenceMatcher(None, line, gold).ratio()) / 100
 
 
 def rouge_l(output: str, gold: str) -> float:
-    """ROUGE-L F of the package `rouge`; 0 where it fails, as LongBench has it."""
-    rouge = library("rouge").Rouge(metrics=["rouge-l"])
+    """ROUGE-L F of the package `rouge`; 0 where the package fails, as in LongBench."""
+    rouge = import_library("rouge").Rouge(metrics=["rouge-l"])
     try:
         return float(rouge.get_scores(output, gold)[0]["rouge-l"]["f"])
     except (ValueError, RecursionError):  # no words, or more than a thousand in a sentence
@@ -109,50 +106,42 @@ def rouge_l(output: str, gold: str) -> float:
 
 
 def first_line(output: str) -> str:
-    """The line that LongBench scores in few-shot tasks, where models add further examples."""
+    """Returns the line that LongBench scores in few-shot tasks, before a model's own examples."""
     return output.lstrip("\n").split("\n")[0]
 
 
 def match_all(output: str, answers: Sequence[str]) -> float:
-    """RULER: the share of the answers that are in the output, letter case aside."""
+    """Share of RULER's answers that the output contains, in any letter case."""
     text = _CONTROL.sub("\n", output.strip()).lower()
     return sum(answer.lower() in text for answer in answers) / len(answers)
 
 
-def _spaced(text: str, marks: Sequence[str]) -> str:
+def first_integer_match(output: str, gold: str) -> float:
+    """Says whether the first run of digits is the answer, digit by digit (PassKey, Number)."""
+    match = re.search("[0-9]+", output)
+    return float(match is not None and match[0] == gold)
+
+
+def first_number_match(output: str, gold: str) -> float:
+    """Says whether the first number has the answer's value (Math.Find)."""
+    match = re.search(r"\d+(?:\.\d+)?", output)
+    return float(match is not None and float(match[0]) == float(gold))
+
+
+def contains_word(output: str, gold: str) -> float:
+    """Says whether the answer is one of the output's words (Retrieve.KV)."""
+    return float(gold in _replace_marks(output, "\n:\"'.,?!{}").split())
+
+
+def _replace_marks(text: str, marks: Sequence[str]) -> str:
     """Replaces each mark by a space, and runs of spaces by one."""
     for mark in marks:
         text = text.replace(mark, " ")
     return re.sub(" +", " ", text)
 
 
-def first_integer_match(output: str, gold: str) -> float:
-    """PassKey and Number: the first run of digits is the answer, digit by digit."""
-    match = re.search("[0-9]+", output)
-    return float(match is not None and match[0] == gold)
-
-
-def first_number_match(output: str, gold: str) -> float:
-    """Math.Find: the first number has the answer's value."""
-    match = re.search(r"\d+(?:\.\d+)?", output)
-    return float(match is not None and float(match[0]) == float(gold))
-
-
-def is_number(gold: str) -> bool:
-    """True if `first_number_match` can compare with it."""
-    try:
-        return math.isfinite(float(gold))
-    except ValueError:
-        return False
-
-
-def contains_word(output: str, gold: str) -> float:
-    """Retrieve.KV: the answer is one of the words."""
-    return float(gold in _spaced(output, "\n:\"'.,?!{}").split())
-
-
-def _after(text: str, phrases: Sequence[str]) -> str | None:
-    """The text after the first of the phrases that occurs; None without one."""
+def _text_after(text: str, phrases: Sequence[str]) -> str | None:
+    """Returns the text after the first of the phrases that occurs."""
     for phrase in phrases:
         _, separator, rest = text.partition(phrase)
         if separator:
@@ -161,11 +150,8 @@ def _after(text: str, phrases: Sequence[str]) -> str | None:
 
 
 def multiple_choice(output: str, answers: Sequence[str]) -> float:
-    """En.MC: the first letter if it is one of A to D, else the one named as the answer.
-
-    Args:
-        answers: the right option's text and its letter.
-    """
+    """En.MC: the first letter if it is one of A to D, else the one named as the answer; `answers`
+    are the right option's text and its letter."""
     text = output.strip()
     if not text:
         return 0.0
@@ -173,8 +159,8 @@ def multiple_choice(output: str, answers: Sequence[str]) -> float:
         return float(text[0] in answers)
     if text in answers:
         return 1.0
-    text = _spaced(text, "\n\"'.,?!{}")
-    named = _after(text, ("answer is:", "answer:", "answer is", "option is"))
+    text = _replace_marks(text, "\n\"'.,?!{}")
+    named = _text_after(text, ("answer is:", "answer:", "answer is", "option is"))
     if named is not None:
         return float(named[1:].startswith(tuple(answers)))  # after a space
     letter = next((word for word in text.split() if word in _LETTERS), "")
@@ -186,49 +172,45 @@ def code_debug(output: str, answers: Sequence[str]) -> float:
 
     Without either, the rule guesses a letter, seeded with the function's name. So an empty answer
     is right once in four, where InfiniteBench's own rule gives 0. The paper reports 22.59 (89 of
-    394) for models that score 0 in all other tasks, which shows guesses.
-
-    Args:
-        answers: the function's name and its letter.
+    394) for models that score 0 in all other tasks, which shows guesses. `answers` are the
+    function's name and its letter.
     """
     name, letter = answers
     if output[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
-    text = _spaced(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
-    called = False
+    text = _replace_marks(output.strip(), ("\n", "`", "'", '"', "-", "*", "Option", "option"))
+    is_named = False
     for phrases in (("answer is:", "is:", "answer:"), ("answer is", "error is")):
-        named = _after(text, phrases)
+        named = _text_after(text, phrases)
         if named is None:
             continue
-        called = True
+        is_named = True
         if named[1:].startswith((letter, name)):
             return 1.0
         text = named[1:] if named else text
-    return 0.0 if called else float(random.Random(name).choice(_LETTERS) == letter)
+    return 0.0 if is_named else float(random.Random(name).choice(_LETTERS) == letter)
 
 
-def listed_stars(output: str, most: int) -> set[int]:
-    """Counting-Stars: the first `most` numbers of the list after `"little_penguin":`.
-
-    Args:
-        output: with the prompt's beginning of the list, which need not be closed.
-    """
+def listed_stars(output: str, limit: int) -> set[int]:
+    """Counting-Stars: the first `limit` numbers of the list after `"little_penguin":` in an output
+    that begins as the prompt opened the list, which need not be closed."""
     match = _STARS.search(output)
-    return {int(number) for number in re.findall(r"\d{1,9}", match[1])[:most]} if match else set()
+    return {int(n) for n in re.findall(r"\d{1,9}", match[1])[:limit]} if match else set()
 
 
 def searching_score(listed: set[int], right: Sequence[int]) -> float:
-    """The share of the right counts in the answer."""
+    """Share of the right counts of stars that the answer lists."""
     return sum(count in listed for count in right) / len(right)
 
 
 def reasoning_score(listed: set[int], right: Sequence[int], mistaken: Sequence[int]) -> float:
-    """Each right count gives 1, 0.5 beside its mistaken count; that alone gives 0.25."""
+    """Mean over the counts: a right one gives 1, or 0.5 beside its mistaken one, which alone gives
+    0.25."""
     value = {(True, False): 1.0, (True, True): 0.5, (False, True): 0.25, (False, False): 0.0}
     pairs = zip(right, mistaken, strict=True)
     return sum(value[a in listed, b in listed] for a, b in pairs) / len(right)
 
 
 def keyword_share(output: str, keywords: Sequence[str]) -> float:
-    """NeedleBench M-RT: the share of the keywords in the output, letter case counting."""
+    """Share of NeedleBench's keywords that the output contains, in their letter case."""
     return sum(keyword in output for keyword in keywords) / len(keywords)

@@ -1,33 +1,27 @@
 """The loop of self-tests and benchmarks: questions about documents, a row for each answer.
 
-Every row is on disk before the next question is asked (see `system/jsonl.py`), so a stopped run can
-be resumed: what has a row is not asked again, and a document without open questions is not read.
+Every row is on disk before the next question is asked, so a stopped run can be resumed: a question
+with a row is not asked again, and a document without open questions is not read.
 """
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import Any
 
 from esa_cli.errors import LengthError, UsageError
 from esa_cli.system.jsonl import Journal
 
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+SAME = ("record", "document", "settings", "reading")
+"""Fields that a row of an earlier run must have in common with a new one."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question by one method.
-
-    Args:
-        fields: those of its row that are known before it is asked, with the journal's key.
-        ask: returns the other fields. check: raises LengthError if there is no room for it.
-    """
+    """One question by one method: the known fields of its row; `ask` returns the other fields, and
+    `check` raises LengthError where the question has no room."""
 
     fields: Mapping[str, Any]
     ask: Callable[[], dict[str, Any]]
@@ -36,19 +30,15 @@ class Case:
 
 @dataclass(frozen=True)
 class DocumentCases:
-    """Questions about one document, and what reads it: False if it cannot be read."""
+    """Questions about one document, and a function that reads the document, or returns False."""
 
     cases: Sequence[Case]
     read: Callable[[], bool]
 
 
-SAME = ("record", "document", "settings", "reading")
-"""Fields that a row of an earlier run must have in common with a new one."""
-
-
 def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
-    """True if the journal has the row of a case. Raises UsageError: it is of another document, or
-    of other settings."""
+    """Says whether the journal has the row of a case. Raises UsageError: the row is of another
+    document or of other settings."""
     row = journal.find(fields)
     if row is None:
         return False
@@ -58,21 +48,9 @@ def has_row(journal: Journal, fields: Mapping[str, Any]) -> bool:
             raise UsageError(
                 f"{journal.path} has a row of {key} with another {name}: {row.get(name)}, now "
                 f"{fields[name]}",
-                "they would be mixed: give the data, methods and settings of before, or choose "
-                "another --out",
+                "give the data, methods and settings of the earlier run, or choose another --out",
             )
     return True
-
-
-def reason(kind: type[BaseModel], row: Mapping[str, Any]) -> str:
-    """Says why a row is not of this kind; empty if it is."""
-    try:
-        kind.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place, message = ".".join(map(str, first["loc"])), first["msg"]
-        return f"{place!r}: {message[:1].lower()}{message[1:]}, got {reprlib.repr(first['input'])}"
-    return ""
 
 
 def write_rows(
@@ -83,15 +61,14 @@ def write_rows(
     on_row: Callable[[dict[str, Any]], None] = lambda row: None,
     on_left_out: Callable[[Case, LengthError], None] | None = None,
 ) -> bool:
-    """Asks the cases that have no row; False when the time limit came first.
+    """Asks the cases that have no row. Returns False if `until`, by `time.monotonic`, came first.
 
     Args:
-        until: by `time.monotonic`; after it no document and no question is begun.
-        on_row: called with each new row. on_left_out: called with a case that has no room, and the
-            run continues; without it such a case ends the run.
+        on_row: called with each new row. on_left_out: called with a case that has no room; without
+            this function such a case ends the run with a LengthError.
 
     Raises:
-        UsageError: as `has_row`. LengthError: see `on_left_out`.
+        UsageError: as `has_row`.
     """
 
     def is_late() -> bool:

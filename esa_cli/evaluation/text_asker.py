@@ -1,7 +1,4 @@
-"""Questions about one text, answered from text as `esa ask` does with the same preset.
-
-The text is read for the preset's finder; without one it is not read.
-"""
+"""Questions about one text, answered from text as `esa ask` does with the same preset."""
 
 from __future__ import annotations
 
@@ -9,26 +6,24 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from esa_cli.documents.document import Document
 from esa_cli.models import LoadedModel
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
-from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.passage_finder import token_bounds
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.system.progress import Progress
 
 
 class TextAsker:
-    """Asks about one text after the other; `book` is the text that was read last. What the session
-    has cached is dropped. Raises PresetError, ModelError: adapter or finder is missing, or of
-    another model."""
+    """Answers questions about one text after the other from passages, as `esa ask` does with the
+    preset. `book` is the text that was read last. The session's KV cache is dropped. Raises
+    PresetError, ModelError: the preset's adapter or finder is missing, or of another model."""
 
     book: Book
+    nbytes: int
+    """Bytes of the book's token index."""
 
     def __init__(self, session: Session, preset: Preset) -> None:
         self.session, self.preset = session, preset
@@ -40,48 +35,35 @@ class TextAsker:
         )  # fmt: skip
         self._esa = Esa(loaded, preset, session=session)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the text's token index."""
-        return 0 if self.book.index is None else self.book.index.nbytes
+    def _begin(self) -> None:
+        self.session.clear()
+        self.session.use(self.preset)
 
     def check(self, question: str, longest: int) -> None:
-        """Raises UsageError: the question is empty. LengthError: it is too long."""
+        """Raises UsageError: the question is empty. LengthError: the question is too long."""
         assert self._esa.spans is not None
         self._esa.spans.check(question, longest)
 
     def read(self, text: str, progress: Progress | None = None) -> float:
-        """Reads a text, and indexes its words; the seconds. Raises: what `progress` raises."""
+        """Reads a text for the preset's finder, and indexes its words. Returns the seconds."""
         started = time.perf_counter()
         self._begin()
-        document = Document("", text, source="", encoding="", bytes=0)
-        book = self._esa.ingest(document, progress)
+        book = self._esa.ingest(Document("", text, source="", encoding="", bytes=0), progress)
         self._esa.search.finder(self._esa.placed([book]))
         if progress is not None and not book.read:
             progress(len(book.spans), len(book.spans))
-        self.book = book
+        self.book, self.nbytes = book, 0 if book.index is None else book.index.nbytes
         return time.perf_counter() - started
 
     def ask(
         self, question: str, longest: int | None = None, temperature: float | None = None
     ) -> Reply:
-        """The reply, with every passage that was read again as its evidence, best first. Raises as
-        `check`.
+        """Answers with every passage that was read as evidence, best first. Raises as `check`.
 
         Args:
-            longest: new tokens of free text; None takes the preset's.
+            longest: new tokens of free text; None takes the preset's number.
         """
         return self._esa.ask(
             question, [self.book], max_new_tokens=longest, temperature=temperature,
             evidence=sys.maxsize,
         )  # fmt: skip
-
-    def tokens_of(self, passages: tuple[Passage, ...]) -> int:
-        """Tokens of the passages."""
-        places = torch.tensor([(passage.start, passage.end) for passage in passages]).reshape(-1, 2)
-        first, last = token_bounds(self.book.spans, places)
-        return int((last - first).sum())
-
-    def _begin(self) -> None:
-        self.session.clear()
-        self.session.use(self.preset)

@@ -24,7 +24,7 @@ from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import Projection
 from esa_cli.attention.window import Window
 from esa_cli.errors import PluginError, PresetError
-from esa_cli.evaluation.conformance.random_steps import make_step
+from esa_cli.evaluation.conformance import make_step
 from esa_cli.methods.registry import register
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.answering.session import Session

@@ -1,29 +1,27 @@
-"""What calibration reads: queries and keys of each layer, kept on disk; resumed runs."""
+"""The queries and keys of each layer that calibration stores."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
-from calibration_tools import Killed, selective
+from calibration_tools import selective
 from conftest import ModelFactory
 from torch import Tensor
 
-from esa_cli.attention.compression import ClosedForm
+from esa_cli.attention.compression import ClosedForm, NoCompression
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.window import Window
-from esa_cli.errors import ResourceError, UsageError
-from esa_cli.evaluation.calibration.activations import (
-    Shards,
-    collect,
-    open_folder,
-    whole_key_method,
-)
+from esa_cli.errors import ResourceError
+from esa_cli.evaluation.calibration.fitted_maps import Activations, CalibrationJob
 from esa_cli.models.attachment import attach as seam
+from esa_cli.models.attachment.fingerprint import fingerprint
 
 TOKENS = 100
 FEED = 24
@@ -38,11 +36,14 @@ def small_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
 Model = Any
 
 
-def read(model: Model, folder: Path, method: Method | None = None, **options: Any) -> Shards:
-    shards = open_folder(folder, {"tokens": TOKENS})
-    with seam.attach(model, whole_key_method(method or selective())) as attachment:
-        collect(attachment, IDS, shards, **options)
-    return shards
+def read(model: Model, folder: Path, method: Method | None = None) -> Activations:
+    folder.mkdir()
+    of_model, unused = fingerprint(model), None
+    stored = Activations(folder, of_model.groups * of_model.dim)
+    whole_keys = replace(method or selective(), compressor=NoCompression())
+    host: Any = SimpleNamespace(model=model)
+    CalibrationJob(host, cast(Any, unused), whole_keys, IDS, stored, of_model).collect()
+    return stored
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
@@ -66,7 +67,7 @@ def test_queries_and_keys_are_the_projections(
     config = model.config
     heads, groups, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     for layer in range(2):
-        queries, keys = shards.layer(layer)
+        queries, keys = shards.load(layer)
         assert queries.shape == keys.shape == (TOKENS, groups * dim)
         torch.testing.assert_close(keys, torch.cat(seen[layer, "k_proj"]))
         host = torch.cat(seen[layer, "q_proj"]).tolist()
@@ -87,7 +88,7 @@ def test_queries_of_half_precision_are_summed_in_float32(
     projection.weight.data[:] = 100000 / model.config.hidden_size
     seen: list[Tensor] = []
     hook = projection.register_forward_hook(lambda _m, _i, out: seen.append(out[0]))
-    queries, keys = read(model, tmp_path / "work").layer(0)
+    queries, keys = read(model, tmp_path / "work").load(0)
     hook.remove()
     heads, groups = model.config.num_attention_heads, model.config.num_key_value_heads
     host = torch.cat(seen).float().view(TOKENS, groups, heads // groups, -1).sum(2)
@@ -102,8 +103,8 @@ def test_queries_are_rotated_where_the_score_rotates(
     """As the compressor that is fitted while a document is read sees them."""
     model = make_model("llama")
     shards = read(model, tmp_path / "work", selective(rotate=True))
-    queries, keys = shards.layer(0)
-    plain, _ = read(model, tmp_path / "plain", selective()).layer(0)
+    queries, keys = shards.load(0)
+    plain, _ = read(model, tmp_path / "plain", selective()).load(0)
     assert not torch.allclose(queries, plain)
     fits: list[Any] = []
 
@@ -132,86 +133,17 @@ def test_queries_are_rotated_where_the_score_rotates(
     )
 
 
-@pytest.mark.parametrize(("parts", "kind"), [(1, "llama"), (4, "llama"), (2, "deepseek_v3")])
-def test_a_killed_reading_goes_on_where_it_was(
-    parts: int, kind: str, make_model: ModelFactory, tmp_path: Path
-) -> None:
-    """To the last bit, although later tokens select among the earlier."""
-    model = make_model(kind)
-    whole = read(model, tmp_path / "whole")
-    done: list[int] = []
-
-    def kill(tokens: int, of: int) -> None:
-        assert of == TOKENS
-        done.append(tokens)
-        if len(done) == parts:
-            raise Killed
-
-    with pytest.raises(Killed):
-        read(model, tmp_path / "cut", progress=kill)
-    # What a run leaves behind that dies while it writes.
-    (tmp_path / "cut/part-00000096-00000100.unfinished").write_bytes(b"half of it")
-    assert Shards(tmp_path / "cut").tokens == parts * FEED
-    again: list[int] = []
-    cut = read(model, tmp_path / "cut", progress=lambda tokens, of: again.append(tokens))
-    assert again == [*range((parts + 1) * FEED, TOKENS, FEED), TOKENS]
-    for layer in range(2):
-        for one, other in zip(whole.layer(layer), cut.layer(layer), strict=True):
-            assert torch.equal(one, other)
-
-
 def test_a_disk_that_is_too_small(
     make_model: ModelFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model("llama")
-    needed = 3 * 2 * 16 * 4 * TOKENS
+    needed = 2 * 2 * 16 * 4 * TOKENS
 
     class Disk:
         free = needed - 1
 
     monkeypatch.setattr("shutil.disk_usage", lambda _: Disk)
-    with pytest.raises(ResourceError, match=r"37\.5 KiB"):
-        read(model, tmp_path / "work")
+    with pytest.raises(ResourceError, match=r"take 25\.0 KiB"):
+        read(model, tmp_path / "small")
     Disk.free = needed
-    assert read(model, tmp_path / "work").tokens == TOKENS
-
-
-def rows(count: int) -> dict[str, Tensor]:
-    """Queries, keys and values of one layer, (count, 3)."""
-    return {f"{kind}.0": torch.randn(count, 3) for kind in ("queries", "keys", "values")}
-
-
-def test_a_folder_belongs_to_one_reading(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    shards = open_folder(work, {"text": "a", "window": {"local": 4}})
-    shards.add(rows(5))
-    assert open_folder(work, {"text": "a", "window": {"local": 4}}).tokens == 5
-    with pytest.raises(UsageError, match="another window"):
-        open_folder(work, {"text": "a", "window": {"local": 5}})
-    with pytest.raises(UsageError, match="another text"):
-        open_folder(work, {"window": {"local": 4}})
-
-
-def test_a_broken_part_is_named(tmp_path: Path) -> None:
-    shards = open_folder(tmp_path / "work", {})
-    shards.add(rows(4))
-    (tmp_path / "work/part-00000000-00000004.safetensors").write_bytes(b"cut off")
-    for use in (lambda: next(shards.memories()), lambda: shards.layer(0)):
-        with pytest.raises(UsageError, match="part-00000000-00000004") as refused:
-            use()
-        assert "delete it" in refused.value.hint
-
-
-@pytest.mark.parametrize("lost", ["part-00000024-00000048", "part-00000096-00000100"])
-def test_a_part_that_was_deleted_after_the_end_is_made_again(
-    lost: str, make_model: ModelFactory, tmp_path: Path
-) -> None:
-    """With what follows it; the parts before it fill the memory again."""
-    model = make_model("llama")
-    whole = [read(model, tmp_path / "work").layer(layer) for layer in range(2)]
-    (tmp_path / "work" / f"{lost}.safetensors").unlink()
-    done: list[int] = []
-    again = read(model, tmp_path / "work", progress=lambda tokens, of: done.append(tokens))
-    assert done[0] == (2 * FEED if "48" in lost else TOKENS)
-    for layer in range(2):
-        assert all(map(torch.equal, whole[layer], again.layer(layer)))
+    assert len(read(model, tmp_path / "work").load(1)[0]) == TOKENS

@@ -15,7 +15,7 @@ from bench_rows import longbench_row, rows_of, whole, write
 
 from esa_cli.errors import DocumentError, LengthError, UsageError
 from esa_cli.evaluation import bench
-from esa_cli.evaluation.bench import BenchRecord, bench_run, bench_table
+from esa_cli.evaluation.bench import BenchRecord, bench_run
 from esa_cli.evaluation.bench.bench_run import KEY, BenchSelection, RecordAsker
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
 from esa_cli.qa.presets.preset import load
@@ -212,8 +212,8 @@ def test_a_record_is_asked_as_it_is_and_a_document_read_once(tmp_path: Path) -> 
 
 def test_table_has_means_averages_and_counts() -> None:
     rows = [*rows_of("ours", qasper=[0.5, 1.0], trec=[0.0]), *rows_of("theirs", trec=[1.0, 0.5])]
-    scores = bench_table.mean_scores(rows)
-    headers, lines = bench_table.table(bench.find("longbench"), scores)
+    scores = bench_run.group_scores(rows)
+    headers, lines = bench_run.table(bench.find("longbench"), scores)
     assert headers == ["task", "records", "ours", "theirs"]
     assert lines == [
         ["Qasper", "2 / 0 of 200", "75.00", "-"],
@@ -221,11 +221,11 @@ def test_table_has_means_averages_and_counts() -> None:
         # (75 + 0) / 2: each task counts once, however many records
         ["LongBench average", "2 / 1 of 16 tasks", "37.50", "75.00"],
     ]
-    assert bench_table.markdown(headers, lines).splitlines()[:3] == [
+    assert bench_run.markdown(headers, lines).splitlines()[:3] == [
         "| task | records | ours | theirs |",
         "| - | -: | -: | -: |",
         "| Qasper | 2 / 0 of 200 | 75.00 | - |",
     ]
-    data = bench_table.as_dict(bench.find("longbench"), scores)["ours"]
+    data = bench_run.as_dict(bench.find("longbench"), scores)["ours"]
     assert data["tasks"]["qasper"] == {"score": 75.0, "records": 2, "of": 200}
     assert data["averages"] == {"LongBench": {"score": 37.5, "tasks": 2, "of": 16}}

@@ -96,7 +96,7 @@ def test_another_length_and_seed_keep_the_facts_at_their_depths(words: int) -> N
 def test_no_sentence_repeats_in_200_000_words_of_background() -> None:
     parts: list[str] = []
     words = 0
-    for paragraph in chronicle.paragraphs(2):
+    for paragraph in chronicle.generate_paragraphs(2):
         parts.append(paragraph)
         words += len(paragraph.split())
         if words >= 200_000:

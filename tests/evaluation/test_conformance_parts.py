@@ -16,7 +16,6 @@ from esa_cli.attention.compression import Moments
 from esa_cli.attention.parts import Compressor, Score
 from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.step import Positions, Projection, Step
-from esa_cli.evaluation.conformance.checks import MAPS, PLACED, SCORES, UNTOUCHED
 
 
 @pytest.fixture(autouse=True)
@@ -75,17 +74,18 @@ class Scores:
             return torch.cat([block.amax(dim=0) for _, block in step.sums(False)])
 
 
+MEMBERS = "declares its members"
+RESULTS = "valid results on random steps"
+PROJECTIONS = "valid projections"
+PLACED = "positions of near and far tokens"
 WRONG_SCORES = {
-    "NotANumber": (SCORES, "100 of 100"),
-    "FirstBlockOnly": (SCORES, "more than one block of keys: has 1020 scores"),
-    "Undecided": ("declares its members", "'perhaps'"),
-    "CountsSteps": ("deterministic", "numbers differ on an equal step, after others"),
-    "ScribblesOnReducedKeys": (
-        UNTOUCHED,
-        "reduced keys: 500 of 520 numbers of the reduced keys changed",
-    ),
+    "NotANumber": (RESULTS, "100 are not finite"),
+    "FirstBlockOnly": (RESULTS, "more than one block of keys: scores: torch.float32 (1020,)"),
+    "Undecided": (MEMBERS, "'perhaps'"),
+    "CountsSteps": (RESULTS, "another result on an equal step"),
+    "ScribblesOnReducedKeys": (RESULTS, "the reduced keys changed"),
     "RotatesInSilence": ("declares whether it rotates", "rotates is False"),
-    "NeedsOne": ("runs: empty M", "raised"),
+    "NeedsOne": (RESULTS, "empty M: raised"),
 }
 
 
@@ -123,12 +123,12 @@ class Maps(Projection):
 @pytest.mark.parametrize(
     ("projection", "wanted", "detail"),
     [
-        (Maps(apart=1), MAPS, "R is 3 for queries and 4 for keys"),
-        (Maps(mix=True), MAPS, "apart"),
-        (Maps(noise=True), "deterministic", "two fits map the same queries"),
-        (Maps(running=True), MAPS, "key 50 of 100 is mapped"),
-        (Maps(double=True), MAPS, "torch.float32 queries became"),
-        (Maps(write=True), MAPS, "32 numbers were written over"),
+        (Maps(apart=1), PROJECTIONS, "queries: torch.float32 (1, 3), not numbers (1, 4)"),
+        (Maps(mix=True), PROJECTIONS, "apart"),
+        (Maps(noise=True), PROJECTIONS, "two fits map equal queries"),
+        (Maps(running=True), PROJECTIONS, "key 50 of 100 is mapped"),
+        (Maps(double=True), PROJECTIONS, "torch.float32 became torch.float64 queries"),
+        (Maps(write=True), PROJECTIONS, "queries or keys were written over"),
     ],
 )
 def test_wrong_compressors_fail(projection: Maps, wanted: str, detail: str) -> None:
@@ -162,7 +162,7 @@ def test_compressors_leave_the_moments_alone(name: str) -> None:
             setattr(moments, name, getattr(moments, name) + 1)
 
     found = examine("compressor", Broken)
-    assert "fit changed the moments" in found["runs: fit on all the tokens asked for"]
+    assert "fit changed the moments" in found[PROJECTIONS]
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, True])
@@ -191,12 +191,12 @@ class Bent(FixedDistance):
         (lambda p: Positions(p.query[:-1], p.key), PLACED, "(7,)"),
         (lambda p: p.query, PLACED, "far gives a Tensor, not Positions"),
         (lambda p: (*p,), PLACED, "far gives a tuple, not Positions"),
-        (lambda p: Positions(p.query, p.key.tolist()), PLACED, "a list"),
-        (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys go down to -5"),
-        (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries are not finite: 8"),
+        (lambda p: Positions(p.query, p.key.tolist()), PLACED, "far keys: list"),
+        (lambda p: Positions(p.query, p.key - 5), PLACED, "far keys: 40 are not finite or below 0"),
+        (lambda p: Positions(p.query * torch.nan, p.key), PLACED, "far queries: 8 are not finite"),
         (lambda p: Positions(p.query, p.key + 5000), PLACED, "5000"),
         (lambda p: Positions(p.query > 0, p.key), PLACED, "torch.bool"),
-        (lambda p: Positions(p.query + torch.rand(1), p.key), PLACED, "the second time: 8"),
+        (lambda p: Positions(p.query + torch.rand(1), p.key), PLACED, "differ the second time"),
     ],
 )
 def test_wrong_positions_fail(bend: Any, wanted: str, detail: str) -> None:
@@ -215,7 +215,7 @@ def test_encodings_leave_the_positions_they_are_given_alone() -> None:
 
     found = examine("position", Broken)
     assert set(found) == {PLACED}
-    assert "usual: 39 of the positions" in found[PLACED]
+    assert "usual: the positions `at` were written over" in found[PLACED]
 
 
 class Encodings:
@@ -254,12 +254,12 @@ class Encodings:
 
 
 WRONG_MEMBERS = {
-    "NoLimit": ("declares its members", "max_distance is 0"),
-    "OneScale": ("query_scale (C,)", "the first tokens: not one factor a query: shape (1,)"),
-    "LostScale": ("query_scale (C,)", "2 factors are not finite and above 0"),
-    "CommonScale": ("query_scale (C,)", "the last query's factor is 8, but alone it has 1"),
-    "EveryFrequency": ("frequencies (D / 2,)", "short: not D / 2 = 4 frequencies: shape (8,)"),
-    "Overwritten": ("frequencies (D / 2,)", "changes the frequencies it is given"),
+    "NoLimit": (MEMBERS, "max_distance is 0"),
+    "OneScale": ("query_scale (C,)", "8 queries from 0: factors: torch.float32 (1,)"),
+    "LostScale": ("query_scale (C,)", "factors: 2 are not finite"),
+    "CommonScale": ("query_scale (C,)", "alone, the last factor is another"),
+    "EveryFrequency": ("frequencies (D / 2,)", "D = 8, 1 tokens: frequencies: torch.float32 (8,)"),
+    "Overwritten": ("frequencies (D / 2,)", "the frequencies it is given change"),
     "NoFactor": ("frequencies (D / 2,)", "the factor is None"),
     "Restless": ("frequencies (D / 2,)", "other frequencies the second time"),
 }

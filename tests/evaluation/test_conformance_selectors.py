@@ -15,9 +15,7 @@ from torch import Tensor
 import esa_cli.documents.readers  # noqa: F401 - registered before a test copies the registry
 from esa_cli.attention.parts import Selector
 from esa_cli.attention.step import LayerState, Step
-from esa_cli.evaluation.conformance import advance, make_step
-from esa_cli.evaluation.conformance.checks import SELECTION, UNTOUCHED
-from esa_cli.evaluation.conformance.random_steps import observed_step
+from esa_cli.evaluation.conformance import advance, make_step, observed_step
 
 
 @pytest.fixture(autouse=True)
@@ -135,23 +133,26 @@ class Selectors:
         pass
 
 
+BUILDS = "builds a frozen dataclass of its base class"
+MEMBERS = "declares its members"
+RESULTS = "valid results on random steps"
 WRONG_SELECTORS = {
-    "Duplicates": (SELECTION, "0 follows 0 at place 1"),
-    "TooFar": (SELECTION, "offset 7 with M = 7"),
-    "Greedy": (SELECTION, "100 tokens for budget 16 and M = 100: 16 at most"),
-    "Random": ("deterministic", "of 16 numbers differ"),
-    "Scribbler": (UNTOUCHED, "768 of 768 numbers of the queries"),
-    "Vandal": (UNTOUCHED, "96 of 4096 numbers of the values changed"),
-    "NotEmpty": ("runs: empty M", "AssertionError: nothing to choose from"),
-    "OneHeadTooFar": (SELECTION, "head 5: offset 7 with M = 7"),
-    "Fraction": ("allowance is a whole number", "layer 0: allowance is 0.0"),
-    "OverItsAllowance": (SELECTION, "16 tokens for budget 8 and M = 100: 8 at most"),
-    "Remembers": ("works after the store is cropped", "16 tokens for budget 16 and M = 6"),
-    "RemembersInItself": ("deterministic", "an answer's token: "),
-    "RandomInLateLayers": ("deterministic", "a late layer: "),
-    "NothingAfter": ("declares its members", "no attribute 'layer_scores'"),
-    "SumsPerhaps": ("declares its members", "sums_layers is 'perhaps'"),
-    "Idle": ("builds", "abstract method"),
+    "Duplicates": (RESULTS, "ascending offsets"),
+    "TooFar": (RESULTS, "k > M: raised ValueError: must select ascending offsets below 7"),
+    "Greedy": (RESULTS, "usual: raised ValueError: must select ascending offsets below 100, at"),
+    "Random": (RESULTS, "another result on an equal step"),
+    "Scribbler": (RESULTS, "the queries changed"),
+    "Vandal": (RESULTS, "the values changed"),
+    "NotEmpty": (RESULTS, "empty M: raised AssertionError: nothing to choose from"),
+    "OneHeadTooFar": (RESULTS, "k > M: "),
+    "Fraction": (RESULTS, "usual: allowance is 8.0"),
+    "OverItsAllowance": (RESULTS, "below 100, at most 8"),
+    "Remembers": ("works after the store is cropped", "ascending offsets below 6"),
+    "RemembersInItself": (RESULTS, "an answer's token: another result"),
+    "RandomInLateLayers": (RESULTS, "a late layer: another result"),
+    "NothingAfter": (MEMBERS, "no attribute 'layer_scores'"),
+    "SumsPerhaps": (MEMBERS, "sums_layers is 'perhaps'"),
+    "Idle": (BUILDS, "abstract method"),
 }
 
 

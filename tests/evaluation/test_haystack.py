@@ -10,7 +10,7 @@ from task_requests import CHRONICLE, words
 
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import Haystack, chronicle_task
-from esa_cli.evaluation.tasks.task_sample import even, plant, sentence_ends
+from esa_cli.evaluation.tasks.task_sample import even_depths, plant_sentences, sentence_ends
 
 
 def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
@@ -20,7 +20,7 @@ def test_a_haystack_is_cut_to_length_at_a_sentence() -> None:
         assert parts[-1][-1] in ".!?'"
         assert parts[0] == "# The Chronicle of the Vale of Ennick"
         assert not parts[-1].startswith("#")
-    assert parts[:40] == list(islice(chronicle_task.paragraphs(3), 40))
+    assert parts[:40] == list(islice(chronicle_task.generate_paragraphs(3), 40))
 
 
 def test_nothing_is_repeated_when_the_text_is_too_short(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_planting_by_hand() -> None:
     assert [text[:at].split()[-1] for at in sentence_ends(text)] == [
         "came.", "left!", "late?", "Yes.", "Sea.",
     ]  # fmt: skip
-    out, facts = plant(text, ["Last.", "First."], [1.0, 0.0])
+    out, facts = plant_sentences(text, ["Last.", "First."], [1.0, 0.0])
     assert out == (
         "# No. One here.\n\nTHE SEA.\n\nDr. Who came. First. He left! Was it late? Yes.\n\n"
         "A bee J. Sea. Last."
@@ -58,18 +58,16 @@ def nearest_by_loop(text: str, sentence: str, depth: float) -> float:
 def test_a_fact_stands_at_the_place_nearest_to_its_depth() -> None:
     text = "\n\n".join(CHRONICLE.cut(words, 1000))
     for depth in (i / 19 for i in range(20)):
-        _, (fact,) = plant(text, ["A fact."], [depth])
+        _, (fact,) = plant_sentences(text, ["A fact."], [depth])
         assert abs(fact.depth - depth) == pytest.approx(nearest_by_loop(text, "A fact.", depth))
 
 
 def test_a_text_without_sentences_takes_facts_behind_lines_or_words() -> None:
-    out, _ = plant("one two\nthree four\nfive six", ["F."], [0.6])
+    out, _ = plant_sentences("one two\nthree four\nfive six", ["F."], [0.6])
     assert out == "one two\nthree four F.\nfive six"
-    out, _ = plant("one two three four", ["F."], [0.6])
+    out, _ = plant_sentences("one two three four", ["F."], [0.6])
     assert out == "one two three F. four"
-    out, _ = plant("第一句。第二句。第三句。", ["F."], [0.3])
+    out, _ = plant_sentences("第一句。第二句。第三句。", ["F."], [0.3])
     assert out == "第一句。 F. 第二句。第三句。"
-    with pytest.raises(UsageError, match="room for 3 planted"):
-        plant("one two", ["F."] * 3, even(3))
-    with pytest.raises(UsageError, match=r"depth must be from 0 to 1, got 1\.5"):
-        plant("one two", ["F."], [1.5])
+    with pytest.raises(UsageError, match="3 planted sentences must have room"):
+        plant_sentences("one two", ["F."] * 3, even_depths(3))

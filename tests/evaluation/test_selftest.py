@@ -13,25 +13,21 @@ import torch
 from conftest import build_rope
 
 from esa_cli.attention.step import ChunkTrace, Positions
-from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import row_run
-from esa_cli.evaluation.selftest.method_comparison import selected_passages
-from esa_cli.evaluation.selftest.needle_recall import NeedleRecall, selects_facts
 from esa_cli.evaluation.selftest.run_plan import (
     KEY,
     SelftestSettings,
     dense_group,
     dense_length,
-    depths,
     groups,
+    shared_reading,
     tokens,
 )
-from esa_cli.evaluation.selftest.selftest_run import SelftestRun, shared_reading
+from esa_cli.evaluation.selftest.selftest_run import NeedleRecall, SelftestRun, selects_facts
 from esa_cli.evaluation.tasks import Haystack
 from esa_cli.methods.infllm import InfLLM
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.finding.books import Book
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import MemoryStore
@@ -226,18 +222,11 @@ def test_the_ceiling_is_plain_attention_inside_the_window(loaded: Any) -> None:
     assert made.position["name"] == "true"
 
 
-def test_lengths_and_depths() -> None:
+def test_lengths_are_parsed() -> None:
     assert [tokens(text) for text in ("32k", "1m", "800", "1.5K")] == [32000, 1_000_000, 800, 1500]
     for wrong in ("", "k", "-3k", "many", "0", "12x", "inf", "1e400", "nan", "32km"):
         with pytest.raises(UsageError, match="must be a number of tokens"):
             tokens(wrong)
-    assert depths(None) is None
-    assert depths("4") == (0.125, 0.375, 0.625, 0.875)
-    assert depths("0,50,100") == depths("0%, 50%,100") == (0.0, 0.5, 1.0)
-    assert depths("50%") == (0.5,)
-    for wrong in ("%", "50%%", "120%", "nan%", "a", "120,3", "-5", "", "inf", "1e9"):
-        with pytest.raises(UsageError, match="must be a count"):
-            depths(wrong)
 
 
 def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> ChunkTrace:
@@ -261,26 +250,6 @@ def test_recall_counts_selected_and_local_tokens_layer_by_layer() -> None:
     assert recall.shares([range(88, 92)]) == [(0.5, 0.5)] * 3
     both = recall.shares([range(50, 54), range(88, 92)])
     assert both == [(0.5, 0.5), (0.25, 0.25), (0.5, 0.625)]
-    assert recall.in_view() == 10 + 6
     # Where each head selects, one with the fact in view is enough.
     assert selects_facts([0.5, 0.5, *[0.0] * 6])
     assert not selects_facts([0.9, *[0.49] * 7])
-
-
-def test_the_passages_of_a_comparison_are_the_sentences_selected_most() -> None:
-    text = "One is here. Two stands there.\n\nThree goes away! Four remains? " * 40
-    spans = torch.tensor([(at, at + 1) for at in range(len(text))])
-    document = Document("", text, source="", encoding="", bytes=0)
-    book = Book(document, None, spans, rows=range(2, 2 + len(text)))
-    counts = torch.zeros(len(text) + 5)
-    for weight, at in enumerate((205, 900, 1500, 2100), 1):
-        counts[2 + at] = weight
-    counts[0] = 99.0  # not a token of the text
-    found = selected_passages(counts, book, 3)
-    assert [round(one.weight, 6) for one in found] == [0.4, 0.3, 0.2]
-    for one, at in zip(found, (2100, 1500, 900), strict=True):
-        assert one.start <= at < one.end
-        assert one.text == text[one.start : one.end]
-        assert f"{one.text} " in f"{text} ".replace("\n\n", " ")
-        assert one.text[-1] in ".!?"
-    assert selected_passages(torch.zeros_like(counts), book, 3) == []

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
-from task_requests import FORMS, pieces, samples, words
+from task_requests import NAMES, pieces, samples, words
 
-from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks import Haystack, find_task
 from esa_cli.evaluation.tasks.task_sample import StableRandom
 
 
-@pytest.mark.parametrize(("name", "exact"), FORMS)
-def test_facts_stand_where_they_are_said_to(name: str, exact: bool) -> None:
-    for sample in samples(name, exact=exact):
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_stand_where_they_are_said_to(name: str) -> None:
+    for sample in samples(name):
         assert sample.facts
         for fact in sample.facts:
             assert sample.text[fact.start : fact.end] == fact.text
@@ -26,21 +26,22 @@ def test_facts_stand_where_they_are_said_to(name: str, exact: bool) -> None:
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
-@pytest.mark.parametrize(("name", "exact"), [form for form in FORMS if form != ("stars", True)])
-def test_lengths_are_kept(name: str, exact: bool) -> None:
-    size, length = (words, 9000) if exact else (pieces, 1500)
-    for sample in samples(name, length, exact=exact, size=size, samples=4):
+@pytest.mark.parametrize("size", [words, pieces])
+@pytest.mark.parametrize("name", NAMES)
+def test_lengths_are_kept(name: str, size: Any) -> None:
+    length = 9000 if size is words else 1500
+    for sample in samples(name, length, size=size, samples=4):
         assert abs(size(sample.text) - length) <= max(60, 0.02 * length)
 
 
-@pytest.mark.parametrize(("name", "exact"), FORMS)
-def test_samples_are_complete_and_determined_by_the_seed(name: str, exact: bool) -> None:
-    first = samples(name, exact=exact)
-    assert samples(name, exact=exact, haystack=Haystack.chronicle(3)) == first
-    other = samples(name, exact=exact, seed=2)
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_are_complete_and_determined_by_the_seed(name: str) -> None:
+    first = samples(name)
+    assert samples(name, haystack=Haystack.chronicle(3)) == first
+    other = samples(name, seed=2)
     assert [sample.facts for sample in other] != [sample.facts for sample in first]
     assert sum(len(sample.questions) for sample in first) == 6, "as many as asked for"
-    assert exact or len(first) <= 2, "one document where it has room"
+    assert len(first) <= 2, "one document where it has room"
     score = find_task(name).score
     for index, sample in enumerate(first):
         assert (sample.test, sample.length, sample.index) == (name, 3000, index)
@@ -57,25 +58,15 @@ def test_samples_are_complete_and_determined_by_the_seed(name: str, exact: bool)
             assert score(question, question.prime) == score(question, "") == 0
 
 
-@pytest.mark.parametrize(("name", "exact"), [form for form in FORMS if form[0] != "stars"])
-def test_no_depth_is_left_out_in_silence(name: str, exact: bool) -> None:
-    """Each is asked for, or the person is told that there are too few questions."""
-    wanted = (0.0, 0.25, 0.5, 0.75, 1.0)
-    given = {"depths": wanted, "samples": 4, "exact": exact}
-    if (name, exact) not in {("needle", True), ("niah", False), ("needles", False)}:
-        with pytest.raises(UsageError, match=r"depths must be at most [0-9]+, .* got 5"):
-            samples(name, 6000, **given)
-        return
-    places = [fact.depth for sample in samples(name, 6000, **given) for fact in sample.facts]
-    for depth in wanted:
-        assert min(abs(place - depth) for place in places) < 0.06
-
-
 def test_dice_stay_as_they_are() -> None:
     dice = StableRandom("needle", 4000, 1, 0)
     assert [dice.below(10) for _ in range(5)] == [8, 9, 2, 0, 5]
-    assert StableRandom("a", 1).uuid() == StableRandom("a", 1).uuid() != StableRandom("a", 2).uuid()
-    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", StableRandom("a").uuid())
+    assert (
+        StableRandom("a", 1).draw_uuid()
+        == StableRandom("a", 1).draw_uuid()
+        != StableRandom("a", 2).draw_uuid()
+    )
+    assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", StableRandom("a").draw_uuid())
     seen = Counter(item for _ in range(300) for item in set(dice.some("abcd", 2)))
     assert sum(seen.values()) == 600
     assert min(seen[item] for item in "abcd") > 100

@@ -11,7 +11,7 @@ from stored_answers import check_stored_answers
 
 from esa_cli import models
 from esa_cli.errors import PresetError, UsageError
-from esa_cli.evaluation.calibration.fitted_maps import FitSettings, open_job
+from esa_cli.evaluation.calibration.fitted_maps import METHODS, TrainingSettings, open_job
 from esa_cli.models.files.random_model import write_tokenizer
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import check_fits_model, resolve
@@ -67,10 +67,12 @@ def test_heads_in_layers_that_run_no_method_are_refused() -> None:
 
 def test_maps_are_fitted_to_latents(tmp_path: Path) -> None:
     loaded, chosen = load("deepseek_v3", tmp_path / "model"), preset.load("tiny-random")
-    job, fitting = open_job(loaded, chosen, TEXT, 200, tmp_path / "work"), FitSettings()
+    (tmp_path / "work").mkdir()
+    job = open_job(loaded, chosen, TEXT, 200, tmp_path / "work")
     job.collect()
-    assert job.width == 24
-    job.save(tmp_path / "maps", job.study(6, fitting, [8]), fitting)
+    assert job.stored.width == 24
+    training = TrainingSettings()
+    job.save(tmp_path / "maps", job.study(6, METHODS, training, [8]), training)
     path = tmp_path / "gate.txt"
     path.write_text(TEXT, "utf-8")
     maps = ["compressor.name=learned", f"compressor.file={tmp_path / 'maps'}"]

@@ -10,7 +10,7 @@ from esa_cli.evaluation.tasks import TASKS, Haystack, TaskRequest, TaskSample
 
 PACKAGE = Path(__file__).parents[2] / "esa_cli" / "evaluation" / "tasks"
 CHRONICLE = Haystack.chronicle(3)
-FORMS = [(name, exact) for name in TASKS if name != "own" for exact in (False, True)]
+NAMES = [name for name in TASKS if name != "own"]
 
 
 def words(text: str) -> int:
@@ -24,8 +24,7 @@ def pieces(text: str) -> int:
 
 def request(length: int = 3000, **changes: Any) -> TaskRequest:
     given: dict[str, Any] = {
-        "size": words, "haystack": CHRONICLE, "depths": None, "samples": 6, "seed": 1,
-        "exact": False,
+        "size": words, "haystack": CHRONICLE, "samples": 6, "seed": 1,
     }  # fmt: skip
     return TaskRequest(length, **{**given, **changes})
 

@@ -1,10 +1,5 @@
-"""Public long-context benchmarks: prompts, files and scores.
+"""Public long-context benchmarks: `benchmarks` has files, prompts and scores, `bench_run` asks."""
 
-`benchmarks.py` has the four, `records.py` reads their files, `evaluation/metrics.py` has the
-scores, `bench_run.py` asks the records by methods, `bench_table.py` makes the tables.
-"""
-
-from esa_cli.evaluation.bench.benchmarks import BENCHMARKS, find
-from esa_cli.evaluation.bench.records import Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.bench.benchmarks import BENCHMARKS, Benchmark, BenchRecord, BenchTask, find
 
 __all__ = ["BENCHMARKS", "BenchRecord", "BenchTask", "Benchmark", "find"]

@@ -1,25 +1,24 @@
-"""The records of a benchmark, asked by methods: over the KV cache with the prompt of the
-benchmark's official code, or from text.
+"""The records of a benchmark, asked by methods, and the table of their scores.
 
-Decoding is greedy. Consecutive records about the same document share one prefill.
+Methods over the KV cache get the prompt of the benchmark's official code. Decoding is greedy.
+Consecutive records about one document share one prefill.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any
 
 from esa_cli.errors import DocumentError, UsageError
-from esa_cli.evaluation.bench.records import AGAIN, Benchmark, BenchRecord
-from esa_cli.evaluation.row_run import Case, DocumentCases, Share, has_row, reason
+from esa_cli.evaluation.bench.benchmarks import AGAIN, Benchmark, BenchRecord, BenchTask
+from esa_cli.evaluation.row_run import Case, DocumentCases, has_row
 from esa_cli.evaluation.text_asker import TextAsker
+from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt
@@ -28,38 +27,29 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.registry import nearest
 from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
-if TYPE_CHECKING:
-    from esa_cli.qa.answering.session import Session
-
 KEY = ("method", "task", "id")
 """Fields that identify a row."""
 
 
-class _CheckedRow(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    score: Share
-    tokens: int
-
-
 def wrong(row: Mapping[str, Any]) -> str:
-    """Says what is wrong with a row of an earlier run; empty for a valid one."""
-    return reason(_CheckedRow, row)
+    """Names what is wrong with a row of an earlier run; empty for a valid row."""
+    score, tokens = row.get("score", ""), row.get("tokens", "")
+    is_valid = type(score) in (int, float) and type(tokens) is int and 0 <= score <= 1
+    return "" if is_valid else f"score and tokens are {score!r} and {tokens!r}"
 
 
 def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None) -> list[str]:
-    """The tasks to run, in the table's order: those asked for, else those whose files are there.
-    Raises UsageError: there is no such task. DocumentError: nothing of it is in the folder."""
-    if not folder.is_dir():
-        raise DocumentError(f"there is no folder {folder}", f"official files: {benchmark.source}")
-    known = [task.name for task in benchmark.tasks]
+    """Returns the tasks to run in the table's order: those asked for, else those whose files are in
+    the folder. Raises UsageError: a task is unknown. DocumentError: the folder has no files."""
     if asked is None:
-        tasks = benchmark.there(folder)
+        tasks = benchmark.find_tasks(folder)
         if not tasks:
             raise DocumentError(
-                f"{folder} has none of the benchmark's files", f"official: {benchmark.source}"
+                f"the folder {folder} has none of the benchmark's files",
+                f"official files: {benchmark.source}",
             )
         return tasks
+    known = [task.name for task in benchmark.tasks]
     for name in asked:
         if name not in known:
             raise UsageError(f"unknown task {name!r}", nearest(name, known))
@@ -67,21 +57,20 @@ def chosen_tasks(benchmark: Benchmark, folder: Path, asked: Sequence[str] | None
 
 
 def settings_of(method: str, preset: Preset) -> str:
-    """The hash of a method's settings without the prompt, which is the benchmark's."""
+    """Hash of a method's settings without the prompt, which is the benchmark's."""
     return method_hash(method, preset, ("name", "description", "prompt", "generation"))
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the files say, before any question is asked: the digest of each record, by task and id,
-    and the longest prompt."""
+    """The digest of each record by task and id, and the longest prompt of all."""
 
     digests: Mapping[tuple[str, str], str]
     longest: str
 
     def is_complete(self, journal: Journal, presets: Mapping[str, Preset]) -> bool:
-        """True if the journal has a row of each record by each method. Raises UsageError: one is of
-        another record, or by other settings."""
+        """Says whether the journal has a row of each record by each method. Raises UsageError: a
+        row is of another record, or by other settings."""
         complete = True
         for method, preset in presets.items():
             settings = settings_of(method, preset)
@@ -94,7 +83,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class BenchSelection:
-    """Tasks of a benchmark from the files in a folder, the first `limit` records of each."""
+    """Tasks of a benchmark whose files are in a folder, with at most `limit` records each."""
 
     benchmark: Benchmark
     folder: Path
@@ -103,11 +92,11 @@ class BenchSelection:
     shard: WorkShard = ALL_WORK
 
     def records(self) -> Iterator[BenchRecord]:
-        """Those of all shards. Raises DocumentError, UsageError."""
+        """Yields the records of all shards. Raises DocumentError, UsageError."""
         return self.benchmark.load(self.folder, self.tasks, self.limit)
 
     def documents(self) -> Iterator[list[BenchRecord]]:
-        """The shard's records, consecutive ones about one document together."""
+        """Yields the shard's records, consecutive ones about one document together."""
         documents = groupby(self.records(), lambda r: (r.task, r.before, r.document, r.chat))
         return self.shard.take(list(records) for _, records in documents)
 
@@ -118,7 +107,7 @@ class BenchSelection:
         longest = ""
         for record in self.records():
             name = (record.task, record.id)
-            if name in digests:  # its second answer would be taken for the first one's
+            if name in digests:  # the second answer would be taken for the first record's
                 raise DocumentError(f"{record.task} has two records {record.id!r}", AGAIN)
             if not record.question.strip():
                 raise DocumentError(f"{record.task}, record {record.id!r} has no question", AGAIN)
@@ -128,14 +117,9 @@ class BenchSelection:
 
 
 class RecordAsker:
-    """Answers records with one method; a record's prompt replaces the preset's.
-
-    From text the question is all that the benchmark puts after its document; what it puts before
-    it, and the first words of an answer, are not given.
-
-    Args:
-        reading: called before a document is read; returns progress(done, all).
-    """
+    """Answers records with one method; a record's prompt replaces the preset's. From text, the text
+    before the document and the answer's first words are not given. `reading`, called before a
+    document is read, returns progress(done, total)."""
 
     def __init__(
         self,
@@ -151,7 +135,7 @@ class RecordAsker:
         self._started = 0.0
 
     def cases(self, benchmark: Benchmark, records: Sequence[BenchRecord]) -> DocumentCases:
-        """The records, which are about one document."""
+        """Returns the cases of records about one document."""
         cases = []
         for record in records:
             fields = {
@@ -168,7 +152,7 @@ class RecordAsker:
         self.session.use(self.preset.model_copy(update={"prompt": prompt}))
 
     def check(self, record: BenchRecord) -> None:
-        """Raises LengthError: there is no room for the question and the answer."""
+        """Raises LengthError: the question and the answer have no room."""
         if self._text is not None:
             self._text.check(record.question, record.longest)
             return
@@ -186,30 +170,101 @@ class RecordAsker:
             self.session.read(record.document, progress)
         return True
 
-    def _ask(self, record: BenchRecord) -> tuple[str, int]:
-        """The answer as generated, and the number of the prompt's tokens."""
+    def _row(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
         if self._text is not None:
             reply = self._text.ask(record.question, record.longest, temperature=0.0)
-            return reply.text, len(self._text.book.spans) + reply.question_tokens
-        pieces: list[str] = []
-        answer = self.session.ask(
-            record.question,
-            prime=record.prime,
-            max_new_tokens=record.longest,
-            temperature=0.0,
-            on_text=pieces.append,
-        )
-        text = "".join(pieces)
-        margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
-        return margin + answer.text, self.session.document_tokens + answer.question_tokens
-
-    def _row(self, benchmark: Benchmark, record: BenchRecord) -> dict[str, Any]:
-        output, tokens = self._ask(record)
+            output, document = reply.text, len(self._text.book.spans)
+        else:
+            pieces: list[str] = []
+            reply = self.session.ask(
+                record.question,
+                prime=record.prime,
+                max_new_tokens=record.longest,
+                temperature=0.0,
+                on_text=pieces.append,
+            )
+            text = "".join(pieces)
+            margin = text[: len(text) - len(text.lstrip())]  # code is scored with its indentation
+            output, document = margin + reply.text, self.session.document_tokens
         # The first question after a document was read includes the time of reading.
         seconds, self._started = time.monotonic() - self._started, time.monotonic()
         return {
             "output": output,
             "score": benchmark.score(record, output),
-            "tokens": tokens,
+            "tokens": document + reply.question_tokens,
             "seconds": round(seconds, 2),
         }
+
+
+Scores = Mapping[str, Mapping[str, Sequence[float]]]
+"""Method -> task -> scores of its records, 0 to 1."""
+
+
+def group_scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
+    """Groups the rows' scores by method and task, methods in the order they first appear."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        scores.setdefault(row["method"], {}).setdefault(row["task"], []).append(row["score"])
+    return scores
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _groups(benchmark: Benchmark) -> Iterator[tuple[str, list[BenchTask]]]:
+    for group in dict.fromkeys(task.group for task in benchmark.tasks):
+        yield group, [task for task in benchmark.tasks if task.group == group]
+
+
+def _task_means(tasks: Sequence[BenchTask], done: Mapping[str, Sequence[float]]) -> list[float]:
+    """The mean score of each task that has scores: in a group's average each task counts once."""
+    return [_mean(done[task.name]) for task in tasks if task.name in done]
+
+
+def table(benchmark: Benchmark, scores: Scores) -> tuple[list[str], list[list[str]]]:
+    """Returns headers and rows in per cent: a row for each task in the paper's order and for each
+    group's average, a column for each method. Each row has its number of records."""
+    lines = []
+    for group, tasks in _groups(benchmark):
+        asked = [task for task in tasks if any(task.name in done for done in scores.values())]
+        for task in asked:
+            cells = [done.get(task.name, ()) for done in scores.values()]
+            lines.append(_line(task.title, cells, f"{task.size}"))
+        if asked:
+            means = [_task_means(tasks, done) for done in scores.values()]
+            lines.append(_line(f"{group} average", means, f"{len(tasks)} tasks"))
+    return ["task", "records", *scores], lines
+
+
+def _line(title: str, cells: Sequence[Sequence[float]], whole: str) -> list[str]:
+    """A row, with the count `5 of 200`, or `5 / 3 of 200` where columns differ."""
+    counts = [len(cell) for cell in cells]
+    count = " / ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
+    means = (f"{100 * _mean(cell):.2f}" if cell else "-" for cell in cells)
+    return [title, f"{count} of {whole}", *means]
+
+
+def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Writes a table in Markdown."""
+    rule = ["-"] + ["-:"] * (len(headers) - 1)
+    rows = [headers, rule, *lines]
+    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
+
+
+def as_dict(benchmark: Benchmark, scores: Scores) -> dict[str, Any]:
+    """Returns each method's tasks and averages for JSON, in per cent, with their counts."""
+    sizes = {task.name: task.size for task in benchmark.tasks}
+    out: dict[str, Any] = {}
+    for method, done in scores.items():
+        tasks = {
+            name: {"score": 100 * _mean(values), "records": len(values), "of": sizes[name]}
+            for name, values in done.items()
+        }
+        averages = {
+            group: {"score": 100 * _mean(means), "tasks": len(means), "of": len(members)}
+            for group, members in _groups(benchmark)
+            if (means := _task_means(members, done))
+        }
+        out[method] = {"tasks": tasks, "averages": averages}
+    return out

@@ -1,58 +1,164 @@
-"""The four public benchmarks of the paper: records, prompts, answer lengths and scores.
+"""The four public benchmarks of the paper: files, prompts, answer lengths and scores.
 
-LongBench: prompts and answer lengths are those of its `config/dataset2prompt.json` and
-`config/dataset2maxlen.json`; they are part of its definition. Its five Chinese tasks need a word
-splitter and are left out. The official code cuts long prompts in the middle; nothing is cut here.
-It stops samsum at the first line break; here the score takes the first line, as it does there.
-
-InfiniteBench, the six tasks of the paper's table: prompts and answer lengths are InfLLM's
-(`benchmark/config/`), which differ from the benchmark's own in Retrieve.KV and Code.Debug: the
-paper compares itself with InfLLM and gives no others. Scores are its own, but for Code.Debug.
-
-Counting-Stars, the English files, searching and reasoning: the question is the file's own. As in
-the paper's sample the list is opened for the model. Upstream has the files of 128k tokens; the
-paper's 256k ones are read if someone has made them. The mistaken counts of the reasoning task are
-read off the text, where the official scorer has them in a file.
-
-NeedleBench, version 1, English, three needles at once (M-RT), the part that the paper gives: texts
-are built from essays as in OpenCompass. The paper gives neither the number of prompts nor the
-depths. Its scores are multiples of 1/30, and its sample has text on both sides of each needle, so
-here it is ten prompts with needles at 25, 50 and 75 per cent."""
+LongBench as in its `config/`, without the five Chinese tasks; nothing is cut from long prompts.
+InfiniteBench, the six tasks of the paper's table, with InfLLM's prompts and answer lengths, since
+the paper compares itself with InfLLM. Counting-Stars, the English files, with the list opened for
+the model as in the paper's sample; mistaken counts are read off the text. NeedleBench, version 1,
+English, three needles at once (M-RT), built from essays as in OpenCompass: ten prompts, a choice
+that fits the paper's scores (multiples of 1/30), with needles at 25, 50 and 75 per cent.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.evaluation import metrics
-from esa_cli.evaluation.bench.records import (
-    Benchmark,
-    BenchRecord,
-    BenchTask,
-    Texts,
-    read_rows,
-    split_prompt,
-)
-from esa_cli.evaluation.tasks.key_tasks import NUMBER, PASSKEY
-from esa_cli.evaluation.tasks.needle_tasks import BEFORE
+from esa_cli.evaluation.tasks.needle_tasks import AFTER, BEFORE, GUIDE, JOINT
 from esa_cli.system.registry import nearest
+from esa_cli.system.text import text_digest
 
-FORMS: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("longbench_tasks.json").read_text("utf-8")
+AGAIN = "fetch the official file again"
+
+
+class BenchTask(NamedTuple):
+    """A row of a benchmark's table: the name on the command line, the paper's title, the group of
+    tasks that are averaged, and the number of records in the whole task."""
+
+    name: str
+    title: str
+    group: str
+    size: int
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """One prompt, in the model's chat template if `chat`, with its right answers, of at most
+    `longest` tokens. The answer's first words are `prime`; `data` is for the benchmark's score."""
+
+    benchmark: str
+    task: str
+    id: str
+    before: str
+    document: str
+    question: str
+    answers: tuple[str, ...]
+    longest: int
+    chat: bool = True
+    prime: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Hash of all fields but the id, which is only a place in a file for some benchmarks."""
+        fields = {name: value for name, value in vars(self).items() if name != "id"}
+        return text_digest(json.dumps(fields))[:16]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A public benchmark: its tasks in the order of the paper's table, the origin of the official
+    files, functions that read the records of a task from a folder and score an output from 0 to 1,
+    the tokens to which the paper stretches position encodings, the names that a task's file may
+    have, and remarks on the scores by task, "" for all."""
+
+    tasks: tuple[BenchTask, ...]
+    source: str
+    read: Callable[[Path, str], Iterator[BenchRecord]]
+    score: Callable[[BenchRecord, str], float]
+    length: int
+    files: Callable[[str], Sequence[str]] = lambda task: [f"{task}.jsonl"]
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def find_tasks(self, folder: Path) -> list[str]:
+        """Returns the tasks whose files are in `folder`."""
+        return [task.name for task in self.tasks if find_file(folder, self.files(task.name))]
+
+    def load(self, folder: Path, tasks: Sequence[str], limit: int | None) -> Iterator[BenchRecord]:
+        """Yields the first `limit` records of each task. Raises DocumentError: a file is missing,
+        or a line is invalid. UsageError: a library for the score is missing."""
+        for task in tasks:
+            if not find_file(folder, self.files(task)):
+                missing = folder / self.files(task)[0]
+                raise DocumentError(f"{missing} is missing", f"official files: {self.source}")
+            yield from islice(self.read(folder, task), limit)
+
+
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """Finds the first of the files in the folder or, next, below it."""
+    paths = (path for name in names for path in folder.rglob(name) if path.is_file())
+    return min(paths, key=lambda p: (names.index(p.name), len(p.parts), str(p)), default=None)
+
+
+def _as_texts(value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    return [str(item) if isinstance(item, int | float) else item for item in values]
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=1)]
+"""One or more texts or numbers."""
+Row = TypeVar("Row", bound=BaseModel)
+T = TypeVar("T")
+
+
+def read_rows(
+    folder: Path, names: Sequence[str], kind: type[Row], convert: Callable[[Row, int], T]
+) -> Iterator[T]:
+    """Converts each object of a file of JSON lines, with the number of its line from 1. Raises
+    DocumentError: the file has no objects, or one is not of this kind, or `convert` raises a
+    ValueError."""
+    path, empty = find_file(folder, names) or folder / names[0], True
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                text = line.removeprefix(codecs.BOM_UTF8).strip()
+                if not text:
+                    continue
+                try:
+                    data = json.loads(text.decode())
+                    if b"\\ud" in text.lower():  # raises for a lone surrogate
+                        json.dumps(data, ensure_ascii=False).encode()
+                    record = convert(kind.model_validate(data), number)
+                except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+                    reason = str(error)
+                    if isinstance(error, ValidationError):
+                        first = error.errors(include_input=False)[0]
+                        reason = f"{'.'.join(map(str, first['loc']))!r}: {first['msg']}"
+                    raise DocumentError(f"{path}, line {number}: {reason}", AGAIN) from error
+                empty = False
+                yield record
+    except OSError as error:
+        raise DocumentError(f"{path} cannot be read: {error.strerror}", AGAIN) from error
+    if empty:
+        raise DocumentError(f"{path} has no records", AGAIN)
+
+
+def split_prompt(template: str, context: str, **fields: str) -> tuple[str, str, str]:
+    """Splits a template with one {context} into the text before, the document, the question."""
+    before, after = template.split("{context}")
+    return before.format(**fields), context, after.format(**fields)
+
+
+Forms = dict[str, dict[str, Any]]
+# Title, number of records and prompt of each task; LongBench's length of answers, score, chat.
+LONGBENCH, INFINITEBENCH = (
+    cast(Forms, json.loads(Path(__file__).with_name(f"{name}_tasks.json").read_text("utf-8")))
+    for name in ("longbench", "infinitebench")
 )
-"""Title, records, length of answers, prompt and score of each task; whether it is put as a chat."""
-FIRST_LINE = ("trec", "triviaqa", "samsum")
 
 
 class LongBenchRow(BaseModel):
-    """A line of an official file."""
+    """A line of a LongBench file."""
 
     context: str
     input: str
@@ -62,13 +168,12 @@ class LongBenchRow(BaseModel):
 
 
 def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
-    form = FORMS[task]
+    form = LONGBENCH[task]
     if form["score"] == "rouge_l":
-        metrics.library("rouge")
+        metrics.import_library("rouge")
 
-    def make(row: LongBenchRow, line: int) -> BenchRecord:
-        classes = row.all_classes
-        if task == "trec" and classes is None:
+    def convert(row: LongBenchRow, line: int) -> BenchRecord:
+        if task == "trec" and row.all_classes is None:
             raise ValueError("'all_classes' is missing")
         return BenchRecord(
             "longbench",
@@ -78,132 +183,101 @@ def read_longbench(folder: Path, task: str) -> Iterator[BenchRecord]:
             answers=row.answers,
             longest=form["longest"],
             chat=form["chat"],
-            data={"classes": classes} if task == "trec" else {},
+            data={"classes": row.all_classes} if task == "trec" else {},
         )
 
-    return read_rows(folder, [f"{task}.jsonl"], LongBenchRow, make)
+    return read_rows(folder, [f"{task}.jsonl"], LongBenchRow, convert)
 
 
 def longbench_score(record: BenchRecord, output: str) -> float:
-    """The best over the answers."""
-    if record.task in FIRST_LINE:
+    """Scores the output by the best of the answers."""
+    if record.task in ("trec", "triviaqa", "samsum"):
         output = metrics.first_line(output)
     if record.task == "trec":
         classes = record.data["classes"]
         return max(metrics.class_share(output, gold, classes) for gold in record.answers)
-    rule: Callable[[str, str], float] = getattr(metrics, FORMS[record.task]["score"])
+    rule: Callable[[str, str], float] = getattr(metrics, LONGBENCH[record.task]["score"])
     return max(rule(output, gold) for gold in record.answers)
 
 
-_OPTIONS = "A. {A}\nB. {B}\nC. {C}\nD. {D}"
-PROMPTS = {
-    "passkey": PASSKEY.before + "{context}\n\n{input}",
-    "number_string": NUMBER.before + "{context}\n\n{input}",
-    "kv_retrieval": (
-        "Extract the value corresponding to the specified key {key} in the JSON object below.\n\n"
-        "{context}\n\n{input}"
-    ),
-    "math_find": "{prefix}\n\n{context}\n\n{input}",
-    "longbook_choice_eng": (
-        "Read the book and answer the question.\n\n{context}\n\nQuestion: {input}\n\nOnly one of "
-        "the following options is correct, tell me the answer using one single letter (A, B, C, or "
-        "D). Don't say anything else.\n" + _OPTIONS
-    ),
-    "code_debug": (
-        "There is ONLY ONE function in the large project that is deliberately made to include an "
-        "obvious error. Please find the function that contains the most obvious errors. I will "
-        "give you four options to narrow your scope. You can inspect the options and think. "
-        "Eventually, tell me the answer using one single letter (A, B, C, or D).\n\n{context}\n\n"
-        "Which funtion has deliberate error?\n" + _OPTIONS + "\n\nGive me your answer for the "
-        "function that has the deliberate and obvious error in A, B, C, or D. Your answer MUST be "
-        "chosen from one of the four options without any explanation. If you cannot determine "
-        "answers accurately, you also MUST provide the answer you think is most likely. Absolutely "
-        "do not say you do not know or you need more information."
-    ),
-}
 CHOICES = ("longbook_choice_eng", "code_debug")
 
 
 class InfiniteBenchRow(BaseModel):
-    """A line of an official file."""
+    """A line of an InfiniteBench file."""
 
     context: str = Field(validation_alias=AliasChoices("content", "context"))
     input: str
     answer: Texts
-    options: Texts | None = None
+    options: Annotated[tuple[str, ...], BeforeValidator(lambda v: _as_texts(v or []))] = ()
 
 
 def read_infinitebench(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make(row: InfiniteBenchRow, line: int) -> BenchRecord:
+    def convert(row: InfiniteBenchRow, line: int) -> BenchRecord:
         return BenchRecord(
             "infinitebench",
             task,
             str(line),
-            *split_prompt(PROMPTS[task], row.context, **_fields(row, task)),
-            answers=_choice(row) if task in CHOICES else row.answer,
+            *split_prompt(INFINITEBENCH[task]["prompt"], row.context, **_prompt_fields(row, task)),
+            answers=_option_and_letter(row) if task in CHOICES else row.answer,
             longest=100 if task == "kv_retrieval" else 32,
         )
 
-    return read_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, make)
+    return read_rows(folder, [f"{task}.jsonl"], InfiniteBenchRow, convert)
 
 
-def _choice(row: InfiniteBenchRow) -> tuple[str, ...]:
-    """The right option and its letter."""
-    options, answers = row.options or (), row.answer
+def _option_and_letter(row: InfiniteBenchRow) -> tuple[str, ...]:
+    answers = row.answer
     if len(answers) == 2 and answers[1] in "ABCD":
         return answers
-    if answers[0] not in options:
+    if answers[0] not in row.options:
         raise ValueError("the answer is not among the options")
-    return answers[0], "ABCD"[options.index(answers[0])]
+    return answers[0], "ABCD"[row.options.index(answers[0])]
 
 
-def _fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
-    """Values of the prompt's fields. Raises ValueError."""
+def _prompt_fields(row: InfiniteBenchRow, task: str) -> dict[str, str]:
+    """Returns the values of the prompt's fields. Raises ValueError: the row lacks one."""
     fields = {"input": row.input}
     if task in CHOICES:
-        if len(row.options or ()) != 4:
+        if len(row.options) != 4:
             raise ValueError("'options' are not four")
-        return fields | dict(zip("ABCD", row.options or (), strict=True))
-    if task == "kv_retrieval":
+        fields |= dict(zip("ABCD", row.options, strict=True))
+    elif task == "kv_retrieval":
         key = re.search('"[^"]*"', row.input)
         if key is None:
             raise ValueError("'input' names no key")
-        return fields | {"key": key[0]}
-    if task == "math_find":
+        fields["key"] = key[0]
+    elif task == "math_find":
         wanted = row.input.partition("The ")[2].rpartition(" of")[0]
-        if not wanted or not metrics.is_number(row.answer[0]):
+        if not wanted or not re.fullmatch(r"-?\d+(\.\d+)?", row.answer[0]):
             raise ValueError("'input' names no number that is wanted, or 'answer' is no number")
-        return fields | {"prefix": f"What is the {wanted.lower()} in the following list?"}
+        fields["prefix"] = f"What is the {wanted.lower()} in the following list?"
     return fields
 
 
-_SCORES = {
-    "kv_retrieval": metrics.contains_word,
-    "math_find": metrics.first_number_match,
-    "number_string": metrics.first_integer_match,
-    "passkey": metrics.first_integer_match,
-}
-
-
 def infinitebench_score(record: BenchRecord, output: str) -> float:
-    """0 or 1."""
-    if record.task == "code_debug":
-        return metrics.code_debug(output, record.answers)
-    if record.task == "longbook_choice_eng":
-        return metrics.multiple_choice(output, record.answers)
-    return _SCORES[record.task](output, record.answers[0])
+    """Scores the output 0 or 1."""
+    match record.task:
+        case "code_debug":
+            return metrics.code_debug(output, record.answers)
+        case "longbook_choice_eng":
+            return metrics.multiple_choice(output, record.answers)
+        case "kv_retrieval":
+            return metrics.contains_word(output, record.answers[0])
+        case "math_find":
+            return metrics.first_number_match(output, record.answers[0])
+    return metrics.first_integer_match(output, record.answers[0])
 
 
 KINDS = ("searching", "reasoning")
 VERSIONS = ((128, 32, 32), (256, 8, 32), (256, 16, 32), (256, 32, 32))
 """Thousands of tokens in the longest record, counts in each record, records."""
 PRIME = '```json\n{"little_penguin": ['
-STARS_LONGEST = 256
 _MISTAKEN = re.compile(r"The little penguin counted (\d+) ★, but found that a mistake")
 
 
 class StarsRow(BaseModel):
-    """A line of an official file."""
+    """A line of a Counting-Stars file."""
 
     question: str
     retrieval_question: str
@@ -211,9 +285,10 @@ class StarsRow(BaseModel):
 
 
 def stars_files(task: str) -> Sequence[str]:
+    """Returns the two names that a task's file has upstream and on the project's page."""
     kind, k, m, n = task.split("-")
     end = f"{k.removesuffix('k')}000_{m}_{n}.jsonl"
-    other = "acquisition" if kind == "searching" else kind  # as the project's page calls them
+    other = "acquisition" if kind == "searching" else kind
     return [
         f"Counting_Stars_EN_multi-evidence-retrieval-{kind}_{end}",
         f"Counting_Stars_EN_{other}_{end}",
@@ -221,32 +296,25 @@ def stars_files(task: str) -> Sequence[str]:
 
 
 def read_stars(folder: Path, task: str) -> Iterator[BenchRecord]:
-    def make(row: StarsRow, line: int) -> BenchRecord:
-        document = row.question.removesuffix(row.retrieval_question)
-        if not row.retrieval_question or document == row.question:
+    def convert(row: StarsRow, line: int) -> BenchRecord:
+        asked = row.retrieval_question
+        document = row.question.removesuffix(asked)
+        if not asked or document == row.question:
             raise ValueError("'question' does not end with 'retrieval_question'")
         right = row.reference_counting_results
         mistaken = tuple(int(count) for count in _MISTAKEN.findall(document))
         if task.startswith("reasoning") and len(mistaken) != len(right):
             raise ValueError(f"{len(mistaken)} mistaken counts for {len(right)} right ones")
         return BenchRecord(
-            "counting-stars",
-            task,
-            str(line),
-            before="",
-            document=document,
-            question=row.retrieval_question,
-            answers=tuple(str(count) for count in right),
-            longest=STARS_LONGEST,
-            prime=PRIME,
-            data={"mistaken": mistaken},
-        )
+            "counting-stars", task, str(line), "", document, asked, tuple(map(str, right)),
+            longest=256, prime=PRIME, data={"mistaken": mistaken},
+        )  # fmt: skip
 
-    return read_rows(folder, stars_files(task), StarsRow, make)
+    return read_rows(folder, stars_files(task), StarsRow, convert)
 
 
 def stars_score(record: BenchRecord, output: str) -> float:
-    """The mean over the counts."""
+    """Scores the counts of stars that an output lists, by the task's rule."""
     right = [int(count) for count in record.answers]
     listed = metrics.listed_stars(record.prime + output, len(right))
     if record.task.startswith("reasoning"):
@@ -255,19 +323,18 @@ def stars_score(record: BenchRecord, output: str) -> float:
 
 
 ESSAYS, NEEDLES = "PaulGrahamEssays.jsonl", "needles.jsonl"
+NEEDLE_SOURCE = "hf download opencompass/NeedleBench --repo-type dataset --local-dir DIR"
 REPEATS = 10
 LENGTHS = (4, 8, 16, 48, 80, 112, 128, 144, 176, 200)
 """Thousands of gpt-4's tokens."""
 BUFFERS = {4000: 1000, 8000: 1300}
 """Tokens that a text of this length lacks, for question and answer; others lack 3000."""
 DEPTHS = (25, 50, 75)
-NEEDLES_LONGEST = 256
-GUIDE = "Before answering, please consider what in the document is most relevant to this question."
 FORMAT = "Please answer in the format"
 
 
 class EssayRow(BaseModel):
-    """A line of the essays."""
+    """A line of the file of essays."""
 
     text: str
 
@@ -283,9 +350,9 @@ class NeedleRow(BaseModel):
 
 
 def gpt4() -> Any:
-    """gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not installed.
-    DocumentError: its vocabulary cannot be fetched."""
-    tiktoken = metrics.library("tiktoken")
+    """Returns gpt-4's tokenizer, fetched once by tiktoken. Raises UsageError: tiktoken is not
+    installed. DocumentError: the vocabulary cannot be fetched."""
+    tiktoken = metrics.import_library("tiktoken")
     try:
         return tiktoken.encoding_for_model("gpt-4")
     except Exception as error:
@@ -296,16 +363,16 @@ def gpt4() -> Any:
         ) from error
 
 
-def read_needles(folder: Path, task: str) -> Iterator[BenchRecord]:
-    """The same needles in every text, in another order each time."""
+def read_needlebench(folder: Path, task: str) -> Iterator[BenchRecord]:
+    """Hides the same needles in every text, in another order each time."""
     length = int(task.rpartition("-")[2].removesuffix("k")) * 1000
-    unlike = _unlike(_needles(folder), len(DEPTHS))
+    needles = _draw_needles(folder, len(DEPTHS))
     essays = list(read_rows(folder, [ESSAYS], EssayRow, lambda row, _: row.text))
     tokenizer = gpt4()
     tokens = {essay: tokenizer.encode(essay) for essay in essays}
     for seed in range(REPEATS):
         Random(seed).shuffle(essays)  # on top of the shuffles before
-        order = list(unlike)
+        order = list(needles)
         Random(seed).shuffle(order)
         hidden = [tokenizer.encode(f"\n{needle.needle}\n") for needle in order]
         size = length - BUFFERS.get(length, 3000) - sum(map(len, hidden))
@@ -315,24 +382,20 @@ def read_needles(folder: Path, task: str) -> Iterator[BenchRecord]:
             place = int(len(hay) * (depth / 100))
             ids += hay[last:place] + needle
             last = place
-        document = tokenizer.decode(ids + hay[last:])
-        answers = tuple(needle.arg2 for needle in order)
-        question = _question([needle.retrieval_question for needle in order])
+        asked = [needle.retrieval_question for needle in order]
+        questions = JOINT.join(text.split("?")[0] + "?" for text in asked)
+        formats = JOINT.join(text.split("'")[1].split(".")[0] for text in asked)
+        question = AFTER.format(question=questions + GUIDE.format(formats=formats))
         yield BenchRecord(
-            "needlebench", task, str(seed), BEFORE, document, question, answers, NEEDLES_LONGEST
-        )
+            "needlebench", task, str(seed), BEFORE, tokenizer.decode(ids + hay[last:]), question,
+            tuple(needle.arg2 for needle in order), longest=256,
+        )  # fmt: skip
 
 
-def _question(asked: Sequence[str]) -> str:
-    questions = "、".join(text.split("?")[0] + "?" for text in asked)
-    formats = "、".join(text.split("'")[1].split(".")[0] for text in asked)
-    return f"\n\nNow, the questions are: {questions}{GUIDE} {FORMAT} of '{formats}'\n"
+def _draw_needles(folder: Path, count: int) -> list[NeedleRow]:
+    """Draws English needles of which no two share a place or a thing. Raises DocumentError."""
 
-
-def _needles(folder: Path) -> list[NeedleRow]:
-    """The English needles. Raises DocumentError."""
-
-    def make(row: NeedleRow, _: int) -> NeedleRow:
+    def check(row: NeedleRow, _: int) -> NeedleRow:
         question = row.retrieval_question
         if row.language == "English" and (FORMAT not in question or question.count("'") < 2):
             raise ValueError(f"'retrieval_question' does not say {FORMAT!r}")
@@ -340,50 +403,35 @@ def _needles(folder: Path) -> list[NeedleRow]:
             raise ValueError("'arg1', 'arg2' and 'needle' must not be empty")
         return row
 
-    rows = read_rows(folder, [NEEDLES], NeedleRow, make)
-    needles = [row for row in rows if row.language == "English"]
-    if not needles:
-        raise DocumentError(f"{NEEDLES} has no English needles", f"official files: {NEEDLE_SOURCE}")
-    return needles
-
-
-def _unlike(needles: Sequence[NeedleRow], count: int) -> list[NeedleRow]:
-    """Needles of which no two share a place or a thing."""
-    rows = list(needles)
-    Random(0).shuffle(rows)
+    rows = read_rows(folder, [NEEDLES], NeedleRow, check)
+    english = [row for row in rows if row.language == "English"]
+    Random(0).shuffle(english)
     drawn: list[NeedleRow] = []
-    for row in rows:
+    for row in english:
         if all(row.arg1 != other.arg1 and row.arg2 != other.arg2 for other in drawn):
             drawn.append(row)
         if len(drawn) == count:
             return drawn
-    raise DocumentError(f"{NEEDLES} has no {count} needles unlike each other", "")
+    raise DocumentError(
+        f"{NEEDLES} has no {count} English needles unlike each other",
+        f"official files: {NEEDLE_SOURCE}",
+    )
 
 
-NEEDLE_SOURCE = "hf download opencompass/NeedleBench --repo-type dataset --local-dir DIR"
+def _tasks(forms: Forms, group: str) -> tuple[BenchTask, ...]:
+    return tuple(BenchTask(key, form["title"], group, form["size"]) for key, form in forms.items())
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "longbench": Benchmark(
-        tasks=tuple(
-            BenchTask(name, form["title"], "LongBench", form["size"])
-            for name, form in FORMS.items()
-        ),
+        tasks=_tasks(LONGBENCH, "LongBench"),
         source="hf download THUDM/LongBench data.zip --repo-type dataset --local-dir DIR, unpacked",
         read=read_longbench,
         score=longbench_score,
         length=32_000,
     ),
     "infinitebench": Benchmark(
-        tasks=tuple(
-            BenchTask(name, title, "InfiniteBench", size)
-            for name, title, size in (
-                ("kv_retrieval", "Retrieve.KV", 500),
-                ("math_find", "Math.Find", 350),
-                ("number_string", "Retrieve.Number", 590),
-                ("longbook_choice_eng", "En.MC", 229),
-                ("code_debug", "Code.Debug", 394),
-                ("passkey", "Retrieve.PassKey", 590),
-            )
-        ),
+        tasks=_tasks(INFINITEBENCH, "InfiniteBench"),
         source="hf download xinrongzhang2022/InfiniteBench --repo-type dataset --local-dir DIR",
         read=read_infinitebench,
         score=infinitebench_score,
@@ -409,7 +457,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         tasks=tuple(BenchTask(f"m-rt-{k}k", f"{k}k", "NeedleBench M-RT", REPEATS) for k in LENGTHS),
         source=NEEDLE_SOURCE,
         files=lambda task: [NEEDLES],
-        read=read_needles,
+        read=read_needlebench,
         score=lambda record, output: metrics.keyword_share(output, record.answers),
         length=200_000,
         notes={
@@ -421,7 +469,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark called `name`. Raises UsageError: there is none; the hint names the nearest."""
+    """Returns the benchmark called `name`. Raises UsageError: there is no such benchmark."""
     if name not in BENCHMARKS:
         raise UsageError(f"unknown benchmark {name!r}", nearest(name, [*BENCHMARKS]))
     return BENCHMARKS[name]

@@ -1,63 +1,60 @@
-"""Settings of a self-test, and its methods in groups that share a prefill.
+"""Methods in groups that share a prefill, and one question by several methods side by side.
 
-A method that is alone in its group prefills by its own rule, as in `esa ask`.
+A method without others in its group prefills by its own rule, as in `esa ask`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
+from esa_cli.attention.method import Method
+from esa_cli.attention.parts import Selector
+from esa_cli.attention.step import Selection, Step
+from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
+from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.methods import registry
+from esa_cli.qa.answering.session import Session
+from esa_cli.qa.evidence.evidence import reply_from_rows
+from esa_cli.qa.finding.books import Book
 from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.preset import Preset, merge, validated
-from esa_cli.qa.presets.resolved_preset import resolve
+from esa_cli.qa.presets.resolved_preset import build_method, resolve
+from esa_cli.system.machine import peak_memory
+from esa_cli.system.progress import Progress
 
 DENSE = "dense"
 """Method name of the ceiling: the same model with full attention, inside its own window."""
-DENSE_SHARE = 0.9
-"""Share of the model's window that the ceiling's document takes."""
-DENSE_ROOM = 256
-"""Tokens left beside that document for the chat template, the question and the answer."""
-MOST_TOKENS = 100_000_000
+MAX_TOKENS = 100_000_000
 """Of a document."""
-MOST_DEPTHS = 1000
 KEY = ("test", "method", "length", "sample", "question")
 """Fields that identify a row."""
 
 
 @dataclass(frozen=True)
 class SelftestSettings:
-    """The options of a self-test.
-
-    Args:
-        tests, methods: names; the method `preset` is the preset's own selector over stored rows,
-            `text` its answers from text.
-        lengths: tokens of each document; the test `own` has one length, its text's.
-        depths: shares of the document; None: even ones.
-        samples: questions for each test and length, as far as the test has them.
-        reading: one prefill for all methods, or one each. exact: the benchmarks' own protocols.
-        dense: measure the ceiling, too.
-    """
+    """The options of a self-test: names of tests and methods, tokens of each document, questions
+    for each test and length, one prefill for all methods or one each, and whether the ceiling is
+    measured."""
 
     tests: tuple[str, ...]
     methods: tuple[str, ...]
     lengths: tuple[int, ...]
-    depths: tuple[float, ...] | None = None
     samples: int = 8
     seed: int = 0
     reading: Literal["shared", "own"] = "shared"
-    exact: bool = False
     dense: bool = True
 
 
 @dataclass(frozen=True)
 class MethodGroup:
-    """Methods over one prefill: it attends to I and L only ("shared"), or is by the method's own
-    rule ("own"), or there is none and a text is read for the finder alone ("text"). dense: the
-    ceiling."""
+    """Methods that share one prefill, which attends to I and L only ("shared") or follows the rule
+    of a single method ("own"), or that answer from text ("text"). `dense` marks the ceiling."""
 
     names: tuple[str, ...]
     presets: tuple[Preset, ...]
@@ -66,7 +63,7 @@ class MethodGroup:
 
 
 def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[MethodGroup]:
-    """The methods, grouped by the prefill they can share. Raises UsageError: a method is unknown.
+    """Groups the methods by the prefill they can share. Raises UsageError: a method is unknown.
     PresetError: its settings are wrong."""
     shared: dict[str, list[tuple[str, Preset]]] = {}
     alone, distance = [], resolve(preset).method.position.distance
@@ -80,7 +77,10 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
         # shared prefill has the preset's positions.
         fitting = method.fitting if method.score.features else None
         elsewhere = fitting is not None and fitting[1] not in (None, distance)
-        if elsewhere or _is_full(name, chosen) or settings.reading == "own":
+        is_full = chosen.selector["name"] == "full" or (
+            name != resolved_preset.AS_IS and registry.find_recipe(name).full
+        )
+        if elsewhere or is_full or settings.reading == "own":
             alone.append(MethodGroup((name,), (chosen,)))
         else:
             shared.setdefault(repr(fitting), []).append((name, chosen))
@@ -93,69 +93,38 @@ def groups(settings: SelftestSettings, preset: Preset, length: int) -> list[Meth
     return [*together, *alone]
 
 
-def _is_full(name: str, preset: Preset) -> bool:
-    """True if the method attends to all tokens, whatever the budget."""
-    return preset.selector["name"] == "full" or (
-        name != resolved_preset.AS_IS and registry.find_recipe(name).full
-    )
-
-
 def dense_length(preset: Preset) -> int:
-    """Tokens of the ceiling's document."""
-    return min(int(preset.context * DENSE_SHARE), preset.context - DENSE_ROOM)
+    """Tokens of the ceiling's document: nine tenths of the model's window, with room for the chat
+    template, the question and the answer."""
+    return min(int(preset.context * 0.9), preset.context - 256)
 
 
 def dense_group(preset: Preset) -> MethodGroup:
-    """Full attention at true positions."""
-    over: dict[str, Any] = {
-        "window": {"dense": preset.context},
-        "compressor": {"name": "none"},
-        "position": {"name": "true"},
-    }
+    """Returns full attention at true positions."""
+    over = {"window": {"dense": preset.context}, "compressor": {"name": "none"}}
+    over["position"] = {"name": "true"}
     data = merge(preset.model_dump(exclude={"name"}), over)
     return MethodGroup((DENSE,), (validated(preset.name, data),), dense=True)
 
 
 def tokens(text: str) -> int:
-    """ "32k" -> 32000. Raises UsageError: it is no number, or beyond `MOST_TOKENS`."""
+    """Parses a length: "32k" -> 32000. Raises UsageError: not a number up to `MAX_TOKENS`."""
     plain = text.strip().lower().replace("_", "")
     factor = {"k": 1_000, "m": 1_000_000}.get(plain[-1:])
     try:
         count = int(float(plain[:-1]) * factor if factor else float(plain))
     except (ValueError, OverflowError):
         count = 0
-    if not 0 < count <= MOST_TOKENS:
+    if not 0 < count <= MAX_TOKENS:
         raise UsageError(
-            f"a length must be a number of tokens from 1 to {MOST_TOKENS:,}, got {text[:40]!r}",
+            f"a length must be a number of tokens from 1 to {MAX_TOKENS:,}, got {text[:40]!r}",
             "for example: 32k, 8000, 1m",
         )
     return count
 
 
-def depths(text: str | None) -> tuple[float, ...] | None:
-    """ "10" -> ten even depths; "0,25,50,100" -> these, in per cent; "50%" -> this one. Raises
-    UsageError: not numbers from 0 to 100."""
-    if text is None:
-        return None
-    try:
-        values = [float(part.strip().removesuffix("%")) for part in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    is_count = len(values) == 1 and "%" not in text
-    if is_count and 1 <= values[0] <= MOST_DEPTHS and values[0].is_integer():
-        count = int(values[0])
-        return tuple((i + 0.5) / count for i in range(count))
-    if not all(0 <= value <= 100 for value in values):
-        raise UsageError(
-            f"--depths must be a count up to {MOST_DEPTHS} or percents from 0 to 100, got {text!r}",
-            "for example: 10, or 0,25,50,75,100; a single one as 50%",
-        )
-    return tuple(value / 100 for value in values)
-
-
 def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
-    """A note if the text is so short that every method over rows uses full attention: such a test
-    says nothing about selection."""
+    """Returns a note if the text is so short that every method uses full attention."""
     plain = min((resolve(preset).method.window.dense_below for preset in presets), default=-1)
     if tokens > plain:
         return None
@@ -163,3 +132,92 @@ def all_in_view(tokens: int, presets: Sequence[Preset]) -> str | None:
         f"all {tokens:,} tokens are in view of every method: up to {plain:,} (window.dense) "
         "attention is full; with --set window.dense=null they select"
     )
+
+
+@dataclass(frozen=True)
+class ObservedSelector(Selector):
+    """A selector that lets others observe, which have their layer states at question time then."""
+
+    inner: Selector
+    others: tuple[Selector, ...]
+
+    def select(self, step: Step, budget: int) -> Selection:
+        return self.inner.select(step, budget)
+
+    def observe(self, step: Step) -> None:
+        for other in self.others:
+            other.observe(step)
+
+
+def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
+    """Returns the base method with prefill by I and L only, observed by all methods that observe,
+    and with the methods' compressor, of which there is one."""
+    others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
+    selector = ObservedSelector(base.selector, others) if others else base.selector
+    fitting = next((m for m in methods if m.score.features), base)
+    return replace(
+        base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
+    )
+
+
+def read_for(
+    session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
+) -> float:
+    """Prefills a text for the group's methods, in the session's preset; returns the seconds."""
+    started = time.perf_counter()
+    method = None
+    if group.reading == "shared":
+        method = shared_reading(build_method(base), [build_method(p) for p in group.presets])
+    session.read(text, progress, method)
+    return time.perf_counter() - started
+
+
+def compare(
+    loaded: Any,
+    preset: Preset,
+    groups: Sequence[MethodGroup],
+    text: str,
+    question: str,
+    *,
+    count: int,
+    reading: Callable[[Sequence[str]], Progress],
+    most: int | None,
+) -> list[dict[str, Any]]:
+    """Asks one question by every method. Returns a row for each, with times in seconds, `count`
+    passages that the answer rests on, bytes of the KV cache, which methods may share, and the
+    process's peak. `reading`, called with the names of the methods before their prefill, returns
+    progress(done, total); `most` is the number of new tokens."""
+    rows: list[dict[str, Any]] = []
+    keys = ("start", "end", "weight", "text")
+    with Session(loaded.model, loaded.tokenizer, preset, loaded.cache) as session:
+        spans = torch.tensor(session.prompt.offsets(text)).reshape(-1, 2)
+        head = len(session.prompt.head())
+        document = Document("", text, source="", encoding="", bytes=0)
+        book = Book(document, None, spans, rows=range(head, head + len(spans)))
+        for group in groups:
+            progress = reading(group.names)
+            asker = TextAsker(session, group.presets[0]) if group.reading == "text" else None
+            if asker is not None:
+                read_s, nbytes = asker.read(text, progress), asker.nbytes
+            else:
+                session.clear()
+                session.use(group.presets[0])
+                read_s = read_for(session, preset, group, text, progress)
+                nbytes = session.cache.nbytes
+            for name, chosen in zip(group.names, group.presets, strict=True):
+                if asker is not None:
+                    reply = asker.ask(question, most)
+                else:
+                    session.use(chosen)
+                    reply, _ = reply_from_rows(
+                        session, question, [book], count, max_new_tokens=most
+                    )
+                passages = reply.evidence[:count]
+                rows.append({
+                    "method": name, "answer": reply.text, "read_s": read_s,
+                    "shared": group.reading == "shared", "first_token_s": reply.first_token_s,
+                    "answer_s": reply.total_s, "cache_bytes": nbytes,
+                    "passages": [{key: getattr(one, key) for key in keys} for one in passages],
+                    "peak_bytes": peak_memory(str(loaded.device)),
+                })  # fmt: skip
+    return rows

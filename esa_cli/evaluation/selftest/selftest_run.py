@@ -1,203 +1,234 @@
-"""Runs a self-test: makes the documents, prefills them, asks each question by each method."""
+"""Runs a self-test: each question by each method, and how much of its facts each layer sees."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
-from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Selector
-from esa_cli.attention.step import Selection, Step
-from esa_cli.errors import LengthError, UsageError
+from esa_cli.attention.step import ChunkTrace
+from esa_cli.errors import UsageError
 from esa_cli.evaluation.row_run import Case, DocumentCases, write_rows
-from esa_cli.evaluation.selftest.needle_recall import (
-    NeedleRecall,
-    evidence_recall_fields,
-    positions,
-    recall_fields,
-)
-from esa_cli.evaluation.selftest.run_plan import (
-    KEY,
-    MethodGroup,
-    SelftestSettings,
-    all_in_view,
-    dense_group,
-    dense_length,
-    groups,
-)
+from esa_cli.evaluation.selftest import run_plan
 from esa_cli.evaluation.tasks import find_task
-from esa_cli.evaluation.tasks.task_sample import Haystack, TaskQuestion, TaskRequest, TaskSample
+from esa_cli.evaluation.tasks.task_sample import (
+    Fact,
+    Haystack,
+    TaskQuestion,
+    TaskRequest,
+    TaskSample,
+)
 from esa_cli.evaluation.text_asker import TextAsker
-from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
+from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt
-from esa_cli.qa.presets.resolved_preset import build_method
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
-from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
 OWN = "own"
 """The test whose document is the user's text, whole."""
+IN_VIEW = 0.5
+"""Smallest share of a fact's tokens with which a layer has the fact in view."""
+LAYERS = 0.25
+"""Smallest share of layers with a fact in view to call it selected. Ours: about a quarter of the
+default model's layers pass a found passage on (benchmarks/NOTES.md)."""
+SHOWN = 3
+"""First passages that count as evidence: as many as `esa ask` shows."""
+
+
+NeedleShare = tuple[float, float]
+"""A layer's share of a fact in view: the mean over its heads, and its best head's, since one head
+with the fact in view is enough."""
+
+
+@dataclass
+class NeedleRecall:
+    """The last chunk of the question in each layer; a `trace` of `Session.ask`."""
+
+    last: dict[int, ChunkTrace] = field(default_factory=dict)
+
+    def __call__(self, seen: ChunkTrace) -> None:
+        if not seen.decoding:
+            self.last[seen.layer] = seen
+
+    def shares(self, facts: Sequence[range]) -> list[NeedleShare]:
+        """Returns each layer's share of the facts' tokens among I, the selected and L, the mean
+        over facts. facts: absolute positions of each fact's tokens."""
+        out = []
+        for layer in sorted(self.last):
+            pairs = [_share_in_view(self.last[layer], fact) for fact in facts]
+            mean, best = (sum(column) / len(facts) for column in zip(*pairs, strict=True))
+            out.append((mean, best))
+        return out
+
+
+def _share_in_view(seen: ChunkTrace, fact: range) -> NeedleShare:
+    near = seen.start - seen.local
+    inside = sum(at >= near for at in fact)
+    selected = [
+        int(((row >= fact.start) & (row < min(fact.stop, near))).sum()) for row in seen.far_rows
+    ]
+    size, mean = max(1, len(fact)), sum(selected) / len(selected)
+    return (inside + mean) / size, (inside + max(selected)) / size
+
+
+def selects_facts(shares: Sequence[float]) -> bool:
+    """Says whether enough layers have the facts in view, by the shares of each best head."""
+    return sum(share >= IN_VIEW for share in shares) >= LAYERS * len(shares)
+
+
+def _reason(score: float, is_selected: bool) -> str:
+    """Returns the reason of a miss: the selection, or the model with the fact in view."""
+    if score >= 1:
+        return "answered"
+    return "selected, not used" if is_selected else "not selected"
+
+
+def layer_recall_fields(score: float, shares: Sequence[NeedleShare]) -> dict[str, Any]:
+    """Returns the fields `recall` and `why` of a question's row, from each layer's share."""
+    if not shares:
+        return {"recall": None, "why": None}
+    layers, best = ([round(share, 4) for share in column] for column in zip(*shares, strict=True))
+    recall: dict[str, Any] = {"mean": round(sum(layers) / len(layers), 4), "layers": layers}
+    if best != layers:
+        recall["best_head"] = best
+    return {"recall": recall, "why": _reason(score, selects_facts(best))}
+
+
+def token_positions(spans: Sequence[tuple[int, int]], start: int, end: int, head: int) -> range:
+    """Returns the absolute positions of the tokens that cover characters [start, end), by the spans
+    of each token of the document, which begins after `head` tokens."""
+    inside = [at for at, (low, high) in enumerate(spans) if high > start and low < end]
+    return range(inside[0] + head, inside[-1] + 1 + head) if inside else range(0)
+
+
+def covered_share(fact: Fact, passages: Sequence[Passage]) -> float:
+    """Share of the fact's characters in the passages, which may overlap."""
+    inside = {
+        at
+        for passage in passages
+        for at in range(max(fact.start, passage.start), min(fact.end, passage.end))
+    }
+    return len(inside) / max(1, fact.end - fact.start)
+
+
+def passage_recall_fields(
+    score: float, facts: Sequence[Fact], passages: Sequence[Passage]
+) -> dict[str, Any]:
+    """Returns the fields `recall` and `why` of a question's row, from the passages of its answer:
+    `mean` over facts among the first passages, `read` among all passages that were read. A missed
+    question whose facts are less than half among the latter is not selected."""
+    if not facts:
+        return {"recall": None, "why": None}
+    shown, read = (
+        round(sum(covered_share(fact, some) for fact in facts) / len(facts), 4)
+        for some in (passages[:SHOWN], passages)
+    )
+    return {"recall": {"mean": shown, "read": read}, "why": _reason(score, read >= IN_VIEW)}
 
 
 def count_tokens(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-class SelftestEvents(Protocol):
-    """Callbacks of a run."""
-
-    def reading(self, test: str, length: int, names: Sequence[str], total: int) -> Any:
-        """Prefill of `total` tokens begins; returns progress(done, total)."""
-        ...
-
-    def row(self, row: dict[str, Any]) -> None:
-        """A question was answered."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something was left out, and why."""
-        ...
-
-
 @dataclass
 class SelftestRun:
-    """One run over one model.
+    """One run over one model, by methods applied to a preset, until a `time.monotonic`.
 
     Args:
-        loaded: model and tokenizer. preset: the base that methods are applied to.
-        until: `time.monotonic` after which no prefill and no question begins; None: no limit.
+        listener: has `reading(test, length, names, tokens)`, which returns progress(done, total),
+            `row(row)` for each answer, and `note(text)` for a part that is left out.
         shard: of the prefills, each of a document for a group of methods, with their questions.
     """
 
     loaded: Any
     preset: Preset
-    settings: SelftestSettings
+    settings: run_plan.SelftestSettings
     haystack: Haystack
     journal: Journal
-    listener: SelftestEvents
+    listener: Any
     until: float | None = None
     shard: WorkShard = ALL_WORK
-    _text: TextAsker | None = field(default=None, init=False)
+    asker: TextAsker | None = field(default=None, init=False)
 
     def run(self) -> bool:
-        """Asks every question that has no row yet; False when the time limit came first. Raises
-        EsaError: a method, its settings or the haystack is wrong."""
+        """Asks every question that has no row yet. Returns False if the time limit came first.
+        Raises EsaError: a method, its settings or the haystack is wrong."""
         loaded = self.loaded
         with Session(loaded.model, loaded.tokenizer, self.preset, loaded.cache) as session:
             self._check(session)
-            work = self.shard.take(self._work())
-            documents = (self._questions(session, *pair).cases() for pair in work)
+            documents = (
+                DocumentQuestions(self, session, *pair).cases()
+                for pair in self.shard.take(self._work())
+            )
             return write_rows(documents, self.journal, until=self.until, on_row=self.listener.row)
 
     def size(self, text: str) -> int:
-        """Tokens of a text."""
+        """Counts the tokens of a text."""
         return count_tokens(self.loaded.tokenizer, text)
 
-    def lengths(self, test: str) -> tuple[int, ...]:
-        """Tokens of the test's documents. Raises UsageError: as `samples`."""
-        return (self._own,) if test == OWN else self.settings.lengths
+    @cached_property
+    def own_length(self) -> int:
+        """Tokens of the user's text with the needles."""
+        return next(self.make_samples(OWN, 0)).length
 
-    def samples(self, test: str, length: int, *, dense: bool = False) -> Iterator[TaskSample]:
-        """The documents, one at a time.
-
-        Args:
-            dense: for the ceiling, whose documents must fit in the model's window: the text of
-                `own` is cut to `length`.
-
-        Raises:
-            UsageError: a document cannot hold so many facts, or the haystack is too short.
-        """
-        settings, haystack = self.settings, self.haystack
-        if dense and test == OWN and self._own > length:
-            # The text is cut to the tokens that the needles leave.
-            left = length - (self._own - self.size(haystack.text))
-            if left < 1:
-                raise UsageError(
-                    f"length must have room for the needles, got {length:,} tokens",
-                    "ask for a greater one",
-                )
-            haystack = Haystack.of(haystack.name, "\n\n".join(haystack.cut(self.size, left)))
-        request = TaskRequest(
-            length, self.size, haystack, settings.depths, settings.samples, settings.seed,
-            settings.exact,
-        )  # fmt: skip
+    def make_samples(self, test: str, length: int) -> Iterator[TaskSample]:
+        """Yields the documents. Raises UsageError: a document cannot hold so many facts, or the
+        haystack is too short."""
+        settings = self.settings
+        request = TaskRequest(length, self.size, self.haystack, settings.samples, settings.seed)
         return find_task(test).samples(request)
 
-    @cached_property
-    def _own(self) -> int:
-        return next(self.samples(OWN, 0)).length
-
-    def _work(self) -> Iterator[tuple[TaskSample, MethodGroup]]:
-        """Each document with each group of methods that share its prefill."""
+    def _work(self) -> Iterator[tuple[TaskSample, run_plan.MethodGroup]]:
+        """Yields each document with each group of methods that share its prefill."""
         for test in self.settings.tests:
             if self.settings.dense:
-                group = dense_group(self.preset)
+                group = run_plan.dense_group(self.preset)
                 try:
-                    for sample in self.samples(test, dense_length(self.preset), dense=True):
+                    for sample in self.make_samples(test, run_plan.dense_length(self.preset)):
                         yield sample, group
                 except UsageError as error:
                     self.listener.note(f"{test}: no dense ceiling: {error.message}")
-            for length in self.lengths(test):
-                for group in groups(self.settings, self.preset, length):
-                    yield from ((sample, group) for sample in self.samples(test, length))
+            for length in self._lengths(test):
+                for group in run_plan.groups(self.settings, self.preset, length):
+                    yield from ((sample, group) for sample in self.make_samples(test, length))
+
+    def _lengths(self, test: str) -> tuple[int, ...]:
+        return (self.own_length,) if test == OWN else self.settings.lengths
 
     def _check(self, session: Session) -> None:
         """Builds each method, and checks the questions of each test's first document, so that
         mistakes come before the first long prefill."""
         for test in self.settings.tests:
-            for length in self.lengths(test):
-                sample = next(self.samples(test, length))
-                for group in groups(self.settings, self.preset, length):
+            for length in self._lengths(test):
+                sample = next(self.make_samples(test, length))
+                for group in run_plan.groups(self.settings, self.preset, length):
                     for preset in group.presets if group.reading != "text" else ():
                         session.use(preset)
                         # Not every host has a base that can be changed.
                         host = session.attachment.rope.frequencies
                         session.method.position.frequencies(*host, length)
-                    try:
-                        self._questions(session, sample, group).check()
-                    except LengthError as error:
-                        raise LengthError(
-                            f"{test} cannot be asked: {error.message}",
-                            "leave the test out, or lower window.selected with --set",
-                        ) from error
-
-    def _questions(
-        self, session: Session, sample: TaskSample, group: MethodGroup
-    ) -> DocumentQuestions:
-        common = session, sample, group, self.preset, self.listener
-        if group.reading != "text":
-            return DocumentQuestions(*common)
-        self._text = self._text or TextAsker(session, self.preset)
-        return TextQuestions(*common, self._text)
+                    DocumentQuestions(self, session, sample, group).check()
 
 
-@dataclass
 class DocumentQuestions:
-    """One document's questions by a group of methods, over the KV cache.
+    """One document's questions by a group of methods, over the KV cache or from text. From text,
+    the words around document and question are those of the preset, not the benchmark's."""
 
-    Args:
-        base: the preset that methods are laid over.
-    """
-
-    session: Session
-    sample: TaskSample
-    group: MethodGroup
-    base: Preset
-    listener: SelftestEvents
-
-    def __post_init__(self) -> None:
-        self._preset: Preset | None = None
-        self._read_s = 0.0
+    def __init__(
+        self, run: SelftestRun, session: Session, sample: TaskSample, group: run_plan.MethodGroup
+    ) -> None:
+        self.run, self.session, self.sample, self.group = run, session, sample, group
+        self._asker: TextAsker | None = None
+        if group.reading == "text":
+            self._asker = run.asker = run.asker or TextAsker(session, run.preset)
 
     def cases(self) -> DocumentCases:
-        """Each question by each method."""
+        """Returns each question by each method."""
         sample, group, cases = self.sample, self.group, list[Case]()
         document = text_digest(sample.text)[:16]
         for name, preset in zip(group.names, group.presets, strict=True):
@@ -205,176 +236,108 @@ class DocumentQuestions:
             for question in sample.questions:
                 key = (sample.test, name, sample.length, sample.index, question.key)
                 fields = {
-                    **dict(zip(KEY, key, strict=True)),
+                    **dict(zip(run_plan.KEY, key, strict=True)),
                     "dense": group.dense,
                     "settings": settings,
                     "reading": group.reading,
                     "document": document,
                 }
-                cases.append(Case(fields, partial(self.row, preset, question)))
-        return DocumentCases(cases, self.read)
+                cases.append(Case(fields, partial(self._row, preset, question)))
+        return DocumentCases(cases, self._read)
 
     def check(self) -> None:
         """Raises LengthError: a question does not fit the model's window."""
         for preset in self.group.presets:
-            self._use(preset)
             for question in self.sample.questions:
+                if self._asker is not None:
+                    self._asker.check(question.text, question.longest)
+                    continue
+                self._use(preset)
                 self.session.check(
                     question.text, prime=question.prime, max_new_tokens=question.longest
                 )
 
-    def read(self) -> bool:
-        """Reads the document; False for a ceiling that does not fit into the model's window."""
-        session, sample, group = self.session, self.sample, self.group
-        session.clear()
-        self._use(group.presets[0])
-        prompt = session.prompt
-        self._spans, self._head = prompt.offsets(sample.text), len(prompt.head())
-        asked = sample.questions
-        longest = max(len(prompt.question(q.text, q.prime)) + q.longest for q in asked)
-        if group.dense and len(prompt.document(sample.text)) + longest > self.base.context:
-            self.listener.note(
-                f"{sample.test}: no dense ceiling: document, question and answer do not fit into "
-                f"the model's window of {self.base.context:,} tokens"
-            )
-            return False
-        self._read_s = read_for(session, self.base, group, sample.text, self._progress())
-        note = None if group.dense else all_in_view(session.document_tokens, group.presets)
-        if note is not None:
-            self.listener.note(f"{sample.test}: {note}")
-        return True
-
-    def _progress(self) -> Progress:
-        sample, total = self.sample, count_tokens(self.session.tokenizer, self.sample.text)
-        progress: Progress = self.listener.reading(
-            sample.test, sample.length, self.group.names, total
-        )
-        return progress
-
     def _use(self, preset: Preset) -> None:
         """Sets the preset, with the benchmark's prompt where the sample has one."""
-        if self._preset is preset:
-            return
-        self._preset, sample = preset, self.sample
+        sample = self.sample
         if sample.after is not None:
             prompt = Prompt(system=preset.prompt.system, before=sample.before, after=sample.after)
             preset = preset.model_copy(update={"prompt": prompt})
         self.session.use(preset)
 
-    def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        """The fields of a question's row that its answer gives."""
-        self._use(preset)
-        session, recall = self.session, NeedleRecall()
-        answer = session.ask(
-            question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
-        )
-        facts = [self.sample.facts[fact] for fact in question.facts]
-        places = [positions(self._spans, fact.start, fact.end, self._head) for fact in facts]
-        fields = self._fields(question, question.prime + answer.text, answer, session.cache.nbytes)
-        return fields | {
-            "before": session.tokenizer.decode(session.prompt.head()),
-            "prompt": session.prompt.text(question.text, question.prime),
-            **recall_fields(fields["score"], recall.shares(places) if places else []),
-            "tokens": {
-                "document": session.document_tokens,
-                "question": answer.question_tokens,
-                "answer": answer.answer_tokens,
-                "in_view": recall.in_view(),
-            },
-        }
-
-    def _fields(
-        self, question: TaskQuestion, output: str, answer: Reply, stored: int
-    ) -> dict[str, Any]:
-        """The fields of both ways. stored: bytes of its index or KV cache."""
-        # The mean depth of several facts would be a depth without a fact.
-        only = self.sample.facts[question.facts[0]] if len(question.facts) == 1 else None
-        return {
-            "depth": None if only is None else round(only.depth, 4),
-            "expected": list(question.answers),
-            "answer": answer.text,
-            "score": round(find_task(self.sample.test).score(question, output), 4),
-            "memory": {
-                "kept_bytes": stored,
-                "peak_bytes": peak_memory(str(self.session.model.device)),
-            },
-            "time": {
-                "ask_s": round(answer.total_s, 3),
-                "first_token_s": round(answer.first_token_s, 3),
-                "read_s": round(self._read_s, 2),
-            },
-        }
-
-
-@dataclass
-class TextQuestions(DocumentQuestions):
-    """The same, answered from text: the words around document and question, and the answer's first
-    ones, are those of the preset, not the benchmark's."""
-
-    asker: TextAsker
-
-    def check(self) -> None:
-        for question in self.sample.questions:
-            self.asker.check(question.text, question.longest)
-
-    def read(self) -> bool:
-        self._read_s = self.asker.read(self.sample.text, self._progress())
+    def _read(self) -> bool:
+        """Reads the document. Returns False for a ceiling that does not fit into the window."""
+        run, session, sample, group = self.run, self.session, self.sample, self.group
+        if self._asker is None:
+            session.clear()
+            self._use(group.presets[0])
+            prompt, context = session.prompt, run.preset.context
+            self._spans = prompt.offsets(sample.text)
+            asked = (len(prompt.question(q.text, q.prime)) + q.longest for q in sample.questions)
+            if group.dense and len(prompt.document(sample.text)) + max(asked) > context:
+                run.listener.note(
+                    f"{sample.test}: no dense ceiling: document, question and answer do not fit "
+                    f"into the model's window of {context:,} tokens"
+                )
+                return False
+        total = run.size(sample.text)
+        progress = run.listener.reading(sample.test, sample.length, group.names, total)
+        if self._asker is not None:
+            self._read_s = self._asker.read(sample.text, progress)
+            return True
+        self._read_s = run_plan.read_for(session, run.preset, group, sample.text, progress)
+        note = None if group.dense else run_plan.all_in_view(session.document_tokens, group.presets)
+        if note is not None:
+            run.listener.note(f"{sample.test}: {note}")
         return True
 
-    def row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
-        asker = self.asker
-        reply = asker.ask(question.text, question.longest)
+    def _row(self, preset: Preset, question: TaskQuestion) -> dict[str, Any]:
+        """Asks a question. Returns the fields of its row that the answer gives."""
+        session, asker = self.session, self._asker
         facts = [self.sample.facts[fact] for fact in question.facts]
-        fields = self._fields(question, reply.text, reply, asker.nbytes)
-        return fields | {
-            "before": "",
-            "prompt": preset.answer.prompt.replace("{question}", question.text),
-            "found": reply.found,
-            "quoted": reply.quotation is not None,
-            **evidence_recall_fields(fields["score"], facts, reply.evidence),
+        score_of = find_task(self.sample.test).score
+        if asker is not None:
+            reply = asker.ask(question.text, question.longest)
+            score = round(score_of(question, reply.text), 4)
+            document, stored = len(asker.book.spans), asker.nbytes
+            fields = {
+                "before": "",
+                "prompt": preset.answer.prompt.replace("{question}", question.text),
+                "found": reply.found,
+                "quoted": reply.quotation is not None,
+                **passage_recall_fields(score, facts, reply.evidence),
+            }
+        else:
+            self._use(preset)
+            recall, prompt = NeedleRecall(), session.prompt
+            reply = session.ask(
+                question.text, max_new_tokens=question.longest, prime=question.prime, trace=recall
+            )
+            score = round(score_of(question, question.prime + reply.text), 4)
+            document, stored = session.document_tokens, session.cache.nbytes
+            head = len(prompt.head())
+            places = [token_positions(self._spans, fact.start, fact.end, head) for fact in facts]
+            fields = {
+                "before": session.tokenizer.decode(prompt.head()),
+                "prompt": prompt.text(question.text, question.prime),
+                **layer_recall_fields(score, recall.shares(places) if places else []),
+            }
+        return {
+            # The mean depth of several facts would be a depth without a fact.
+            "depth": round(facts[0].depth, 4) if len(facts) == 1 else None,
+            "expected": list(question.answers),
+            "answer": reply.text,
+            "score": score,
+            "memory": {"kept_bytes": stored, "peak_bytes": peak_memory(str(session.model.device))},
+            "time": {
+                "ask_s": round(reply.total_s, 3),
+                "first_token_s": round(reply.first_token_s, 3),
+                "read_s": round(self._read_s, 2),
+            },
+            **fields,
             "tokens": {
-                "document": len(asker.book.spans),
+                "document": document,
                 "question": reply.question_tokens,
                 "answer": reply.answer_tokens,
-                "in_view": asker.tokens_of(reply.evidence),
             },
         }
-
-
-@dataclass(frozen=True)
-class ObservedSelector(Selector):
-    """A selector that lets others observe, which have their layer states at question time then."""
-
-    inner: Selector
-    others: tuple[Selector, ...]
-
-    def select(self, step: Step, budget: int) -> Selection:
-        return self.inner.select(step, budget)
-
-    def observe(self, step: Step) -> None:
-        for other in self.others:
-            other.observe(step)
-
-
-def shared_reading(base: Method, methods: Sequence[Method]) -> Method:
-    """The base method, with prefill by I and L only, observed by all methods that observe, and with
-    the methods' compressor (they have the same one)."""
-    others = tuple(dict.fromkeys(m.selector for m in methods if m.selector.observes))
-    selector = ObservedSelector(base.selector, others) if others else base.selector
-    fitting = next((m for m in methods if m.score.features), base)
-    return replace(
-        base, selector=selector, score=fitting.score, compressor=fitting.compressor, reading="local"
-    )
-
-
-def read_for(
-    session: Session, base: Preset, group: MethodGroup, text: str, progress: Progress
-) -> float:
-    """Prefills a text for the group's methods, in the session's preset; returns the seconds."""
-    started = time.perf_counter()
-    method = None
-    if group.reading == "shared":
-        methods = [build_method(preset) for preset in group.presets]
-        method = shared_reading(build_method(base), methods)
-    session.read(text, progress, method)
-    return time.perf_counter() - started

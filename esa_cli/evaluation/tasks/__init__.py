@@ -1,15 +1,10 @@
-"""The tasks of `esa selftest`: documents, questions and scores, as pure functions.
+"""The tasks of `esa selftest`: documents, questions and scores, without a model.
 
-    task_sample   haystacks, how facts are planted in them, and what a task makes
-    needle_tasks, key_tasks, stars_task    one function of samples and one score a task
-
-No model is used; the function in the request counts tokens. `length` is that of the document;
-prompt, question and answer come on top.
+`task_sample` plants facts in haystacks; each task is one function of samples and one of scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from esa_cli.errors import UsageError
@@ -18,14 +13,18 @@ from esa_cli.evaluation.tasks.chronicle_task import is_answered
 from esa_cli.evaluation.tasks.key_tasks import (
     NUMBER,
     PASSKEY,
-    hidden_keys,
-    key_values,
-    magic_numbers,
+    make_hidden_keys,
+    make_key_values,
+    make_magic_numbers,
 )
-from esa_cli.evaluation.tasks.needle_tasks import many_needles, own_document, single_needles
-from esa_cli.evaluation.tasks.stars_task import counting_stars, star_score
+from esa_cli.evaluation.tasks.needle_tasks import (
+    make_counting_stars,
+    make_many_needles,
+    make_own_document,
+    make_single_needles,
+    star_score,
+)
 from esa_cli.evaluation.tasks.task_sample import (
-    Fact,
     Haystack,
     Task,
     TaskQuestion,
@@ -34,38 +33,32 @@ from esa_cli.evaluation.tasks.task_sample import (
 )
 from esa_cli.system.registry import nearest
 
-__all__ = [
-    "TASKS", "Fact", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task",
-]  # fmt: skip
+__all__ = ["TASKS", "Haystack", "Task", "TaskQuestion", "TaskRequest", "TaskSample", "find_task"]
 
 
-def _needle_score(question: TaskQuestion, output: str) -> float:
+def _has_answer(question: TaskQuestion, output: str) -> float:
     return float(is_answered(output, question.answers))
 
 
-def _of_all(rule: Callable[[str, Sequence[str]], float]) -> Callable[[TaskQuestion, str], float]:
-    return lambda question, output: rule(output, question.answers)
-
-
-def _of_first(rule: Callable[[str, str], float]) -> Callable[[TaskQuestion, str], float]:
-    return lambda question, output: rule(output, question.answers[0])
+def _has_integer(question: TaskQuestion, output: str) -> float:
+    return metrics.first_integer_match(output, question.answers[0])
 
 
 TASKS: dict[str, Task] = {
-    "needle": Task(single_needles, _needle_score),
-    "needles": Task(many_needles, _of_all(metrics.keyword_share)),
-    "stars": Task(counting_stars, star_score),
-    "passkey": Task(partial(hidden_keys, PASSKEY), _of_first(metrics.first_integer_match)),
-    "number": Task(partial(hidden_keys, NUMBER), _of_first(metrics.first_integer_match)),
-    "kv": Task(key_values, _of_first(metrics.contains_word)),
-    "niah": Task(magic_numbers, _of_all(metrics.match_all)),
-    "own": Task(own_document, _needle_score),
+    "needle": Task(make_single_needles, _has_answer),
+    "needles": Task(make_many_needles, lambda q, output: metrics.keyword_share(output, q.answers)),
+    "stars": Task(make_counting_stars, star_score),
+    "passkey": Task(partial(make_hidden_keys, PASSKEY), _has_integer),
+    "number": Task(partial(make_hidden_keys, NUMBER), _has_integer),
+    "kv": Task(make_key_values, lambda q, output: metrics.contains_word(output, q.answers[0])),
+    "niah": Task(make_magic_numbers, lambda q, output: metrics.match_all(output, q.answers)),
+    "own": Task(make_own_document, _has_answer),
 }
 """Every self-test by name."""
 
 
 def find_task(name: str) -> Task:
-    """The self-test of this name. Raises UsageError: there is none; the hint names the nearest."""
+    """Returns the self-test of this name. Raises UsageError: there is none."""
     if name not in TASKS:
         raise UsageError(f"there is no test {name!r}", nearest(name, list(TASKS)))
     return TASKS[name]

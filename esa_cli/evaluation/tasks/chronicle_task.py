@@ -1,33 +1,243 @@
 """The chronicle: a long generated document, with or without known facts in it.
 
-With facts it is the demo document, far longer than the default model's window; every question about
-it has one known answer at a known depth. Without, it is the self-tests' haystack. The same number
-of words and seed always give the same text; another seed changes the background only.
+The chronicle with facts is the demo document; without facts it is the haystack of self-tests. Words
+and seed determine the text on every version of Python. No sentence repeats.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from esa_cli.evaluation.tasks.chronicle_generator import (
-    ChronicleGenerator,
-    Paragraph,
-    load_material,
-)
 
 DEFAULT_WORDS = 27_000
 DEFAULT_SEED = 7
 # In a shorter text the 48 facts would be so close together that they lose their depths.
 MIN_WORDS = 12_000
+SLOT = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
+# A capital letter in a template means one draw shared by the whole paragraph.
+SHARED = {"P": "place", "T": "trade", "O": "thing", "R": "animal", "U": "other", "G": "good"}
+NUMBERS = {"small": (3, 9), "mid": (15, 89), "big": (102, 396)}
+PRONOUNS = {"women": {"he": "she", "his": "her", "him": "her"}, "men": {}}
 
 
-def paragraphs(seed: int) -> Iterator[str]:
-    """The background alone, paragraph by paragraph: about 980,000 words, no sentence twice."""
-    for section in ChronicleGenerator(seed).sections():
+@cache
+def load_material() -> dict[str, Any]:
+    """Loads the vocabulary, the sentence templates and the facts."""
+    path = Path(__file__).with_name("chronicle_material.json")
+    material: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return material
+
+
+def spell_number(number: int) -> str:
+    """Spells a number below one thousand in words."""
+    units, tens = load_material()["units"], load_material()["tens"]
+    if number >= 100:
+        rest = number % 100
+        return f"{units[number // 100]} hundred" + (f" and {spell_number(rest)}" if rest else "")
+    if number < 20:
+        return str(units[number])
+    return f"{tens[number // 10]}-{units[number % 10]}" if number % 10 else str(tens[number // 10])
+
+
+@dataclass
+class Person:
+    """A person of the background, named in full at the first mention in a paragraph."""
+
+    first: str
+    last: str
+    sex: str
+    met: bool = False
+
+    def say(self, form: str) -> str:
+        """Returns the name or pronoun that a template asks for."""
+        if form in ("he", "his", "him") and self.met:
+            return PRONOUNS[self.sex].get(form, form)
+        if form == "family":
+            return self.last
+        if self.met:
+            return self.last if form == "last" else self.first
+        self.met = True
+        return f"{self.first} {self.last}" + ("'s" if form == "his" else "")
+
+
+@dataclass
+class Paragraph:
+    """A paragraph as sentences. A loose one lists small matters and can take in a fact."""
+
+    sentences: list[str]
+    loose: bool = False
+
+    def text(self) -> str:
+        # A letter quoted sentence by sentence reads as one quotation.
+        return " ".join(self.sentences).replace("' '", " ")
+
+
+@dataclass
+class Scene:
+    """Values that the templates of one paragraph share."""
+
+    town: str
+    year: int
+    people: dict[str, Person] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+
+
+class ChronicleGenerator:
+    """Expands sentence templates, and never writes a sentence twice."""
+
+    def __init__(self, seed: int) -> None:
+        self.material = material = load_material()
+        facts = " ".join(fact["fact"].lower() for fact in material["facts"])
+        # Counts below ten are too ordinary to give a fact away.
+        self.reserved = {number for number in range(10, 100) if spell_number(number) in facts}
+        self.rng = random.Random(seed)
+        self.decks: dict[str, list[Any]] = {}
+        self.seen: set[str] = set()
+        self.names: set[str] = set()
+        self.vocabulary: dict[str, list[str]] = {**material["vocabulary"]}
+        self.vocabulary["other"] = material["towns"]
+        for key, joint in (("surname", ""), ("place", " ")):
+            heads, tails = material[f"{key}_heads"], material[f"{key}_tails"]
+            self.vocabulary[key] = [head + joint + tail for head in heads for tail in tails]
+
+    def draw_between(self, low: int, high: int) -> int:
+        """Draws a whole number from low to high."""
+        # Only random() is guaranteed to be the same in all Python versions.
+        return low + int(self.rng.random() * (high - low + 1))
+
+    def draw_item(self, key: str, items: list[Any]) -> Any:
+        """Draws from a shuffled deck, so that every item is used before one is repeated."""
+        if not (deck := self.decks.setdefault(key, [])):
+            deck.extend(items)
+            for i in range(len(deck) - 1, 0, -1):
+                j = self.draw_between(0, i)
+                deck[i], deck[j] = deck[j], deck[i]
+        return deck.pop()
+
+    def draw_person(self) -> Person:
+        """Draws a person whose full name is new."""
+        sex = "women" if self.rng.random() < 0.5 else "men"
+        while True:
+            last = self.draw_item("surname", self.vocabulary["surname"])
+            # Two deals of the deck bring every first name at least once.
+            for _ in range(2 * len(self.material[sex])):
+                first = self.draw_item(sex, self.material[sex])
+                if first + last not in self.names:
+                    self.names.add(first + last)
+                    return Person(first, last, sex)
+
+    def fill(self, template: str, scene: Scene) -> str:
+        """Replaces every slot of a template."""
+        return SLOT.sub(lambda m: self.fill_slot(m[1], m[2] or "", scene), template)
+
+    def fill_slot(self, key: str, form: str, scene: Scene) -> str:
+        """Returns the text for one slot: a person, a word of the scene, or a new word."""
+        if key in ("A", "B", "C"):
+            person = scene.people.get(key) or scene.people.setdefault(key, self.draw_person())
+            return person.say(form)
+        if key in SHARED and key not in scene.shared:
+            scene.shared[key] = self.draw_word(SHARED[key], scene)
+        text = scene.shared[key] if key in SHARED else self.draw_word(key, scene)
+        return text.split("|")[-1 if form == "bare" else 0]
+
+    def draw_word(self, key: str, scene: Scene) -> str:
+        """Draws a number, year or word of the kind `key`."""
+        if key in NUMBERS:
+            # The words of a number in a fact would answer its question from the background.
+            while (value := self.draw_between(*NUMBERS[key])) % 100 in self.reserved:
+                pass
+            return spell_number(value)
+        if key in ("town", "year"):
+            return str(getattr(scene, key))
+        if key == "past":
+            return str(scene.year - self.draw_between(4, 70))
+        while (text := self.draw_item(key, self.vocabulary[key])) in (
+            scene.town,
+            scene.shared.get("T"),
+        ):
+            pass
+        return self.fill(text, scene)
+
+    def write_sentence(self, name: str, options: list[str], scene: Scene) -> list[str]:
+        """Writes one new sentence from the options, or none when they are used up."""
+        for _ in range(4 * len(options)):
+            template = self.draw_item(name, options)
+            met = {key for key, person in scene.people.items() if person.met}
+            text = self.fill(template, scene)
+            text = re.sub(r"[A-Za-z]", lambda m: m[0].upper(), text, count=1)
+            if text not in self.seen:
+                self.seen.add(text)
+                return [text]
+            for key, person in scene.people.items():
+                person.met = key in met
+        return []
+
+    def write_story(self, name: str, slots: list[list[str]], town: str, year: int) -> Paragraph:
+        """Writes a paragraph that tells one thing from beginning to end."""
+        scene = Scene(town, year)
+        sentences: list[str] = []
+        for index, options in enumerate(slots):
+            # Leaving out a step now and then keeps the shape of the telling from showing.
+            if 2 <= index == len(sentences) and self.rng.random() < 0.3:
+                continue
+            sentences += self.write_sentence(f"{name} {index}", options, scene)
+        return Paragraph(sentences)
+
+    def write_gleanings(self, town: str, year: int) -> Paragraph:
+        """Writes a paragraph of small matters that have nothing to do with each other."""
+        sentences = self.write_sentence("intro", self.material["intros"], Scene(town, year))
+        for _ in range(self.draw_between(4, 6)):
+            sentences += self.write_sentence("note", self.material["notes"], Scene(town, year))
+        return Paragraph(sentences, loose=True)
+
+    def write_section(self, town: str, year: int) -> list[Paragraph]:
+        """Writes one year of one town."""
+        kinds = self.material["kinds"]
+        blocks = [Paragraph([f"### {town} in {year}"])]
+        for turn in range(self.draw_between(4, 6)):
+            # Never two stories running: a fact can then always find a place near its depth.
+            if turn % 2 or self.rng.random() < 0.2:
+                blocks.append(self.write_gleanings(town, year))
+            else:
+                name = self.draw_item("kind", list(kinds))
+                blocks.append(self.write_story(name, kinds[name], town, year))
+        return blocks if blocks[-1].loose else [*blocks, self.write_gleanings(town, year)]
+
+    def write_sections(self) -> Iterator[list[Paragraph]]:
+        """Yields title and preface, then year after year of town after town."""
+        towns, prefixes = self.material["towns"], self.material["town_prefixes"]
+        yield [Paragraph([f"# {self.material['title']}"]), Paragraph([self.material["preface"]])]
+        for chapter in range(len(towns) * len(prefixes)):
+            town = prefixes[chapter // len(towns)] + self.draw_item("chapter", towns)
+            year = 410 + self.draw_between(0, 30)
+            description = self.write_story("town", self.material["town_kind"], town, year)
+            fresh = [Paragraph([f"## {town}"]), description]
+            for _ in range(self.draw_between(4, 5)):
+                yield [*fresh, *self.write_section(town, year)]
+                fresh = []
+                year += self.draw_between(7, 31)
+
+    def write_background(self, words: int) -> list[Paragraph]:
+        """Writes sections until the text has enough words, then the closing line."""
+        blocks: list[Paragraph] = []
+        count = 0
+        for section in self.write_sections():
+            blocks += section
+            count += sum(len(block.text().split()) for block in section)
+            if count >= words:
+                return [*blocks, Paragraph([self.material["closing"]])]
+        raise ValueError(f"the material does not reach {words} words")
+
+
+def generate_paragraphs(seed: int) -> Iterator[str]:
+    """Yields the background alone, paragraph by paragraph: about 980,000 words."""
+    for section in ChronicleGenerator(seed).write_sections():
         yield from (block.text() for block in section)
 
 
@@ -54,16 +264,16 @@ def weave(blocks: list[Paragraph], facts: list[dict[str, Any]]) -> str:
 
 
 def build(words: int = DEFAULT_WORDS, seed: int = DEFAULT_SEED) -> str:
-    """The whole document, of about this many words."""
+    """Builds the whole document with its facts, of about this many words."""
     if words < MIN_WORDS:
         raise ValueError(f"words must be at least {MIN_WORDS}, to hold the facts, got {words}")
     facts: list[dict[str, Any]] = load_material()["facts"]
     rest = words - sum(len(fact["fact"].split()) for fact in facts)
-    return weave(ChronicleGenerator(seed).background(rest), facts)
+    return weave(ChronicleGenerator(seed).write_background(rest), facts)
 
 
 def questions_file(text: str) -> str:
-    """A questions file: one question a line, with the depth of its fact in this text."""
+    """Returns the questions as JSON lines, each with the depth of its fact in this text."""
     lines = []
     for fact in load_material()["facts"]:
         row = {key: fact[key] for key in ("id", "question", "answers", "fact")}
@@ -73,7 +283,7 @@ def questions_file(text: str) -> str:
 
 
 class Reworded(NamedTuple):
-    """A question of the demo in other words than the chronicle's; it may have no answer there."""
+    """A question of the demo, worded differently from the chronicle, and its answers, if any."""
 
     id: str
     question: str
@@ -81,12 +291,12 @@ class Reworded(NamedTuple):
 
 
 def reworded() -> list[Reworded]:
-    """The demo's questions; the last one has no answer."""
+    """Loads the demo's questions, of which the last one has no answer in the chronicle."""
     lines = Path(__file__).with_name("demo_questions.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [Reworded(row["id"], row["question"], tuple(row["answers"])) for row in rows]
 
 
 def is_answered(text: str, answers: Sequence[str]) -> bool:
-    """Whether the text contains one of the accepted answers as whole words."""
+    """Says whether the text contains one of the accepted answers as whole words."""
     return any(re.search(rf"(?<!\w){re.escape(a)}(?!\w)", text, re.IGNORECASE) for a in answers)

@@ -1,22 +1,17 @@
-"""Keys and numbers hidden in a long text.
+"""Keys and numbers hidden in a long text; each document holds the keys of many questions.
 
 `passkey`, `number`: InfiniteBench Retrieve.PassKey and Retrieve.Number (Zhang et al., 2024), with
-InfLLM's prompts. The exact form hides one key in the benchmark's own noise, at one of 59 depths. In
-the shared form each key belongs to a gate of one colour, and the text is the request's haystack.
-
-`kv`: InfiniteBench Retrieve.KV, with InfLLM's prompts: a JSON object of random UUIDs, as many as
-the length holds; the haystack plays no part. The benchmark names the key before the object too, so
-the exact form has a document for each question; the shared form leaves it out there.
-
-`niah`: RULER's needles in a haystack (Hsieh et al., 2024); words and text are ours. Single: one
-word with one number. Multikey: four words with one number each, one of them asked for. Multivalue:
-one word with four numbers. Multiquery: four words with one number each, all asked for. The exact
-form has a document for each kind in turn, with depths drawn from RULER's forty.
+InfLLM's prompts; each key belongs to a gate of one colour. `kv`: Retrieve.KV: a JSON object of
+random UUIDs, as many as the length holds, without a haystack. `niah`: RULER (Hsieh et al., 2024),
+with words of ours: one word with one number; four words, one of them asked for; one word with four
+numbers; four words, all asked for.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import UsageError
@@ -26,34 +21,23 @@ from esa_cli.evaluation.tasks.task_sample import (
     TaskRequest,
     TaskSample,
     check_samples,
-    depths_of,
-    document,
+    even_depths,
     fact_at,
-    room,
+    plant_in_haystack,
 )
 
-NOISE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
+WORDS: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("key_words.json").read_text("utf-8")
 )
-KEY_DEPTHS = 59
-KEY_LONGEST = 32
-DIGITS = 10
-LONGEST_RUN = 5
-KEY_AFTER = "\n\n{question}"
-COLOURS = (
-    "amber", "azure", "beige", "black", "blue", "bronze", "brown", "copper", "coral", "crimson",
-    "emerald", "golden", "green", "grey", "indigo", "ivory", "khaki", "lavender", "lilac", "lime",
-    "magenta", "maroon", "olive", "orange", "pink", "purple", "red", "scarlet", "silver", "teal",
-    "turquoise", "violet", "white", "yellow",
-)  # fmt: skip
+"""Colours of gates, adjectives and nouns."""
 
 
 class KeyWords(NamedTuple):
     """The benchmark's words about keys of one kind.
 
     Args:
-        before: what stands before the document.
-        fact, question: with {key}, and with {gate}, which is empty in the exact form.
+        before: the words before the document.
+        fact, question: with {key}, and with {gate}.
         draw: makes a key.
     """
 
@@ -64,52 +48,12 @@ class KeyWords(NamedTuple):
     draw: Callable[[StableRandom], str]
 
 
-def hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
-    """One document with all keys; in the exact form one a key."""
-    if not request.exact:
-        yield _shared_keys(words, request)
-        return
-    for index in range(request.samples):
-        key = words.draw(StableRandom(words.name, request.length, request.seed, index))
-        fact = words.fact.format(key=key, gate="")
-        lines = room(request, [fact], "") * 100 // request.size(NOISE * 100)
-        if request.depths:
-            depth = depths_of(request, request.samples)[index]
-        else:
-            # A single key is in the middle: every method attends to the very beginning.
-            share = index / (request.samples - 1) if request.samples > 1 else 0.5
-            depth = round(share * (KEY_DEPTHS - 1)) / (KEY_DEPTHS - 1)
-        ahead = round(depth * lines)
-        text = f"{NOISE * ahead}{fact}\n{NOISE * (lines - ahead)}"
-        facts = (fact_at(text, len(NOISE) * ahead, fact),)
-        asked = words.question.format(gate="")
-        questions = (TaskQuestion(words.name, asked, (key,), (0,), KEY_LONGEST),)
-        yield TaskSample(
-            words.name, request.length, index, text, facts, questions, words.before, KEY_AFTER
-        )
-
-
-def _shared_keys(words: KeyWords, request: TaskRequest) -> TaskSample:
-    check_samples(request, len(COLOURS), "a document has a key for each of these colours")
-    dice = StableRandom(words.name, request.length, request.seed, 0)
-    sentences, questions = [], []
-    for fact, colour in enumerate(dice.some(COLOURS, request.samples)):
-        key, gate = words.draw(dice), f" of the {colour} gate"
-        sentences.append(words.fact.format(key=key, gate=gate))
-        asked = words.question.format(gate=gate)
-        questions.append(TaskQuestion(colour, asked, (key,), (fact,), KEY_LONGEST))
-    text, facts = document(request, sentences, depths_of(request, len(sentences)))
-    return TaskSample(
-        words.name, request.length, 0, text, facts, tuple(questions), words.before, KEY_AFTER
-    )
-
-
-def runs(dice: StableRandom) -> str:
-    """Ten digits in runs of one to five, so that a copy has to be counted right."""
+def draw_runs(dice: StableRandom) -> str:
+    """Draws ten digits in runs of one to five, so that a copy has to be counted right."""
     out = ""
-    while len(out) < DIGITS:
-        out += dice.digits(1) * (1 + dice.below(LONGEST_RUN))
-    return out[:DIGITS]
+    while len(out) < 10:
+        out += dice.draw_digits(1) * (1 + dice.below(5))
+    return out[:10]
 
 
 PASSKEY = KeyWords(
@@ -118,9 +62,8 @@ PASSKEY = KeyWords(
     "memorize them. I will quiz you about the important information there.\n\n",
     fact="The pass key{gate} is {key}. Remember it. {key} is the pass key{gate}.",
     question="What is the pass key{gate}?",
-    draw=lambda dice: dice.digits(5),
+    draw=lambda dice: dice.draw_digits(5),
 )
-
 NUMBER = KeyWords(
     name="number",
     before="There is an important info hidden inside a lot of irrelevant text. Find it. I will "
@@ -128,57 +71,66 @@ NUMBER = KeyWords(
     fact="The sequence of digits{gate} is {key}. Remember it. "
     "{key} is the sequence of digits{gate}.",
     question="What is the sequence of digits{gate}?",
-    draw=runs,
+    draw=draw_runs,
 )
+
+
+def make_hidden_keys(words: KeyWords, request: TaskRequest) -> Iterator[TaskSample]:
+    """Makes one document with all keys."""
+    check_samples(request, len(WORDS["colours"]), "a document has one key a colour")
+    dice = StableRandom(words.name, request.length, request.seed, 0)
+    sentences, questions = [], []
+    for fact, colour in enumerate(dice.some(WORDS["colours"], request.samples)):
+        key, gate = words.draw(dice), f" of the {colour} gate"
+        sentences.append(words.fact.format(key=key, gate=gate))
+        asked = words.question.format(gate=gate)
+        questions.append(TaskQuestion(colour, asked, (key,), (fact,), longest=32))
+    text, facts = plant_in_haystack(request, sentences)
+    yield TaskSample(
+        words.name, request.length, 0, text, facts, tuple(questions), words.before,
+        after="\n\n{question}",
+    )  # fmt: skip
 
 
 HEAD, TAIL = "JSON data:\n{", "}"
-PAIR_BEFORE = (
-    "Extract the value corresponding to the specified key{key} in the JSON object below.\n\n"
-)
-PAIR_AFTER = "\n\n\n{question} "
+PAIR_BEFORE = "Extract the value corresponding to the specified key in the JSON object below.\n\n"
 PAIR_QUESTION = 'Key: "{key}"\nThe value associated with the specified key is:'
-PAIR_LONGEST = 100
 
 
-def key_values(request: TaskRequest) -> Iterator[TaskSample]:
-    """One object with all keys that are asked for; in the exact form one a key."""
-    all_depths = depths_of(request, request.samples)
-    for index, depths in enumerate([(d,) for d in all_depths] if request.exact else [all_depths]):
-        pairs = _pairs(request, StableRandom("kv", request.length, request.seed, index))
-        if len(pairs) < 2 * len(depths):
-            raise UsageError(
-                f"pairs must be at least {2 * len(depths)} for {len(depths)} questions, got "
-                f"{len(pairs)} in {request.length} tokens",
-                "ask for fewer samples or a greater length",
-            )
-        lines = [f'"{key}": "{value}"' for key, value in pairs]
-        text = HEAD + ", ".join(lines) + TAIL
-        asked = places(depths, len(pairs))
-        facts = tuple(fact_at(text, text.index(lines[place]), lines[place]) for place in asked)
-        questions = []
-        for fact, place in enumerate(asked):
-            key, value = pairs[place]
-            question = PAIR_QUESTION.format(key=key)
-            answer = TaskQuestion(f"pair-{fact}", question, (value,), (fact,), PAIR_LONGEST)
-            questions.append(answer)
-        named = f' "{pairs[asked[0]][0]}"' if request.exact else ""
-        before = PAIR_BEFORE.format(key=named)
-        yield TaskSample(
-            "kv", request.length, index, text, facts, tuple(questions), before, PAIR_AFTER
+def make_key_values(request: TaskRequest) -> Iterator[TaskSample]:
+    """Makes one object with all keys that are asked for."""
+    count, length = request.samples, request.length
+    pairs = _draw_pairs(request, StableRandom("kv", length, request.seed, 0))
+    if len(pairs) < 2 * count:
+        raise UsageError(
+            f"pairs must be at least {2 * count} for {count} questions, got {len(pairs)} in "
+            f"{length} tokens",
+            "ask for fewer samples or a greater length",
         )
+    lines = [f'"{key}": "{value}"' for key, value in pairs]
+    text = HEAD + ", ".join(lines) + TAIL
+    facts, questions = [], []
+    # At most every second pair is asked for, so even depths give different places.
+    for fact, depth in enumerate(even_depths(count)):
+        place = int(depth * len(pairs))
+        facts.append(fact_at(text, text.index(lines[place]), lines[place]))
+        key, value = pairs[place]
+        asked = PAIR_QUESTION.format(key=key)
+        questions.append(TaskQuestion(f"pair-{fact}", asked, (value,), (fact,), longest=100))
+    yield TaskSample(
+        "kv", length, 0, text, tuple(facts), tuple(questions), PAIR_BEFORE, "\n\n\n{question} "
+    )
 
 
-def _pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
-    """As many pairs as the length allows."""
+def _draw_pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
+    """Draws as many pairs as the length allows."""
     left = request.length - request.size(HEAD + TAIL)
     out: list[tuple[str, str]] = []
     # Counted after another pair, since tokenizers may merge the two.
     lead = '"a": "b", '
-    least = request.size(lead)
     while True:
-        key, value = dice.uuid(), dice.uuid()
-        taken = request.size(f'{lead}"{key}": "{value}", ') - least
+        key, value = dice.draw_uuid(), dice.draw_uuid()
+        taken = request.size(f'{lead}"{key}": "{value}", ') - request.size(lead)
         # The last pair is in if more than half of it fits, so the length is nearest.
         if left < taken / 2:
             return out
@@ -186,112 +138,66 @@ def _pairs(request: TaskRequest, dice: StableRandom) -> list[tuple[str, str]]:
         out.append((key, value))
 
 
-def places(depths: Sequence[float], count: int) -> list[int]:
-    """Indices of different pairs at these depths, or next to them."""
-    taken: list[int] = []
-    for depth in depths:
-        wanted = min(int(depth * count), count - 1)
-        free = (at for at in range(count) if at not in taken)
-        taken.append(min(free, key=lambda at: abs(at - wanted)))
-    return taken
-
-
 MAGIC_BEFORE = (
-    "{some} special magic {numbers} hidden within the following text. Make sure to memorize it. "
-    "I will quiz you about the {v} afterwards.\n"
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the numbers afterwards.\n"
 )
-MANY = MAGIC_BEFORE.format(some="Some", numbers="numbers are", v="numbers")
-ONE = MAGIC_BEFORE.format(some="A", numbers="number is", v="number")
-MAGIC_AFTER = "\n{question}"
 NEEDLE = "One of the special magic numbers for {key} is: {value}."
 ASK_ONE = "What is the special magic number for {query} mentioned in the provided text?"
 ASK_MANY = "What are all the special magic numbers for {query} mentioned in the provided text?"
 PRIME_ONE = " The special magic number for {query} mentioned in the provided text is"
 PRIME_MANY = " The special magic numbers for {query} mentioned in the provided text are"
-MAGIC_LONGEST = 128
 WIDTH = 4
-MAGIC_DEPTHS = tuple(round(100 * i / 39) / 100 for i in range(40))
-ADJECTIVES = (
-    "ashen", "brisk", "candid", "drowsy", "eager", "fluent", "gentle", "hollow", "icy", "jovial",
-    "keen", "limber", "mellow", "nimble", "ornate", "placid", "quaint", "rustic", "sturdy", "tidy",
-)  # fmt: skip
-NOUNS = (
-    "abacus", "bagpipe", "cactus", "dolphin", "envelope", "fountain", "glacier", "hammock",
-    "iguana", "javelin", "kayak", "lobster", "mandolin", "nutshell", "otter", "parasol",
-    "quiver", "rooster", "saxophone", "tulip",
-)  # fmt: skip
-POOL = tuple(f"{adjective}-{noun}" for adjective in ADJECTIVES for noun in NOUNS)
+POOL = [f"{first}-{second}" for first in WORDS["adjectives"] for second in WORDS["nouns"]]
 KINDS = ("single", "multikey", "multivalue", "multiquery")
 Numbers = dict[str, tuple[str, ...]]
 """Word -> its numbers."""
 
 
-def magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
-    """One document with questions of all kinds; in the exact form one a question."""
-    if not request.exact:
-        yield _shared_numbers(request)
-        return
-    for index in range(request.samples):
-        kind = KINDS[index % len(KINDS)]
-        dice = StableRandom("niah", request.length, request.seed, index)
-        words = dice.some(POOL, WIDTH if kind in ("multikey", "multiquery") else 1)
-        numbers = _draw(dice, words, WIDTH if kind == "multivalue" else 1)
-        planted = dice.some(_sentences(numbers), len(_sentences(numbers)))
-        depths = depths_of(request, len(planted))
-        if not request.depths:
-            depths = tuple(dice.some(MAGIC_DEPTHS, len(planted)))
-        text, facts = document(request, planted, depths)
-        asked = {words[0]: numbers[words[0]]} if kind == "multikey" else numbers
-        question = _ask(f"{kind}-{index // len(KINDS)}", asked, planted)
-        before = ONE if len(question.answers) == 1 else MANY
-        yield TaskSample(
-            "niah", request.length, index, text, facts, (question,), before, MAGIC_AFTER
-        )
-
-
-def _shared_numbers(request: TaskRequest) -> TaskSample:
+def make_magic_numbers(request: TaskRequest) -> Iterator[TaskSample]:
+    """Makes one document with questions of all kinds in turn."""
     groups = -(-request.samples // len(KINDS))
     size = WIDTH + 2
-    most = len(POOL) // size * len(KINDS)
-    check_samples(request, most, "a document has no room for more questions")
+    limit = len(POOL) // size * len(KINDS)
+    check_samples(request, limit, "a document has no room for more questions")
     dice = StableRandom("niah", request.length, request.seed, 0)
     words = dice.some(POOL, groups * size)
     numbers: Numbers = {}
     asked: list[tuple[str, Numbers]] = []
     for group in range(groups):
         alone, rich, *four = words[group * size : (group + 1) * size]
-        single = _draw(dice, [alone], 1)
-        multivalue = _draw(dice, [rich], WIDTH)
-        multiquery = _draw(dice, four, 1)
+        single = _draw_numbers(dice, [alone], 1)
+        multivalue = _draw_numbers(dice, [rich], WIDTH)
+        multiquery = _draw_numbers(dice, four, 1)
         numbers |= single | multivalue | multiquery
         of_kind = (single, {four[0]: multiquery[four[0]]}, multivalue, multiquery)
-        asked += [(f"{kind}-{group}", some) for kind, some in zip(KINDS, of_kind, strict=True)]
-    planted = dice.some(_sentences(numbers), len(_sentences(numbers)))
-    text, facts = document(request, planted, depths_of(request, len(planted)))
-    questions = tuple(_ask(key, some, planted) for key, some in asked[: request.samples])
-    return TaskSample("niah", request.length, 0, text, facts, questions, MANY, MAGIC_AFTER)
+        asked += [(f"{kind}-{group}", part) for kind, part in zip(KINDS, of_kind, strict=True)]
+    planted = dice.some(_needle_sentences(numbers), len(_needle_sentences(numbers)))
+    text, facts = plant_in_haystack(request, planted)
+    questions = tuple(_number_question(*pair, planted) for pair in asked[: request.samples])
+    yield TaskSample(
+        "niah", request.length, 0, text, facts, questions, MAGIC_BEFORE, after="\n{question}"
+    )
 
 
-def _draw(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
-    """Numbers of seven digits for each word."""
-    return {word: tuple(dice.digits(7, first="123456789") for _ in range(values)) for word in words}
+def _draw_numbers(dice: StableRandom, words: Sequence[str], values: int) -> Numbers:
+    """Draws numbers of seven digits for each word."""
+    return {
+        word: tuple(dice.draw_digits(7, first="123456789") for _ in range(values)) for word in words
+    }
 
 
-def _sentences(numbers: Numbers) -> list[str]:
+def _needle_sentences(numbers: Numbers) -> list[str]:
     return [NEEDLE.format(key=word, value=value) for word in numbers for value in numbers[word]]
 
 
-def _ask(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
-    """The question about all of these words; `planted` are the document's facts in order."""
+def _number_question(key: str, numbers: Numbers, planted: Sequence[str]) -> TaskQuestion:
+    """Makes the question about the numbers of these words; `planted` are the document's facts."""
     words = list(numbers)
     query = ", ".join(words[:-1]) + ", and " + words[-1] if len(words) > 1 else words[0]
     answers = tuple(value for word in words for value in numbers[word])
-    is_single = len(answers) == 1
+    asked, prime = (ASK_ONE, PRIME_ONE) if len(answers) == 1 else (ASK_MANY, PRIME_MANY)
+    facts = tuple(planted.index(sentence) for sentence in _needle_sentences(numbers))
     return TaskQuestion(
-        key=key,
-        text=(ASK_ONE if is_single else ASK_MANY).format(query=query),
-        answers=answers,
-        facts=tuple(planted.index(sentence) for sentence in _sentences(numbers)),
-        longest=MAGIC_LONGEST,
-        prime=(PRIME_ONE if is_single else PRIME_MANY).format(query=query),
+        key, asked.format(query=query), answers, facts, 128, prime.format(query=query)
     )

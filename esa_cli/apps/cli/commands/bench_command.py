@@ -19,8 +19,8 @@ from esa_cli.apps.cli.options.output_paths import run_facts
 if TYPE_CHECKING:
     from esa_cli.apps.cli.output.terminal import Reporter
     from esa_cli.errors import LengthError
+    from esa_cli.evaluation.bench import BenchRecord
     from esa_cli.evaluation.bench.bench_run import BenchSelection
-    from esa_cli.evaluation.bench.records import BenchRecord
     from esa_cli.evaluation.row_run import Case
     from esa_cli.qa.presets.preset import Preset
     from esa_cli.system.jsonl import Journal
@@ -170,9 +170,9 @@ def _show(
     """Prints the scores, then writes the file of --markdown. Raises DocumentError, ResourceError:
     it cannot be written."""
     from esa_cli.apps.cli.output.terminal import one_line, print_json, print_table
-    from esa_cli.evaluation.bench import bench_table
+    from esa_cli.evaluation.bench import bench_run as bench_table
 
-    benchmark, scores = selection.benchmark, bench_table.mean_scores(journal.rows)
+    benchmark, scores = selection.benchmark, bench_table.group_scores(journal.rows)
     headers, lines = bench_table.table(benchmark, scores)
     remarks = [
         note for task, note in benchmark.notes.items() if not task or task in selection.tasks

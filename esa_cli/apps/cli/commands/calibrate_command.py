@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -54,18 +55,10 @@ class CalibrationOptions:
     out: Annotated[Path, option("--out -o FILE", "Where the maps go: safetensors.")] = Path(
         "compressor.safetensors"
     )
-    work: Annotated[
-        Path | None, option("--work DIR", "Keep what was read there, not beside --out.")
-    ] = None
 
     @property
     def ks(self) -> list[int]:
         return self.k or [1024]
-
-    @property
-    def folder(self) -> Path:
-        """The work folder."""
-        return self.work or self.out.with_suffix(".work")
 
     @property
     def training(self) -> dict[str, Any]:
@@ -90,22 +83,16 @@ class CalibrationOptions:
         """Refuses, before an hour of reading, what would fail after it.
 
         Raises:
-            UsageError: an unknown setting; two options name one place, or a document; somebody
-                else's file at `out`. DocumentError: a place that cannot be written.
+            UsageError: an unknown setting; a document, or somebody else's file at `out`.
+                DocumentError: a place that cannot be written.
         """
         from esa_cli.documents.document import source_files
         from esa_cli.evaluation.calibration.fitted_maps import refuse_foreign
 
         _ = self.training
         sources = [*texts, *(path for path, _ in source_files(texts).sources)]
-        written = {"--out": self.out, "--work": self.folder}
-        files.apart(written)
-        for name, path in written.items():
-            files.spare(name, path, sources)
+        files.spare("--out", self.out, sources)
         files.check("--out", self.out)
-        if self.folder.exists() and not self.folder.is_dir():
-            raise UsageError(f"--work must be a folder, got the file {self.folder}", "name another")
-        files.check("--work", self.folder / "parts", makes_folders=True)
         if self.out.exists():
             refuse_foreign(self.out)
 
@@ -135,11 +122,6 @@ def calibrate(
     reporter = Reporter(quiet)
     try:
         study, chosen = _calibrate(texts, model, wanted, reporter)
-    except KeyboardInterrupt:
-        reporter.settle()
-        if wanted.folder.exists():
-            reporter.note(f"esa: {wanted.folder} keeps what was done; the same command goes on")
-        raise
     finally:
         reporter.settle()
     if as_json:
@@ -150,7 +132,6 @@ def calibrate(
     _show(study)
     use = _options_for(model.method_preset(), chosen, wanted.out)
     reporter.note(f"{study.best} is in {wanted.out}; use it with\n  {use}", dim=False)
-    reporter.note(f"{wanted.folder} can be used by further runs on this text, and may be deleted")
 
 
 def _calibrate(
@@ -161,7 +142,6 @@ def _calibrate(
     from esa_cli.documents.document import join
     from esa_cli.evaluation.calibration.fitted_maps import (
         METHODS,
-        FitSettings,
         TrainingSettings,
         open_job,
         target_preset,
@@ -174,14 +154,15 @@ def _calibrate(
     ready = prepare(given, model.place, reporter, attaches=True)
     chosen = target_preset(wanted.aim, given)
     loaded = ready.model.load(reporter)
-    job = open_job(loaded, chosen, text, wanted.tokens, wanted.folder)
-    with quiet_transformers():
-        _collect(job, ready.model, reporter)
     methods = METHODS if wanted.method == "all" else (wanted.method,)
-    fitting = FitSettings(methods, TrainingSettings(**wanted.training))
-    progress = partial(reporter.stage, "fitting and measuring")
-    study = job.study(wanted.rank, fitting, wanted.ks, progress)
-    job.save(wanted.out, study, fitting)
+    training = TrainingSettings(**wanted.training)
+    with TemporaryDirectory(prefix=".esa-calibrate-", dir=wanted.out.resolve().parent) as folder:
+        job = open_job(loaded, chosen, text, wanted.tokens, Path(folder))
+        with quiet_transformers():
+            _collect(job, ready.model, reporter)
+        progress = partial(reporter.stage, "fitting and measuring")
+        study = job.study(wanted.rank, methods, training, wanted.ks, progress)
+    job.save(wanted.out, study, training)
     if not {*wanted.ks} <= {*study.ks}:
         ks = ", ".join(map(str, study.ks))
         reporter.note(f"esa: --k: at most half of the {study.held_out} keys held out; k is {ks}")
@@ -193,11 +174,7 @@ def _collect(job: CalibrationJob, model: KnownModel, reporter: Reporter) -> None
     from esa_cli.qa.planning.plan import Planner
     from esa_cli.qa.presets.resolved_preset import ResolvedPreset
 
-    total, read = len(job.ids), job.shards.tokens
-    if read:
-        reporter.note(f"esa: {read:,} of {total:,} tokens were read before")
-    if read >= total:
-        return
+    total = len(job.ids)
     planner = Planner(
         ResolvedPreset(job.preset, job.method),
         model.folder,

@@ -10,7 +10,7 @@ from esa_cli.apps.cli.options import options
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.apps.cli.options.options import ModelOptions
 
-Top = Annotated[int, option("--top N", "Selected passages of each method.", min=0)]
+Top = Annotated[int, option("--top N", "Passages that each answer rests on.", min=0)]
 if TYPE_CHECKING:
     from esa_cli.system.progress import Progress
 
@@ -41,8 +41,8 @@ def compare(
     from esa_cli.apps.cli.output.terminal import Reporter, print_json
     from esa_cli.documents.document import join
     from esa_cli.errors import UsageError
-    from esa_cli.evaluation.selftest.method_comparison import compare as run_compare
     from esa_cli.evaluation.selftest.run_plan import SelftestSettings, all_in_view, groups
+    from esa_cli.evaluation.selftest.run_plan import compare as run_compare
     from esa_cli.models.files.quiet_transformers import quiet_transformers
     from esa_cli.qa.opening import prepare
     from esa_cli.qa.presets.resolved_preset import FROM_TEXT
@@ -92,7 +92,7 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     from esa_cli.apps.cli.output.terminal import one_line, print_table
     from esa_cli.system.machine import size_text, time_text
 
-    headers = ("method", "answer", "reading", "answering", "reading's memory", "selected passages")
+    headers = ("method", "answer", "reading", "answering", "reading's memory", "evidence")
     rows = []
     for result in results:
         shared = " shared" if result["shared"] else ""

@@ -158,7 +158,7 @@ def _find(
     known = inspect_model(chosen, place, reporter)
     known.check({"preset": chosen}, length)
     size = partial(count_tokens, known.tokenizer)
-    request = TaskRequest(length, size, hay, None, wanted.questions, wanted.seed, exact=False)
+    request = TaskRequest(length, size, hay, wanted.questions, wanted.seed)
     sample = next(find_task("needle").samples(request))
     retrieval_heads.check_needles(known.tokenizer, chosen, sample)
     with quiet_transformers():
@@ -210,8 +210,6 @@ def _show(search: RetrievalHeads, result: dict[str, Any]) -> None:
         f"{len(search.chosen)} heads of {layers} layers, {search.all_hits} by all "
         f"{len(search.heads)} heads"
     )
-    if search.preset_hits is not None:
-        print(f"{search.preset_hits} by the preset's heads")
     if search.weak:
         print(f"no few heads of {result['model']} find what is asked for: let all vote")
         return

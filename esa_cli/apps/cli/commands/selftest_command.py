@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,7 +30,6 @@ Test = Annotated[
     ),
 ]
 Lengths = Annotated[str, option("--len TOKENS,...", "Tokens of the document, as 8k,16k,32k.")]
-Depths = Annotated[str | None, option("--depths N|PERCENTS", "So many, evenly apart, or 0,25,50.")]
 Samples = Annotated[int, option("--samples N", "Questions for each test and length.", min=1)]
 Seed = Annotated[int, option("--seed N", "Other needles, other text.", min=0)]
 HaystackFile = Annotated[
@@ -44,7 +42,6 @@ Reading = Annotated[
         "shared: one reading serves all methods; own: each reads by its own rule.",
     ),
 ]
-Exact = Annotated[bool, option("--exact", "The benchmark's own protocol: one question a document.")]
 Dense = Annotated[bool, option("--dense/--no-dense", "Measure the model's own ceiling, too.")]
 READING_RULES = {
     "shared": "first and local tokens of the preset",
@@ -53,7 +50,7 @@ READING_RULES = {
 }
 
 
-FIXED = ("depths", "samples", "seed", "reading", "exact")
+FIXED = ("samples", "seed", "reading")
 """Settings that all rows of a file have in common."""
 
 
@@ -61,12 +58,10 @@ FIXED = ("depths", "samples", "seed", "reading", "exact")
 def selftest(
     test: Test,
     lengths: Lengths = "16k",
-    depths: Depths = None,
     samples: Samples = 8,
     seed: Seed = 0,
     haystack: HaystackFile = None,
     reading: Reading = "shared",
-    exact: Exact = False,
     dense: Dense = True,
     *,
     rows: RowOptions,
@@ -84,11 +79,9 @@ def selftest(
         tests=options.names(test),
         methods=options.compared_methods(rows.methods, chosen),
         lengths=tuple(dict.fromkeys(run_plan.tokens(part) for part in lengths.split(","))),
-        depths=run_plan.depths(depths),
         samples=samples,
         seed=seed,
         reading=reading,
-        exact=exact,
         dense=dense,
     )
     reporter = Reporter(rows.quiet)
@@ -120,7 +113,8 @@ def _run(
     shard = rows.check(rows.out)
     reporter.stage("import", 0, None)
     place = model.place
-    fixed = {key: getattr(settings, key) for key in FIXED}
+    # Rows of a version that had these two settings are continued where they had their defaults.
+    fixed = {"depths": None, "exact": False, **{key: getattr(settings, key) for key in FIXED}}
     header = {
         **run_facts(),
         "model": chosen.model,
@@ -202,16 +196,17 @@ def _haystack(
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """The tables, and the rule by which documents were read, which is part of what a score
     means."""
-    from rich.text import Text
-
-    from esa_cli.apps.cli.output.terminal import clean, make_console
+    from esa_cli.apps.cli.output.terminal import one_line, print_table
     from esa_cli.evaluation.selftest.score_tables import report
 
-    console = make_console(sys.stdout)
-    console.print(report(rows, min(console.width, 120)))
+    for table in report(rows):
+        print(one_line(table.title))
+        print_table(table.headers, table.rows)
+        print(table.note)
+    if not rows:
+        print("no questions were asked")
     for reading, rule in READING_RULES.items():
         same = (row for row in rows if row.get("reading") == reading and not row.get("dense"))
         names = ", ".join(dict.fromkeys(row["method"] for row in same))
         if names:
-            line = Text(f"reading: {reading} ({rule}): {clean(names)}", style="dim")
-            console.print(line, soft_wrap=not console.is_terminal)
+            print(one_line(f"reading: {reading} ({rule}): {names}"))

@@ -1,0 +1,500 @@
+"""The conformance suite: checks a registered part or recipe against the interfaces. Compare right
+results with a plain loop on the random steps of `make_step` and `advance`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention import parts
+from esa_cli.attention.algebra import flatten_keys, fuse
+from esa_cli.attention.compression import Linear
+from esa_cli.attention.kernels import reference
+from esa_cli.attention.query_state import QueryState, TurnText
+from esa_cli.attention.rope import Angles, Rope
+from esa_cli.attention.selection import SumScore
+from esa_cli.attention.step import Positions, Projection, Step
+from esa_cli.attention.window import Window
+from esa_cli.errors import NOT_BLAMED, PluginError
+from esa_cli.methods import registry
+from esa_cli.methods.plugin_loading import load_file, load_installed
+from esa_cli.qa.presets import resolved_preset
+from esa_cli.qa.presets.preset import Preset
+from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.system.registry import nearest
+
+Checks = Iterator[str]
+"""Yields the name of each check before it runs; a wrong part raises. Ends at the first failure."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check; `detail` is the reason of a failure, else empty."""
+
+    check: str
+    passed: bool
+    detail: str
+
+
+class _Wrong(Exception):
+    """A property that a part lacks."""
+
+
+def _expect(holds: bool | Tensor, detail: str) -> None:
+    if not holds:
+        raise _Wrong(detail)
+
+
+def _expect_type(name: str, value: Any, kind: Any, smallest: int = 0) -> None:
+    is_valid = type(value) is kind and value >= smallest
+    _expect(is_valid, f"{name} is {value!r}, not {kind.__name__} from {kind(smallest)}")
+
+
+def _expect_numbers(name: str, out: Any, *shape: int, smallest: float = -torch.inf) -> None:
+    is_shaped = isinstance(out, Tensor) and out.shape == shape and out.dtype != torch.bool
+    kind = f"{out.dtype} {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    _expect(is_shaped, f"{name}: {kind}, not numbers {shape}")
+    is_valid = out.isfinite() & (out >= smallest)
+    _expect(is_valid.all(), f"{name}: {int((~is_valid).sum())} are not finite or below {smallest}")
+
+
+@contextmanager
+def _case(name: str) -> Iterator[None]:
+    """Puts the name of a case before the reason of a failure."""
+    try:
+        yield
+    except NOT_BLAMED:
+        raise
+    except BaseException as error:
+        raise _Wrong(f"{name}: {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the type, message and line of an exception."""
+    if isinstance(error, _Wrong):
+        return str(error)
+    file, line, *_ = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} ({Path(file).name}, line {line})"
+
+
+def check(
+    kind: str, name: str, options: Mapping[str, Any] | None = None, *, folded: int = 32
+) -> list[Finding]:
+    """Checks a part or, of kind `method`, a recipe up to the first failure. Options are the part's
+    settings; `folded` is F = G * D, for a compressor made for one model. Raises PluginError: the
+    kind is unknown. PresetError: the method is unknown."""
+    load_installed()
+    if kind not in (*SUITES, registry.RECIPES.kind):
+        raise PluginError(f"no such kind {kind!r}", nearest(kind, [*SUITES, "method"]))
+    checks = recipe_checks(name)
+    if kind in SUITES:
+        registry.lookup(kind, name)
+        checks = part_checks(kind, name, options or {}, folded)
+    findings: list[Finding] = []
+    try:
+        for check_name in checks:
+            findings.append(Finding(check_name, True, ""))
+    except NOT_BLAMED:
+        raise
+    except BaseException as error:
+        findings[-1] = Finding(findings[-1].check, False, describe_error(error))
+    return findings
+
+
+def check_file(path: str | Path) -> dict[tuple[str, str], list[Finding]]:
+    """Loads a plugin file and checks the parts, with default settings, and recipes it registers.
+    Raises PluginError: the file is missing, does not run, or registers only readers."""
+    kinds = (*SUITES, registry.RECIPES.kind)
+    pairs = [pair for pair in load_file(path) if pair[0] in kinds]
+    if not pairs:
+        raise PluginError(f"{path} has only readers, which have no checks", "ask with --plugin")
+    return {pair: check(*pair) for pair in pairs}
+
+
+def part_checks(kind: str, name: str, options: Mapping[str, Any], folded: int) -> Checks:
+    """Builds a part and runs the checks of its kind; see `check`."""
+    yield "builds a frozen dataclass of its base class"
+    cls: Any = registry.lookup(kind, name)
+    base, suite = SUITES[kind]
+    _expect(cls.__dataclass_params__.frozen, f"{cls.__name__}: use @dataclass(frozen=True)")
+    _expect(issubclass(cls, base), f"{cls.__name__} is not derived from {base.__name__}")
+    with _case(f"check({kind!r}, {name!r}, options)"):
+        part = registry.build(kind, {**options, "name": name})
+    yield from suite(part, folded) if suite is compressor_checks else suite(part)
+
+
+BUDGET = 16
+STEPS: dict[str, dict[str, Any]] = {
+    "usual": {}, "k > M": {"middle": 7}, "k = M": {"middle": BUDGET}, "M = 1": {"middle": 1},
+    "empty M": {"middle": 0}, "C = 1": {"chunk": 1}, "C = 40": {"chunk": 40},
+    "an answer's token": {"chunk": 1, "decoding": True}, "a late layer": {"layer": 30},
+    "L = 0": {"local": 0}, "H = G": {"heads": 4, "groups": 4}, "H = 3 G": {"heads": 6, "groups": 2},
+    "bfloat16": {"dtype": torch.bfloat16}, "float16": {"dtype": torch.float16},
+    "ties": {"ties": True}, "large logits": {"spread": 100.0},
+    "more than one block of keys": {"middle": 9000}, "no text": {"words": False},
+}  # fmt: skip
+"""Options of `make_step`, by the name of the case."""
+
+
+def _check_steps(call: Callable[..., list[Tensor]], cases: dict[str, dict[str, Any]]) -> None:
+    """Fails for a part with invalid results, for which `call` raises, or other results on an equal
+    step, or that changes the step. Cases are options of `make_step`, and `budget` of `call`."""
+    first: dict[str, list[Tensor]] = {}
+    for case in (*cases, *reversed(cases)):  # state kept from other steps shows in another order
+        options = dict(cases[case])
+        given = {"budget": options.pop("budget")} if "budget" in options else {}
+        step, twin = make_step(**options), make_step(**{**options, "observe": None})
+        with _case(case):
+            results = [row.clone() for row in call(step, **given)]
+            before = first.setdefault(case, results)
+            alike = len(before) == len(results) and all(map(torch.equal, before, results))
+            _expect(alike, "another result on an equal step")
+            now = _tensors(step)
+            changed = [what for what, x in _tensors(twin).items() if not torch.equal(x, now[what])]
+            _expect(not changed, f"the {', '.join(changed)} changed")
+
+
+def _tensors(step: Step) -> dict[str, Tensor]:
+    store = step.store
+    keys, values = store.span(0, len(store))
+    blocks = [block for _, block in store.feature_blocks(0, store.reduced)] if store.reduced else []
+    reduced = torch.cat(blocks) if blocks else torch.empty(0)
+    return {"queries": step.queries, "keys": keys, "values": values, "reduced keys": reduced}
+
+
+def selector_checks(selector: parts.Selector) -> Checks:
+    """Checks a selector, which may select fewer tokens than its allowance, never more."""
+    observe = selector.observe if selector.observes else None
+
+    def select(step: Step, budget: int = BUDGET) -> list[Tensor]:
+        allowed = selector.allowance(step, budget)
+        _expect_type("allowance", allowed, int)
+        out: Any = selector.select(step, allowed)
+        heads, rows = step.queries.shape[0], out if isinstance(out, list) else [out]
+        _expect(rows is not out or len(out) == heads, f"{len(rows)} tensors for {heads} heads")
+        for row in rows:
+            is_offsets = row.dtype == torch.int64 and row.ndim == 1
+            _expect(is_offsets, f"{row.dtype} of {row.ndim} dimensions, not torch.int64 (n,)")
+        parts.check_offsets(out, step, allowed)
+        if observe is not None:
+            observe(observed_step(step))
+        return rows
+
+    yield "declares its members"
+    _expect_type("sums_layers", selector.sums_layers, bool)
+    _expect_type("surveys", selector.surveys, bool)
+    if selector.surveys:
+        step = make_step()
+        selector.select(step, BUDGET)
+        _expect_type("the result of survey_complete", selector.survey_complete(step), bool)
+        for turn in (step.query.selector, selector.new_turn_state()):
+            selector.after_survey(turn)
+    yield "valid results on random steps"
+    cases = {case: {**options, "observe": observe} for case, options in STEPS.items()}
+    cases |= {f"budget {n}": {"budget": n, "observe": observe} for n in (0, 1)}
+    _check_steps(select, {**cases, "nothing observed": {}})
+    yield "works after the store is cropped"
+    step = make_step(observe=observe)
+    select(step)
+    for tokens in (8, 60, 50):  # the last chunk, half of the document, nearly all that is left
+        step = advance(step, back=tokens)
+        select(step)
+
+
+def score_checks(score: parts.Score) -> Checks:
+    """Checks a score: a number for each token of M, which may be -inf."""
+
+    def score_step(step: Step) -> list[Tensor]:
+        out: Any = score.scores(step)
+        finite = out.where(~out.isneginf(), 0) if isinstance(out, Tensor) else out
+        _expect_numbers("scores", finite, step.middle)
+        _expect(out.is_floating_point(), f"scores: {out.dtype}, not a floating point dtype")
+        return [out]
+
+    yield "declares its members"
+    _expect_type("features", score.features, bool)
+    if score.last_layer is not None:
+        _expect_type("last_layer", score.last_layer, int)
+    yield "valid results on random steps"
+    cases = {case: {**options, "score": score} for case, options in STEPS.items()}
+    if score.features:
+        maps = Linear(*torch.randn(2, 32, 5, generator=torch.Generator().manual_seed(7)))
+        for dtype in (torch.float32, torch.bfloat16):
+            options = {"score": score, "projection": maps, "dtype": dtype}
+            cases[f"reduced keys, {dtype}"] = options
+    _check_steps(score_step, cases)
+    yield "declares whether it rotates"
+    # Compressors are fitted, and a stored KV cache is found again, by what `rotates` says.
+    near, far = (score.scores(make_step(score=score, distance=n)) for n in (8, 4096))
+    _expect(score.rotates or torch.equal(near, far), "rotates is False, but scores change")
+
+
+def compressor_checks(compressor: parts.Compressor, folded: int) -> Checks:
+    """Checks a compressor for layer 0 and F = `folded`, fitted on a short document and on all
+    tokens asked for."""
+
+    def random(rows: int, seed: int) -> Tensor:
+        return torch.randn(rows, folded, generator=torch.Generator().manual_seed(seed))
+
+    def fit(limit: int) -> Any:
+        moments, twin = parts.Moments(), parts.Moments()
+        if count := min(compressor.fit_tokens, limit):
+            for each in (moments, twin):
+                each.add(random(count, 0), random(count, 1))
+        projection = compressor.fit(0, moments)
+        for name, before in vars(twin).items():
+            now = getattr(moments, name)
+            same = torch.equal(now, before) if isinstance(before, Tensor) else now == before
+            _expect(same, "fit changed the moments it was given")
+        return projection
+
+    yield "declares fit_tokens"
+    _expect_type("fit_tokens", compressor.fit_tokens, int)
+    yield "valid projections"
+    for limit in (5, 4096):
+        with _case(f"fitted on at most {limit} tokens"):
+            first, again = fit(limit), fit(limit)
+            if first is None and again is None:  # a compressor may leave the keys whole
+                continue
+            for rows in ((1, 1), (8, 100), (40, 3)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    q, k = (random(n, n).to(dtype) for n in rows)
+                    _look_at_projection(first, again, q, k)
+
+
+def _look_at_projection(first: Any, again: Any, q: Tensor, k: Tensor) -> None:
+    """Fails for wrong results of queries (C, F) -> (C, R) or keys (n, F) -> (n, R) of two equal
+    projections. Each key must be reduced on its own, since keys are reduced block by block."""
+    given = q.clone(), k.clone()
+    queries, keys = first.queries(given[0]), first.keys(given[1])
+    untouched = torch.equal(given[0], q) and torch.equal(given[1], k)
+    _expect(untouched, "queries or keys were written over")
+    _expect_numbers("queries", queries, len(q), keys.shape[-1])
+    _expect_numbers("keys", keys, len(k), queries.shape[-1])
+    # A step's queries are float32, and meet the reduced keys.
+    wanted = torch.float32 if q.dtype == torch.float32 else keys.dtype
+    alike = keys.is_floating_point() and queries.dtype == keys.dtype == wanted
+    _expect(alike, f"{q.dtype} became {queries.dtype} queries, {keys.dtype} keys")
+    for x, fitted in ((queries, again.queries(q.clone())), (keys, again.keys(k.clone()))):
+        _expect(torch.equal(x, fitted), "two fits map equal queries or keys apart")
+    for at in {0, len(k) // 2, len(k) - 1}:
+        alone = first.keys(k[at : at + 1].clone()).float()
+        apart = float((alone - keys[at : at + 1].float()).abs().max())
+        same = apart <= 0.02 * float(alone.abs().max()) + 1e-5
+        _expect(same, f"key {at} of {len(k)} is mapped {apart:.3g} apart from when it is alone")
+
+
+PLACES = {
+    "usual": (16, 8, 200, 40), "no far token": (16, 8, 200, 0), "L = 0": (0, 8, 200, 40),
+    "C = 1": (16, 1, 200, 40), "C = 40": (16, 40, 200, 40), "the first chunk": (0, 8, 0, 0),
+    "all is local": (100, 8, 100, 0), "a long document": (1024, 512, 1_000_000, 1024),
+}  # fmt: skip
+"""Arguments of an encoding: L, C, the first current token, and n far tokens."""
+
+
+def position_checks(encoding: parts.PositionEncoding) -> Checks:
+    """Checks a position encoding. Near tokens need not have their true distances."""
+    yield "declares its members"
+    _expect_type("distance", encoding.distance, int)
+    if encoding.max_distance is not None:
+        _expect_type("max_distance", encoding.max_distance, int, 1)
+    yield "positions of near and far tokens"
+    for case, arguments in PLACES.items():
+        with _case(case):
+            _look_at_positions(encoding, *arguments)
+    yield "query_scale (C,)"
+    for start, count in ((0, 8), (200, 1), (1_000_000, 40)):
+        at = torch.arange(start, start + count)
+        factors, alone = (encoding.query_scale(places) for places in (at, at[-1:]))
+        if factors is not None or alone is not None:
+            with _case(f"{count} queries from {start}"):
+                _expect_numbers("factors", factors, count, smallest=1e-30)
+                _expect_numbers("the last factor alone", alone, 1, smallest=1e-30)
+                same = factors is not None and alone is not None and factors[-1:].allclose(alone)
+                _expect(same, "alone, the last factor is another")
+    yield "frequencies (D / 2,)"
+    for dim, base, length in ((8, 1e4, 1), (128, 5e5, 10_000_000), (64, 1e4, 30_000)):
+        inverse = base ** (-torch.arange(0, dim, 2) / dim)
+        given = inverse.clone()
+        first: Any = encoding.frequencies(given, 1.0, length)
+        again: Any = encoding.frequencies(inverse.clone(), 1.0, length)
+        _expect(torch.equal(given, inverse), "the frequencies it is given change")
+        if first is not None or again is not None:
+            with _case(f"D = {dim}, {length} tokens"):
+                _expect_numbers("frequencies", first[0], dim // 2, smallest=0)
+                is_factor = isinstance(first[1], int | float) and 0 < first[1] < torch.inf
+                _expect(is_factor, f"the factor is {first[1]!r}, not a number above 0")
+                _expect(torch.equal(first[0], again[0]), "other frequencies the second time")
+
+
+def _look_at_positions(
+    encoding: parts.PositionEncoding, local: int, chunk: int, start: int, far: int
+) -> None:
+    """Fails for wrong positions, with half of the far tokens at the start, half right before L."""
+    last = start - local
+    at = torch.cat((torch.arange(far // 2), torch.arange(last - far + far // 2, last)))
+    given = at.clone()
+    first, again = (
+        (encoding.near(local, chunk, start, far), encoding.far(given, local, chunk, start))
+        for _ in range(2)
+    )
+    _expect(torch.equal(given, at), "the positions `at` were written over")
+    names = ("near", local + chunk), ("far", far)
+    for (name, keys), out, other in zip(names, first, again, strict=True):
+        _expect(isinstance(out, Positions), f"{name} gives a {type(out).__name__}, not Positions")
+        _expect_numbers(f"{name} queries", out.query, chunk, smallest=0)
+        _expect_numbers(f"{name} keys", out.key, keys, smallest=0)
+        same = torch.equal(out.query, other.query) and torch.equal(out.key, other.key)
+        _expect(same, f"{name} positions differ the second time")
+    query, key = first[1].query, first[1].key
+    if far:
+        _expect(query.min() >= key.max(), f"a far query before a far key at {key.max().item()}")
+
+
+SUITES: dict[str, tuple[type, Callable[..., Checks]]] = {
+    "selector": (parts.Selector, selector_checks),
+    "score": (parts.Score, score_checks),
+    "compressor": (parts.Compressor, compressor_checks),
+    "position": (parts.PositionEncoding, position_checks),
+}
+CASES: dict[str, tuple[int, tuple[int, int, int, int], int]] = {
+    "usual": (8192, (64, 1024, 1024, 512), 100_000),
+    "a small window": (512, (4, 64, 64, 32), 100_000),
+    "I = 0": (512, (0, 64, 64, 32), 100_000),
+    "k = 0": (512, (4, 0, 64, 32), 100_000),
+    "L = 0": (512, (4, 64, 0, 32), 100_000),
+    "a short document": (8192, (64, 1024, 1024, 512), 100),
+    "an unknown length": (8192, (64, 1024, 1024, 512), 0),
+}
+"""The model's trained window; the preset's I, k, L and C; the tokens of the document."""
+
+
+def recipe_checks(name: str) -> Checks:
+    """Checks that a recipe gives valid settings in every case, and equal settings twice."""
+    yield "valid settings"
+    for case, (context, sizes, length) in CASES.items():
+        with _case(case):
+            settings: dict[str, Any] = {"context": context, "window": Window(*sizes)}
+            settings["position"] = {"name": "esa", "distance": context // 2}
+            base = Preset(name="base", model="any", **settings)
+            first, again = (resolved_preset.apply(name, base, length) for _ in range(2))
+            resolved_preset.resolve(first)
+            _expect(first == again, "other settings the second time")
+
+
+Observe = Callable[[Step], None]
+PLAIN = SumScore()
+
+
+def make_step(
+    *,
+    middle: int = 100,
+    chunk: int = 8,
+    initial: int = 4,
+    local: int = 16,
+    heads: int = 6,
+    groups: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    spread: float = 1.0,
+    ties: bool = False,
+    distance: int = 64,
+    layer: int = 0,
+    decoding: bool = False,
+    score: parts.Score = PLAIN,
+    projection: Projection | None = None,
+    observe: Observe | None = None,
+    words: bool = True,
+) -> Step:
+    """Makes a step over a random document of I + M + L + C tokens, all of them in the store, with
+    words as text. Equal arguments give equal numbers. `spread` is the standard deviation of
+    queries (H, C, D) and unrotated keys and values (G, N, D); with `ties` all keys are equal;
+    `observe` is a selector's hook, called for every chunk before the step's own."""
+    start = initial + middle + local
+    store = MemoryStore(groups, dim, dtype, torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        (torch.randn(h, start + chunk, dim, generator=random) * spread).to(dtype)
+        for h in (heads, groups, groups)
+    )
+    if ties:
+        keys = keys[:, :1].expand_as(keys)
+    text = TurnText("Where are word3 and word7?", lambda: [f" word{n % 50}." for n in range(start)])
+    rope = Rope(Angles(10000.0 ** (-torch.arange(0, dim, 2) / dim), 1.0))
+    step = Step(
+        layer, start, queries[:, start:], store, initial, initial + middle, local, distance,
+        dim**-0.5, rope, score, projection=projection, decoding=decoding,
+        query=QueryState(text=text if words else None),
+    )  # fmt: skip
+    for low in range(0, start, 256):
+        high = min(low + 256, start)
+        store.append(keys[:, low:high], values[:, low:high])
+        if observe is not None:
+            observe(observed_step(_step_at(step, low, queries[:, low:high])))
+    store.append(keys[:, start:], values[:, start:])
+    _reduce_keys(step)
+    return step
+
+
+def advance(
+    step: Step,
+    chunk: int = 8,
+    *,
+    seed: int = 1,
+    decoding: bool = False,
+    back: int = 0,
+    observe: Observe | None = None,
+) -> Step:
+    """Makes the next step, of `chunk` new random tokens, with equal windows. First calls `observe`
+    for the given step's chunk, if the store has the chunk, and takes back the last `back` tokens of
+    the store, which begins a new turn."""
+    store = step.store
+    if observe is not None and len(store) == step.start + step.queries.shape[1]:
+        observe(observed_step(step))
+    if back:
+        store.crop(-back)
+        for state in step.states.values():
+            state.crop(len(store))
+        step = replace(step, query=QueryState(text=step.text))
+    random = torch.Generator().manual_seed(seed)
+    queries, keys, values = (
+        torch.randn(rows, chunk, store.dim, generator=random).to(step.queries)
+        for rows in (step.queries.shape[0], store.heads, store.heads)
+    )
+    step = replace(_step_at(step, len(store), queries), decoding=decoding)
+    store.append(keys, values)
+    _reduce_keys(step)
+    return step
+
+
+def observed_step(step: Step) -> Step:
+    """Returns the argument of `observe` after the step's chunk attended to I, L and C."""
+    chunk, rope = step.queries.shape[1], step.rope
+    places = torch.arange(step.local + chunk)
+    keys, values = step.store.span(step.start - step.local, step.start + chunk)
+    queries = rope.rotate(step.queries, places[step.local :])
+    near = reference(queries, rope.rotate(keys, places), values, True, step.scale)
+    keys, values = step.store.span(0, step.low)
+    far = reference(step.rotated(True), keys, values, False, step.scale)
+    return replace(step, low=0, projection=None, lse=fuse([near, far])[1])
+
+
+def _step_at(step: Step, start: int, queries: Tensor) -> Step:
+    """Returns the step of the chunk of queries (H, C, D) from position `start` on."""
+    local = min(step.local, start)
+    high = start - local
+    step = replace(step, low=min(step.low, high), high=high, local=local)
+    return replace(step, start=start, queries=queries, decoding=False)
+
+
+def _reduce_keys(step: Step) -> None:
+    if step.projection is not None:
+        for _, keys in step.store.key_blocks(step.store.reduced, step.high):
+            step.store.append_features(step.projection.keys(flatten_keys(keys)))
