@@ -24,7 +24,6 @@ from esa_cli.evaluation.bench.benchmarks import gpt4
 from esa_cli.evaluation.metrics import library
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
-from esa_cli.storage.library.library_copy import CopyPlace
 from esa_cli.system import files
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +40,6 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
-    ("url", "fsspec", lambda: CopyPlace("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""
 

@@ -32,7 +32,7 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.stored_document import Writer
 from esa_cli.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.families

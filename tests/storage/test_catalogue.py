@@ -17,7 +17,7 @@ from test_library import files, ingest
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.library_files import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
 

@@ -27,8 +27,8 @@ from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Layout, Library, segment
-from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.library_copy import pull, push
+from esa_cli.storage.library.stored_document import Writer
 
 PLACES = 200
 IDS = [*range(40)]

@@ -36,7 +36,7 @@ from test_library import (
 
 from esa_cli.errors import ResourceError
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.stored_document import Writer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no fork, no SIGKILL")
 IDS = [*range(70)]

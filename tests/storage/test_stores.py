@@ -21,8 +21,8 @@ from esa_cli.storage.joined_store import (
     text_rows,
 )
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
 from esa_cli.storage.library.segment import decode, encode
+from esa_cli.storage.library.stored_document import Writer
 from esa_cli.storage.memory_store import RESERVE, GrowingRows, MemoryStore
 
 HEADS, DIM, RANK = 3, 4, 5

@@ -1,14 +1,19 @@
-"""One segment file: written once, then memory-mapped, each row checked before its first use.
+"""Segment files: the KV cache of up to 4,096 tokens, memory-mapped, rows checked before first use.
 
-Rows are stored as they are, or as int8: the D numbers of each head of a token, or a block of them,
-share one float32 scale, their largest absolute value / 127 (float16 would save 3 % and lose small
-keys). The scales follow the numbers in the same record, so that a token is one read.
+A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-Every record has a checksum, so that a few rows are checked without reading the rest. It is mixed
-with segment, layer and row, so that a valid row in a wrong place is noticed. All records of a
-section together have another, for scans, and so has what follows them (reduced keys, checksums,
-padding); these are in the header. If a file is cut while it is mapped, the system ends the process
-(SIGBUS).
+    rows        n records, one for each token: keys, then values of all heads (`encode`)
+    reduced     n reduced keys (R numbers), if the layer has any
+    checksums   n of 64 bits, one for each record
+
+Each begins at a multiple of 64 bytes, each section at a multiple of 4,096. Rows are stored as they
+are, or as int8: the D numbers of each head of a token, or a block of them, share one float32 scale,
+their largest absolute value / 127 (float16 would save 3 % and lose small keys). The scales follow
+the numbers in the same record, so that a token is one read.
+
+A record's checksum is mixed with segment, layer and row, so that a valid row in a wrong place is
+noticed. The header has two more for each layer: of all records together, for scans, and of what
+follows them. If a file is cut while it is mapped, the system ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -26,10 +31,19 @@ import xxhash
 from torch import Tensor
 
 from esa_cli.storage.joined_store import StoreChain, StoreSlice, refuse_change
-from esa_cli.storage.library import checksummed_file
-from esa_cli.storage.library.checksummed_file import damage_error
-from esa_cli.storage.library.manifest import Layout, Section
+from esa_cli.storage.library.library_files import (
+    damage_error,
+    new_file,
+    pack_file,
+    reading_error,
+    unpack_file,
+)
+from esa_cli.storage.library.manifest import Layout
 from esa_cli.storage.memory_store import BLOCK, CPU, as_index, split_rows
+
+_ODD = numpy.uint64(0x9E3779B97F4A7C15)
+SCAN = 4
+"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:
@@ -53,8 +67,7 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     shape = records.shape[0], layout.vectors, layout.dim
     taken = as_index(range(layout.vectors) if heads is None else heads)
     if layout.kind == "native":
-        rows = records.view(dtype).view(shape)
-        return rows[:, taken].flatten(1)
+        return records.view(dtype).view(shape)[:, taken].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
     scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
     # One pass over the numbers; a conversion to floats first would be a second.
@@ -63,12 +76,7 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     return (numbers.view(blocks)[:, taken] * steps[:, taken]).flatten(1).to(dtype)
 
 
-_ODD = numpy.uint64(0x9E3779B97F4A7C15)
-SCAN = 4
-"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
-
-
-def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
+def _checksums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
     """Checksums (n,) of the records (of `size` bytes each) of some rows, each mixed with 64 bits
     that no other segment, layer or row has."""
     digest = xxhash.xxh3_64_intdigest
@@ -76,18 +84,6 @@ def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
     base = hashlib.blake2b(f"{name}/{layer}".encode(), digest_size=8).digest()
     salts = (rows.astype(numpy.uint64) + numpy.frombuffer(base, "<u8")) * _ODD
     return numpy.array(sums, dtype=numpy.uint64) ^ salts
-
-
-def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: list[str]) -> bytes:
-    facts = {
-        "name": name, "layout": layout.as_json(), "tokens": tokens,
-        "records": records, "tails": tails,
-    }  # fmt: skip
-    text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
-    line = len(checksummed_file.encode("segment", bytes(size))[0]) - size
-    data, _ = checksummed_file.encode("segment", text.ljust(size - line))
-    assert len(data) == size, "the header must fill its pages"
-    return data
 
 
 def write_segment(
@@ -99,35 +95,39 @@ def write_segment(
     Args:
         owner: see `new_file`. layers: rows (n, width) and reduced keys (n, R) of all tokens.
     """
-    record_sums, tail_sums = list[str](), list[str]()
-    sections = layout.sections(tokens)
-    with checksummed_file.new_file(path, owner) as file:
+    name, record_sums, tail_sums = path.stem, list[str](), list[str]()
+    with new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
-        for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
-            own = layout.of(layer)
-            array: Any = encode(rows.cpu(), own).numpy()
+        sections = zip(layers, layout.sections(tokens), strict=True)
+        for layer, ((rows, reduced), section) in enumerate(sections):
+            array: Any = encode(rows.cpu(), layout.of(layer)).numpy()
             records = memoryview(array).cast("B")
-            sums = _sums(records, own.row_bytes, path.stem, layer, numpy.arange(tokens))
-            tail = _tail(section, reduced, sums)
-            if len(records) + len(tail) != section.stop - section.start:
+            if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"rows must be {tokens} of the layout, got {tuple(rows.shape)}")
+            size = layout.of(layer).row_bytes
+            sums = _checksums(records, size, name, layer, numpy.arange(tokens))
+            features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
+            keys = features.view(torch.uint8).numpy().tobytes()
+            tail = keys.ljust(section.sums - section.reduced, b"\0") + sums.astype("<u8").tobytes()
+            tail = bytes(section.reduced - section.rows_stop) + tail
+            tail = tail.ljust(section.stop - section.rows_stop, b"\0")
             record_sums.append(xxhash.xxh3_128_hexdigest(records))
             tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
             file.write(records)
             file.write(tail)
+        facts = {
+            "name": name, "layout": layout.as_json(), "tokens": tokens,
+            "records": record_sums, "tails": tail_sums,
+        }  # fmt: skip
         file.seek(0)
-        file.write(_header(path.stem, layout, tokens, record_sums, tail_sums))
+        file.write(_pack_header(json.dumps(facts, sort_keys=True).encode(), layout.header_bytes))
 
 
-def _tail(section: Section, reduced: Tensor | None, sums: Any) -> bytearray:
-    """What follows the records: reduced keys and checksums, each at its place."""
-    tail = bytearray(section.stop - section.rows_stop)
-    features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
-    keys = features.view(torch.uint8).numpy().tobytes()
-    for at, data in ((section.reduced, keys), (section.sums, sums.astype("<u8").tobytes())):
-        at -= section.rows_stop
-        tail[at : at + len(data)] = data
-    return tail
+def _pack_header(text: bytes, size: int) -> bytes:
+    line_bytes = len(pack_file("segment", bytes(size))[0]) - size
+    header, _ = pack_file("segment", text.ljust(size - line_bytes))
+    assert len(header) == size, "the header must fill its pages"
+    return header
 
 
 class Segment:
@@ -138,20 +138,25 @@ class Segment:
             file has another.
 
     Raises:
-        LibraryError: it is missing, damaged, of another version, or another segment's.
+        LibraryError: the file is missing, damaged, of another format, or another segment's.
     """
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
-        self.name = name or path.stem
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
-        self._sections = layout.sections(tokens)
+        self.name, self._sections = name or path.stem, layout.sections(tokens)
+        expected = {"name": self.name, "layout": layout.as_json(), "tokens": tokens}
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                facts = self._check_header(file.read(layout.header_bytes), size)
-                self._whole, self._tails = facts["records"], facts["tails"]
+                header = unpack_file(file.read(layout.header_bytes), "segment", path, key)
         except OSError as error:
-            raise checksummed_file.reading_error(path, error, key) from error
+            raise reading_error(path, error, key) from error
+        facts = json.loads(header)
+        if {field: facts[field] for field in expected} != expected or size != self._sections[
+            -1
+        ].stop:
+            raise damage_error(path, "it holds another segment, or a part of one", key)
+        self._record_sums, self._tail_sums = facts["records"], facts["tails"]
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
@@ -161,22 +166,13 @@ class Segment:
         self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)
         self._good_tails = [False] * layout.layers
 
-    def _check_header(self, head: bytes, size: int) -> dict[str, list[str]]:
-        facts: dict[str, list[str]] = json.loads(
-            checksummed_file.decode(head, "segment", self.path, self.key)
-        )
-        expected = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
-        if {key: facts[key] for key in expected} != expected or size != self._sections[-1].stop:
-            raise damage_error(self.path, "it holds another segment, or a part of one", self.key)
-        return facts
-
     def _check_tail(self, layer: int) -> None:
         if not self._good_tails[layer]:
             section = self._sections[layer]
             tail = self._view[section.rows_stop : section.stop]
-            if xxhash.xxh3_128_hexdigest(tail) != self._tails[layer]:
-                wrong = f"keys or checksums of layer {layer} changed"
-                raise damage_error(self.path, wrong, self.key)
+            if xxhash.xxh3_128_hexdigest(tail) != self._tail_sums[layer]:
+                damage = f"keys or checksums of layer {layer} changed"
+                raise damage_error(self.path, damage, self.key)
             self._good_tails[layer] = True
 
     def _check_rows(self, layer: int, rows: Any) -> None:
@@ -187,41 +183,15 @@ class Segment:
         new = rows[~good[rows]]
         # All at once, if many are wanted; if any changed, their own checksums say which.
         if SCAN * new.size >= self.tokens:
-            good |= xxhash.xxh3_128_hexdigest(records) == self._whole[layer]
+            good |= xxhash.xxh3_128_hexdigest(records) == self._record_sums[layer]
             new = rows[~good[rows]]
         if new.size:
-            size = self.layout.of(layer).row_bytes
-            sums = _sums(records, size, self.name, layer, new)
+            sums = _checksums(records, self.layout.of(layer).row_bytes, self.name, layer, new)
             stored = self._array[section.sums : section.sums + self.tokens * 8].view("<u8")[new]
             if not numpy.array_equal(sums, stored):
                 row = int(new[numpy.nonzero(sums != stored)[0][0]])
                 raise damage_error(self.path, f"row {row} of layer {layer} changed", self.key)
             good[new] = True
-
-    def records(self, layer: int, start: int, stop: int) -> Tensor:
-        """The bytes of the rows [start, stop) of a layer, (stop - start, row_bytes), a view."""
-        self._check_rows(layer, numpy.arange(start, stop))
-        return self._records(layer)[start:stop]
-
-    def _records(self, layer: int) -> Tensor:
-        section = self._sections[layer]
-        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
-
-    def gather(self, layer: int, rows: Tensor) -> Tensor:
-        """A copy of some rows (K,) of a layer, (K, width)."""
-        self._check_rows(layer, rows.numpy())
-        layout, records = self.layout.of(layer), self._records(layer)
-        if layout.kind == "native":  # as numbers: several times as fast as bytes
-            return records.view(getattr(torch, layout.dtype)).index_select(0, rows)
-        return decode(records.index_select(0, rows), layout)
-
-    def reduced(self, layer: int) -> Tensor:
-        """The reduced keys of a layer, (n, R), a view."""
-        self._check_tail(layer)
-        section, width = self._sections[layer], self.layout.reduced[layer]
-        dtype: torch.dtype = getattr(torch, self.layout.reduced_dtype)
-        stop = section.reduced + self.tokens * width * dtype.itemsize
-        return self._bytes[section.reduced : stop].view(dtype).view(self.tokens, width)
 
     def check(self) -> None:
         """Reads and checks everything again. Raises LibraryError if anything is damaged."""
@@ -230,9 +200,34 @@ class Segment:
         for layer in range(self.layout.layers):
             self._check_rows(layer, numpy.arange(self.tokens))
 
+    def _records(self, layer: int) -> Tensor:
+        section = self._sections[layer]
+        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
+
+    def records(self, layer: int, start: int, stop: int) -> Tensor:
+        """Returns the bytes of the rows [start, stop) of a layer, (stop - start, row_bytes)."""
+        self._check_rows(layer, numpy.arange(start, stop))
+        return self._records(layer)[start:stop]
+
+    def gather(self, layer: int, rows: Tensor) -> Tensor:
+        """Returns a copy of some rows (K,) of a layer, (K, width)."""
+        self._check_rows(layer, rows.numpy())
+        layout, records = self.layout.of(layer), self._records(layer)
+        if layout.kind == "native":  # as numbers: several times as fast as bytes
+            return records.view(getattr(torch, layout.dtype)).index_select(0, rows)
+        return decode(records.index_select(0, rows), layout)
+
+    def reduced(self, layer: int) -> Tensor:
+        """Returns a view of the reduced keys of a layer, (n, R)."""
+        self._check_tail(layer)
+        section, width = self._sections[layer], self.layout.reduced[layer]
+        dtype: torch.dtype = getattr(torch, self.layout.reduced_dtype)
+        stop = section.reduced + self.tokens * width * dtype.itemsize
+        return self._bytes[section.reduced : stop].view(dtype).view(self.tokens, width)
+
 
 class SegmentLayer:
-    """One layer's rows in a segment, as a `KVStore` that is only read.
+    """One layer's rows in a segment, as a read-only `KVStore`.
 
     Args:
         device: of the tensors that are returned.
@@ -264,7 +259,7 @@ class SegmentLayer:
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Of int8 rows only the heads of `groups` are decoded."""
+        """Yields keys as `KVStore` says; of int8 rows only the heads of `groups` are decoded."""
         records = self.segment.records(self.layer, start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
@@ -294,6 +289,8 @@ class DiskStore(StoreChain):
         self.parts = parts
 
     def records(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, bytes (n, row_bytes) of its rows) of each segment."""
-        for start, part in zip(self._starts, self.parts, strict=False):
+        """Yields (first token, bytes (n, row_bytes) of its rows) of each segment."""
+        start = 0
+        for part in self.parts:
             yield start, part.segment.records(part.layer, 0, len(part))
+            start += len(part)

@@ -102,7 +102,7 @@ def ingest(
         def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
             from esa_cli.apps.ingest_report import ingest_document
             from esa_cli.qa.opening import prepare
-            from esa_cli.storage.library.library_paths import default_root
+            from esa_cli.storage.library.library_files import default_root
 
             if is_local:
                 for document in documents:
