@@ -35,7 +35,7 @@ from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
 from esa_cli.storage.library import Entry, Library, manifest
-from esa_cli.storage.library.library_files import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
 WORDS_A_TOKEN = 0.75

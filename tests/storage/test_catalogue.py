@@ -17,7 +17,7 @@ from test_library import files, ingest
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
-from esa_cli.storage.library.library_files import MARKER
+from esa_cli.storage.library.disk import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
 
@@ -221,21 +221,3 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
             found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
     assert found[0] == found[1]
     assert files(library) == files(whole)
-
-
-def test_a_new_catalogue_is_not_removed_for_the_damage_of_the_one_before(library: Library) -> None:
-    error = sqlite3.DatabaseError("damaged")
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-
-    def replaced() -> None:
-        (library.root / NAME).rename(library.root / "away")
-        make_catalogue(library)
-        raise error
-
-    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
-        replaced()
-    with closing(sqlite3.connect(library.root / NAME)) as db:
-        assert db.execute("SELECT count(*) FROM texts").fetchall() == [(3,)]
-    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
-        raise error
-    assert not (library.root / NAME).exists()

@@ -22,7 +22,7 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.library_files import MARKER
+from esa_cli.storage.library.disk import MARKER
 from esa_cli.storage.library.stored_document import Writer
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)

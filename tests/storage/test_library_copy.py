@@ -21,8 +21,8 @@ from test_library import assert_holds, files, ingest
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.storage.library import library as library_file
+from esa_cli.storage.library.disk import MARKER, pack_file
 from esa_cli.storage.library.library_copy import CopySource, pull, push
-from esa_cli.storage.library.library_files import MARKER, pack_file
 from esa_cli.storage.library.stored_document import pack_tokens
 
 IDS = [*range(40)]

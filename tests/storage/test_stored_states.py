@@ -25,8 +25,8 @@ from test_library import (
 
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Library
+from esa_cli.storage.library.disk import write_file
 from esa_cli.storage.library.library_copy import pull, push
-from esa_cli.storage.library.library_files import write_file
 from esa_cli.storage.library.stored_document import pack_states
 
 IDS = [*range(70)]

@@ -10,9 +10,8 @@ The records of a folder of `esa ingest --words` are also in a file of their own,
 catalogue takes them.
 
 A document is former if its file has another text now or was removed, and no other file has its
-text. It stays on disk until it is pruned. Whoever answers brings the records up to date first
-(`qa.ingestion.library_texts`). A document stays present where its file cannot be checked: it
-came from standard input or another machine, or its disk is not mounted.
+text. A document stays present where its file cannot be checked: it came from standard input or
+another machine, or its disk is not mounted.
 """
 
 from __future__ import annotations
@@ -33,14 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from esa_cli.errors import DiskError, EsaError, LibraryError
-from esa_cli.storage.library import manifest
-from esa_cli.storage.library.library_files import (
-    LibraryPaths,
-    read_errors,
-    read_file,
-    write_errors,
-    write_file,
-)
+from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import Entry
 from esa_cli.system.content_words import language_of, located_words, question_words, words_version
 from esa_cli.system.files import file_stamp, real_path
@@ -71,12 +64,10 @@ CREATE INDEX IF NOT EXISTS file_digests ON files (digest);
 CREATE TABLE IF NOT EXISTS texts (
     id INTEGER PRIMARY KEY, digest TEXT UNIQUE, characters INTEGER, passages INTEGER, words BLOB);
 CREATE TABLE IF NOT EXISTS languages (name TEXT PRIMARY KEY);
+CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(words, content='', tokenize='ascii');
 """
 # Contentless: the words are in `texts`, compressed. ASCII: stems have no capitals, and every other
 # character counts as a letter.
-_PASSAGES = (
-    "CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(words, content='', tokenize='ascii')"
-)
 _FIND = "INSERT INTO hits SELECT rowid, ?, -bm25(passages) FROM passages WHERE passages MATCH ?"
 _RANK = f"""
 WITH best (id, score) AS (
@@ -93,12 +84,8 @@ ORDER BY score DESC, characters DESC, id
 
 
 class FileRecord(NamedTuple):
-    """A file as it was read.
-
-    `path` is absolute. `digest` is that of its text; empty if the file cannot be read: `why` and
-    `hint` then say so. `folder` is that of `esa ingest --words`, or empty. The record is used while
-    the file has the same size and time.
-    """
+    """A file as it was read: its absolute path and the digest of its text, which is empty if the
+    file cannot be read (`why`, `hint`). `folder` is that of `esa ingest --words`, or empty."""
 
     path: str
     stamp: str
@@ -139,7 +126,6 @@ class FileRecords:
         self._db = db
 
     def all(self) -> list[FileRecord]:
-        """Returns the records of all files, by path."""
         return [*map(_record_of, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
     def find(self, path: str) -> FileRecord | None:
@@ -147,7 +133,6 @@ class FileRecords:
         return _record_of(rows[0]) if rows else None
 
     def put(self, record: FileRecord) -> None:
-        """Adds or replaces the record of a path."""
         self._db.execute(f"REPLACE {_PUT}", [*map(_to_sql, record)])
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -160,8 +145,7 @@ class FileRecords:
         return [record for record in self.all() if record.path.startswith(start)]
 
     def all_synced(self) -> list[FileRecord]:
-        """Returns the records of folders of `esa ingest --words`, by path, also of files that
-        cannot be read or were removed."""
+        """Returns the records of folders of `esa ingest --words`, by path."""
         return [record for record in self.all() if record.folder]
 
 
@@ -182,32 +166,22 @@ class TextIndex:
         + 0.6 * sum over w of max over its passages p of bm25(w, p)
 
     The second part counts words that stand elsewhere in the text, as a name in its title. A word
-    has the stems of each language of the library's texts; of a text in another language than the
-    question's only names and foreign words fit.
-
-    Attributes:
-        searchable: False where this Python's sqlite3 has no FTS5: `ranked` cannot be called.
+    has the stems of each language of the library's texts.
     """
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._db, self.searchable = db, True
-        try:
-            db.execute("SELECT rowid FROM passages LIMIT 0")
-        except sqlite3.OperationalError:
-            self.searchable = False
+        self._db = db
 
     def __len__(self) -> int:
         [(count,)] = self._db.execute("SELECT count(*) FROM texts")
         return int(count)
 
     def digests(self) -> set[str]:
-        """Returns the digests of all texts in the index."""
         return {digest for (digest,) in self._db.execute("SELECT digest FROM texts")}
 
     def has(self, digest: str) -> bool:
-        """Whether the index has a text, or cannot have any."""
         rows = self._db.execute("SELECT 1 FROM texts WHERE digest = ?", (digest,))
-        return rows.fetchone() is not None or not self.searchable
+        return rows.fetchone() is not None
 
     def add(self, text: str, digest: str) -> None:
         """Adds a text unless the index has it."""
@@ -233,7 +207,7 @@ class TextIndex:
     def remove(self, digest: str) -> None:
         """Removes a text, if the index has it."""
         rows = self._db.execute("SELECT id, words FROM texts WHERE digest = ?", (digest,))
-        for row, words in rows.fetchall() if self.searchable else []:
+        for row, words in rows.fetchall():
             try:
                 passages = zlib.decompress(words).decode().split("\n")[:-1]
             except (zlib.error, TypeError, UnicodeDecodeError) as error:
@@ -246,10 +220,9 @@ class TextIndex:
 
     def clear(self) -> None:
         """Removes all texts."""
-        if self.searchable:
-            self._db.execute("DELETE FROM texts")
-            self._db.execute("DELETE FROM languages")
-            self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
+        self._db.execute("DELETE FROM texts")
+        self._db.execute("DELETE FROM languages")
+        self._db.execute("INSERT INTO passages (passages) VALUES ('delete-all')")
 
     def ranked(self, question: str) -> list[RankedText]:
         """Returns the texts with a word of the question, best first; of equal ones the longer
@@ -265,8 +238,7 @@ class TextIndex:
 
     def compact(self) -> None:
         """Rewrites the catalogue without what was removed; nobody may write meanwhile."""
-        if self.searchable:
-            self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
+        self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
 
@@ -276,19 +248,15 @@ def _index_token(word: str) -> str:
 
 
 class DividedEntries(NamedTuple):
-    """Stored documents, each in their former order: those that are present, with the name and path
-    of a file that has their text, and former ones."""
+    """Stored documents: those that are present, under the name and path of a file that has their
+    text, and former ones."""
 
     present: list[Entry]
     former: list[Entry]
 
 
 class KnownFiles:
-    """Records of files by path and by text.
-
-    Args:
-        records: all of a catalogue.
-    """
+    """The records of a catalogue by path and by text."""
 
     def __init__(self, paths: LibraryPaths, records: Iterable[FileRecord]) -> None:
         self._is_away = cache(partial(_is_away, paths))
@@ -309,8 +277,7 @@ class KnownFiles:
         return not self._is_away(record.folder) if record.folder else not record.digest
 
     def of_path(self, path: str) -> list[FileRecord]:
-        """Returns the records of a file, by whatever path it was read; the current ones, if there
-        are some."""
+        """Returns the records of a file under all its paths, or the current ones of these."""
         known = self._by_path.get(self._resolve(path), []) if path else []
         return [record for record in known if record.is_current] or known
 
@@ -337,7 +304,6 @@ class KnownFiles:
         return replace(entry, provenance={**entry.provenance, **names})
 
     def _resolve(self, path: str) -> str:
-        """Resolves links as `resolved_path` does, each folder once."""
         folder, name = os.path.split(os.path.abspath(path))
         return os.path.join(self._real_folder(folder), name)
 
@@ -363,7 +329,7 @@ class Catalogue:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything that the block writes, or nothing."""
+        """Keeps everything that the block writes, or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
@@ -374,20 +340,19 @@ class Catalogue:
         return self.known_files().divide(manifest.read_entries(self._paths))
 
     def known_files(self) -> KnownFiles:
-        """Returns the records of all files, as they are now."""
         return KnownFiles(self._paths, self.files.all())
 
     def keep_synced(self, folder: str) -> None:
-        """Writes the records of a synchronised folder beside the documents, for a catalogue that is
-        made again; without records the file is removed. Raises LibraryError, DiskError."""
+        """Writes the records of a synchronised folder into a file of their own, from which a new
+        catalogue takes them. Raises LibraryError, DiskError."""
         records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
         path = _folder_file(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
-        with self._paths.locked(path.stem), write_errors(self._paths.root):
+        with self._paths.locked(path.stem), disk.write_errors(self._paths.root):
             if not records:
                 path.unlink(missing_ok=True)
             elif _read_folder_file(path) != payload:
-                write_file(path, "folder", payload, path.stem)
+                disk.write_file(path, "folder", payload, path.stem)
 
     def carry_out(self, writes: Iterable[Write | None]) -> None:
         """Carries out writes in transactions of about a second. Nothing is locked while the next
@@ -408,11 +373,7 @@ class Catalogue:
 
     def add_stored_texts(self, progress: Progress | None = None) -> list[LibraryError]:
         """Adds the words of stored documents that it lacks, and returns the errors of those whose
-        text cannot be read.
-
-        Args:
-            progress: called with the texts done and those to do.
-        """
+        text cannot be read. `progress` is called with the texts done and those to do."""
         known, errors = self.texts.digests(), list[LibraryError]()
         missing = [key for digest, key in stored_keys(self._paths).items() if digest not in known]
 
@@ -457,8 +418,7 @@ class Catalogue:
 
 
 def stored_keys(paths: LibraryPaths) -> dict[str, str]:
-    """Returns the key of the first stored document with each text, by the digest of the text.
-    Raises LibraryError: the folder may not be read."""
+    """Returns the key of the first stored document with each text, by the text's digest."""
     keys: dict[str, str] = {}
     entries = manifest.read_entries(paths)
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
@@ -468,9 +428,9 @@ def stored_keys(paths: LibraryPaths) -> dict[str, str]:
 
 
 def _synced_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all synchronised folders. One whose file is damaged has none: its next
-    `esa ingest --words` writes the file again. Raises LibraryError: the folder may not be read."""
-    with read_errors(paths.root):
+    """Returns the records of all synchronised folders but those whose file is damaged, which the
+    next `esa ingest --words` writes again."""
+    with disk.read_errors(paths.root):
         payloads = [_read_folder_file(path) for path in paths.whole_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
@@ -481,9 +441,9 @@ def _folder_file(paths: LibraryPaths, folder: str) -> Path:
 
 
 def _read_folder_file(path: Path) -> bytes:
-    """Returns the payload; empty if the file is missing, damaged or of another format."""
+    """Returns the payload; empty if it is missing or damaged."""
     try:
-        return read_file(path, "folder", path.stem)
+        return disk.read_file(path, "folder", path.stem)
     except LibraryError:
         return b""
 
@@ -493,8 +453,8 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 
 
 def read_file_records(paths: LibraryPaths) -> list[FileRecord]:
-    """Returns the records of all files; those of synchronised folders if the catalogue cannot be
-    read. Changes nothing. Raises LibraryError: the folder may not be read."""
+    """Returns the records of all files, or of synchronised folders if the catalogue cannot be read;
+    changes nothing. Raises LibraryError: the folder may not be read."""
     with suppress(*_ERRORS), closing(_connect_existing(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
@@ -509,8 +469,8 @@ def known_files(paths: LibraryPaths) -> KnownFiles:
 
 @contextmanager
 def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue]:
-    """Opens the library's catalogue; an empty one in memory if not `keep`. One that is damaged is
-    deleted and made again: here, or after an error in the block by whoever opens it next. Raises
+    """Opens the library's catalogue; an empty one in memory if not `keep`. A damaged one is deleted
+    and made again: here, or after an error in the block by whoever opens it next. Raises
     LibraryError, DiskError: the catalogue cannot be written."""
     if not keep:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
@@ -518,21 +478,18 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
             yield Catalogue(paths, db)
         return
     paths.make()
-    path = catalogue_path(paths)
-    inode = _inode(path)
     try:
         try:
             db = _connect(paths)
         except _ERRORS as error:
-            _delete_damaged(paths, inode, error)
+            _delete_damaged(paths, error)
             db = _connect(paths)
         with closing(db):
-            inode = _inode(path)
             yield Catalogue(paths, db)
     except _ERRORS as error:
-        _delete_damaged(paths, inode, error)
+        _delete_damaged(paths, error)
         raise (DiskError if _result_code(error) == sqlite3.SQLITE_FULL else LibraryError)(
-            f"the catalogue {path} cannot be written: {error}",
+            f"the catalogue {catalogue_path(paths)} cannot be written: {error}",
             "free some space, check who may write there, or point ESA_LIBRARY to another folder; "
             "the file may be deleted, and is made again",
         ) from error
@@ -595,15 +552,16 @@ def _connect(paths: LibraryPaths) -> sqlite3.Connection:
 
 
 def make_tables(db: sqlite3.Connection) -> None:
-    """Makes the tables that are missing."""
+    """Makes the tables that are missing. Raises LibraryError: sqlite3 lacks full-text search."""
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA cache_size = -65536")
-    db.executescript(_TABLES)
     try:
-        db.execute(_PASSAGES)
+        db.executescript(_TABLES)
     except sqlite3.OperationalError as error:
         if "no such module" not in str(error):
             raise
+        message = "the sqlite3 of this Python has no full-text search (FTS5)"
+        raise LibraryError(message, "use another Python, as that of python.org") from error
 
 
 def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
@@ -624,32 +582,15 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
         db.execute(f"PRAGMA user_version = {words}")
 
 
-def _delete_damaged(paths: LibraryPaths, inode: int, error: Exception) -> None:
-    """Deletes the catalogue if an error says that it is damaged, or that its tables are not ours;
-    unless another process has made a new one by now.
-
-    Args:
-        inode: of the file that was opened.
-    """
+def _delete_damaged(paths: LibraryPaths, error: Exception) -> None:
+    """Deletes the catalogue if an error says that it is damaged, or has tables of others."""
     decoding = isinstance(error, UnicodeDecodeError) or "Could not decode" in str(error)
-    if not decoding and _result_code(error) not in _DAMAGED:
-        return
-    path = catalogue_path(paths)
-    with paths.locked("catalogue"):
-        if _inode(path) == inode:
-            # A journal that is left would be applied to the catalogue that is made next.
-            for suffix in ("-journal", ""):
-                path.with_name(NAME + suffix).unlink(missing_ok=True)
-
-
-def _inode(path: Path) -> int:
-    """The file's inode; 0 if there is no such file."""
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0
+    if decoding or _result_code(error) in _DAMAGED:
+        # A journal that is left would be applied to the catalogue that is made next.
+        for suffix in ("-journal", ""):
+            with suppress(OSError):
+                (paths.root / (NAME + suffix)).unlink(missing_ok=True)
 
 
 def _result_code(error: Exception) -> int:
-    """The primary result code of an error of sqlite."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

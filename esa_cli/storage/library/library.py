@@ -1,14 +1,10 @@
 """The library: prefilled documents on disk, found by their text.
 
-What a document was prefilled with is one opaque string, `identity`. Readers take no lock: a mapped
-file may be removed (except on Windows, where `remove` fails).
-
-Before an ingest writes its first segment, it claims the names of all segments that its document
-will have. While the ingest holds the document's lock nothing removes these; afterwards `prune`
-does, and `remove` of another document does not. A document's manifest is removed first, so that a
-kill leaves files without a document, and never a document without its files. A document that cannot
-be used may need any segment that no other document names, because nobody can read its manifest:
-such segments stay until the document is removed.
+Readers take no lock: a mapped file may be removed (except on Windows, where `remove` fails). Before
+an ingest writes its first segment, it claims the names of all segments that its document will have.
+While the ingest holds the document's lock nothing removes these; afterwards `prune` does. A
+manifest is removed first, so that a kill never leaves a document without its files. A document that
+cannot be used may need any segment that no other names: such segments stay until it is removed.
 """
 
 from __future__ import annotations
@@ -23,22 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esa_cli.errors import EsaError, LibraryError, ResourceError
-from esa_cli.storage.library import catalogue, manifest
+from esa_cli.storage.library import catalogue, disk, manifest
 from esa_cli.storage.library.catalogue import Catalogue, DividedEntries
-from esa_cli.storage.library.library_files import (
-    KINDS,
-    MARKER,
-    LibraryPaths,
-    check_room,
-    default_root,
-    file_size,
-    nearest_folder,
-    read_file,
-    refuse_to_wait,
-    sync_folder,
-    write_errors,
-    write_file,
-)
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import Entry, Layout, prefix_of
 
 if TYPE_CHECKING:
@@ -74,11 +57,12 @@ class Library:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = default_root() if root is None else root
+        self.root = disk.default_root() if root is None else root
         self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
-        """Returns the key of a text that was prefilled with what `identity` names."""
+        """Returns the key of a text that was prefilled with what `identity`, an opaque string,
+        names."""
         return manifest.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
@@ -88,29 +72,27 @@ class Library:
         is_stored = manifest.has_document(self._paths, key)
         entries = manifest.read_entries(self._paths, [key] if is_stored else [])
         for entry in entries:
-            _check_usable(entry)
+            entry.check()
         return entries[0] if entries else None
 
     def entries(self) -> list[Entry]:
-        """Returns every present document, the most recently used first; those with an `error`
-        cannot be used. Raises LibraryError: the folder may not be read, or is no library."""
+        """Returns every present document, the most recently used first, also those with an `error`.
+        Raises LibraryError: the folder may not be read, or is no library."""
         return self.divided_entries().present
 
     def divided_entries(self) -> DividedEntries:
-        """Returns present and former documents: the file of a former one has another text now, or
-        was removed. Raises: as `entries`."""
+        """Returns present and former documents; see `catalogue`. Raises: as `entries`."""
         self._paths.check()
         return catalogue.known_files(self._paths).divide(manifest.read_entries(self._paths))
 
     def matches(self, text: str) -> list[Entry]:
-        """Returns the documents whose key begins with `text`, at least 4 digits; if there are none,
-        those with this name or source. Present documents, else former ones. Raises: as `entries`.
-        """
+        """Returns the documents whose key begins with `text`, at least 4 digits, else those with
+        this name or source; present documents, else former ones. Raises: as `entries`."""
         paths, prefix = self._paths, text.lower()
         paths.check()
-        keys = list[str]()
-        if len(text) >= 4:
-            keys = [key for key in manifest.list_keys(paths) if key.startswith(prefix)]
+        keys = [
+            key for key in manifest.list_keys(paths) if len(text) > 3 and key.startswith(prefix)
+        ]
         entries = manifest.read_entries(paths, keys or None)
         if not keys:
             entries = [one for one in entries if text in (one.name, one.provenance.get("source"))]
@@ -118,18 +100,18 @@ class Library:
         return present or former
 
     def text_digests(self) -> set[str]:
-        """Returns the digests of the texts of all documents. Raises LibraryError: as `entries`."""
+        """Returns the digests of the texts of all documents. Raises: as `entries`."""
         self._paths.check()
         return set(catalogue.stored_keys(self._paths))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all files in the library, without its catalogue."""
-        return sum(map(file_size, self._paths.files()))
+        return sum(map(disk.file_size, self._paths.files()))
 
     @property
     def catalogue_bytes(self) -> int:
-        return file_size(catalogue.catalogue_path(self._paths))
+        return disk.file_size(catalogue.catalogue_path(self._paths))
 
     @property
     def synced_files(self) -> int:
@@ -138,13 +120,11 @@ class Library:
         return sum(bool(record.folder and record.digest) for record in records)
 
     def catalogue(self, keep: bool = True) -> AbstractContextManager[Catalogue]:
-        """Opens the catalogue; an empty one in memory if not `keep`. Raises LibraryError,
-        DiskError: the catalogue cannot be written."""
+        """Opens the catalogue, or an empty one in memory. Raises LibraryError, DiskError."""
         return catalogue.open_catalogue(self._paths, keep)
 
     def search_catalogue(self, copy: bool = False) -> AbstractContextManager[Catalogue]:
-        """Opens the catalogue, or a copy if it cannot be written, or `copy`. Raises LibraryError,
-        DiskError."""
+        """Opens the catalogue, or a copy of one that is read-only. Raises LibraryError."""
         return catalogue.search_catalogue(self._paths, copy)
 
     def size_of(self, tokens: int, layout: Layout, states: int = 0) -> int:
@@ -154,12 +134,12 @@ class Library:
     @property
     def exists(self) -> bool:
         """Whether the folder is a library."""
-        return (self.root / MARKER).is_file()
+        return (self.root / disk.MARKER).is_file()
 
     @property
     def writable(self) -> bool:
         """Whether this user may write the library's folder, or make it."""
-        return os.access(nearest_folder(self.root), os.W_OK)
+        return os.access(disk.nearest_folder(self.root), os.W_OK)
 
     @contextmanager
     def write(
@@ -172,19 +152,17 @@ class Library:
         devices: Sequence[torch.device] = (),
         states: int = 0,
     ) -> Iterator[Writer | Entry]:
-        """Yields a `Writer`, or the document if it exists by now.
-
-        If the block ends without `finish`, whole segments stay and the next ingest resumes from
-        them; if the disk is full, what this ingest wrote is removed.
+        """Yields a `Writer`, or the document if it exists by now. If the block ends without
+        `finish`, whole segments stay and the next ingest resumes from them; if the disk is full,
+        what this ingest wrote is removed.
 
         Args:
-            ids: all tokens. waiting: called every half second while another process ingests the
-                same document; an exception that the callback raises propagates.
+            ids: all tokens. waiting: see `LibraryPaths.locked`.
             devices: where each layer's tail is kept; (): the CPU. states: see `size_of`.
 
         Raises:
-            DiskError: the disk lacks room. LibraryError: the library cannot be written, its folder
-                is not a library, or the document exists and is damaged.
+            DiskError: the disk lacks room. LibraryError: the library cannot be written, or the
+                document exists and is damaged.
         """
         from esa_cli.storage.library.stored_document import Writer
 
@@ -199,7 +177,7 @@ class Library:
                 writer = Writer(paths, key, identity, ids, layout, prefixes, devices)
                 try:
                     size = self.size_of(len(ids), layout, states)
-                    check_room(self.root, size - layout.nbytes(writer.done))
+                    disk.check_room(self.root, size - layout.nbytes(writer.done))
                     yield writer
                 finally:
                     has_begun = writer.segments and (writer.new_files or was_claimed)
@@ -210,44 +188,42 @@ class Library:
             yield entry
 
     def open(self, entry: Entry) -> StoredDocument:
-        """Opens the document for questions and sets the time of its last use. Raises LibraryError:
-        one of its files is missing, damaged or of another format."""
+        """Opens a document for questions and marks it as used. Raises LibraryError: one of its
+        files is missing, damaged or of another format."""
         from esa_cli.storage.library.stored_document import StoredDocument
 
-        _check_usable(entry)
+        entry.check()
         stored = StoredDocument(self._paths, entry)
         manifest.mark_used(self._paths, entry.key)
         return stored
 
     def text(self, entry: Entry) -> str:
-        """Returns the document's text. Raises LibraryError: the text is missing or damaged."""
-        _check_usable(entry)
+        """Returns a document's text. Raises LibraryError: it is missing or damaged."""
+        entry.check()
         return manifest.read_text(self._paths, entry)
 
     def words(self, entry: Entry) -> bytes | None:
-        """Returns what `keep_words` stored for the document; None if nothing is stored, or it is
-        damaged or another document's."""
+        """Returns what `keep_words` stored for a document; None if nothing usable is stored."""
         path, owner = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
         try:
-            payload = read_file(path, "words", "")
+            payload = disk.read_file(path, "words", "")
         except LibraryError:
             return None
         return payload.removeprefix(owner) if payload.startswith(owner) else None
 
     def keep_words(self, entry: Entry, payload: bytes) -> None:
-        """Stores what can be made from the document's text again, if the library can be written
-        and no other process has the document's lock."""
+        """Stores what can be made from a document's text again, if that is possible without
+        waiting."""
         path, owner = self._paths.document(entry.key, "words"), f"{entry.key}\n".encode()
         with (
             suppress(LibraryError, ResourceError, OSError),
-            self._paths.locked(entry.key, refuse_to_wait),
+            self._paths.locked(entry.key, disk.refuse_to_wait),
         ):
             if manifest.has_document(self._paths, entry.key):
-                write_file(path, "words", owner + payload, entry.key)
+                disk.write_file(path, "words", owner + payload, entry.key)
 
     def verify(self, entry: Entry) -> list[LibraryError]:
-        """Reads every byte that a document needs and returns one error for each damaged file. Words
-        are left out: they are made again."""
+        """Reads every byte that a document needs and returns one error for each damaged file."""
         from esa_cli.storage.library.stored_document import check_file, needed_paths
 
         if entry.error:
@@ -264,45 +240,44 @@ class Library:
         return errors
 
     def remove(self, entry: Entry) -> int:
-        """Removes a document and returns the bytes freed. Segments that others may need stay.
+        """Removes a document, without segments that others may need, and returns the bytes freed.
         Raises LibraryError, DiskError: a file cannot be removed, or the catalogue not changed."""
         paths = self._paths
         paths.make()
-        with write_errors(self.root), paths.locked("library"):
+        with disk.write_errors(self.root), paths.locked("library"):
             others = [one for one in manifest.read_entries(paths) if one.key != entry.key]
             is_needed = needed_files(paths, others, abandoned=True)
             shared = [paths.fit(entry.fit), *map(paths.segment, entry.segments)]
             if entry.error:
                 shared = [*paths.whole_files("segments"), *paths.whole_files("fits")]
-            files = [paths.document(entry.key, kind) for kind in KINDS]
+            files = [paths.document(entry.key, kind) for kind in disk.KINDS]
             freed = delete_files(paths, files + [path for path in shared if not is_needed(path)])
         self._change_catalogue(Catalogue.drop_unused_texts)
         return freed
 
     def prune(self, max_bytes: int | None = None, *, dry_run: bool = False) -> PruneResult:
         """Removes former documents and what killed ingests left, then the least recently used until
-        the library takes at most `max_bytes` (None: no other). What a running ingest needs stays,
-        and documents that cannot be used. Raises LibraryError: there are such documents and more
-        bytes than `max_bytes`, and nothing is changed; or as `remove`."""
+        the library takes at most `max_bytes` (None: no other). Raises LibraryError: some documents
+        cannot be used, so that none can be removed for the limit; or as `remove`."""
         paths = self._paths
         if not self.root.exists():
             return PruneResult((), 0, 0, 0)
         paths.make()
         former = {entry.key for entry in self.divided_entries().former}
-        with write_errors(self.root), paths.locked("library"):
+        with disk.write_errors(self.root), paths.locked("library"):
             entries = manifest.read_entries(paths)
             leftovers = _leftovers(paths, entries)
-            total = sum(map(file_size, set(paths.files()) - set(leftovers)))
+            total = sum(map(disk.file_size, set(paths.files()) - set(leftovers)))
             removed, files = list[Entry](), list[Path]()
             for entry, freed in _removal_order(paths, entries, former):
                 if entry.key not in former:
                     if max_bytes is None or total <= max_bytes:
                         break
                     _check_all_usable(entries)
-                total -= sum(map(file_size, freed))
+                total -= sum(map(disk.file_size, freed))
                 removed.append(entry)
                 files += freed
-            freed_bytes = sum(map(file_size, [*files, *leftovers]))
+            freed_bytes = sum(map(disk.file_size, [*files, *leftovers]))
             if not dry_run:
                 delete_files(paths, [*files, *leftovers])
                 total = self.nbytes
@@ -312,18 +287,12 @@ class Library:
         return PruneResult(tuple(removed), len(leftovers), freed_bytes, total, left_alone)
 
     def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
-        """Changes the catalogue; one that is damaged is removed, and so are the words in it."""
         try:
             with self.catalogue() as opened:
                 work(opened)
         except EsaError:
             if catalogue.catalogue_path(self._paths).exists():
                 raise
-
-
-def _check_usable(entry: Entry) -> None:
-    if entry.error:
-        raise entry.error
 
 
 def _check_all_usable(entries: Sequence[Entry]) -> None:
@@ -338,10 +307,10 @@ def _check_all_usable(entries: Sequence[Entry]) -> None:
 
 
 def claim_segments(paths: LibraryPaths, key: str, prefixes: list[str]) -> None:
-    """Claims segments, by the prefixes of their names, for the ingest of the document with this
-    key. Raises LibraryError, DiskError."""
-    with write_errors(paths.root), paths.locked("library"):
-        write_file(paths.claim(key), "claim", json.dumps(prefixes).encode(), key)
+    """Claims segments with these prefixes for the ingest of a document. Raises LibraryError,
+    DiskError."""
+    with disk.write_errors(paths.root), paths.locked("library"):
+        disk.write_file(paths.claim(key), "claim", json.dumps(prefixes).encode(), key)
 
 
 def needed_files(
@@ -362,7 +331,7 @@ def needed_files(
         is_ingesting = is_ingesting or is_live
         if is_live or abandoned:
             try:
-                prefixes.update(json.loads(read_file(path, "claim", path.stem)))
+                prefixes.update(json.loads(disk.read_file(path, "claim", path.stem)))
             except LibraryError:
                 needs_unknown = True
 
@@ -378,8 +347,8 @@ def needed_files(
 
 
 def _remove_unfinished(paths: LibraryPaths, key: str, new_files: Sequence[Path]) -> None:
-    """Ends the claim of an ingest that nobody will resume, and removes those of the files it wrote
-    that nobody else needs. Raises OSError, EsaError: some of it is left."""
+    """Ends the claim of an ingest that nobody will resume, and removes the files it wrote that
+    nobody else needs. Raises OSError, EsaError."""
     with paths.locked("library"):
         for path in (paths.document(key), paths.claim(key)):
             path.unlink(missing_ok=True)
@@ -394,8 +363,8 @@ def _remove_unfinished(paths: LibraryPaths, key: str, new_files: Sequence[Path])
 def _removal_order(
     paths: LibraryPaths, entries: Sequence[Entry], former: set[str]
 ) -> Iterator[tuple[Entry, list[Path]]]:
-    """Yields the usable documents in the order in which they are removed, former ones and then the
-    least recently used first, each with its files that no later one needs, the manifest first."""
+    """Yields the usable documents, former ones and then the least recently used first, each with
+    those of its files that no later one needs, the manifest first."""
     is_needed = needed_files(paths, [one for one in entries if one.error], abandoned=False)
     uses = Counter(name for entry in entries for name in (*entry.segments, entry.fit))
     usable = [entry for entry in reversed(entries) if not entry.error]
@@ -403,7 +372,7 @@ def _removal_order(
         uses.subtract([*entry.segments, entry.fit])
         shared = [paths.segment(name) for name in entry.segments if not uses[name]]
         shared += [] if uses[entry.fit] else [paths.fit(entry.fit)]
-        files = [paths.document(entry.key, kind) for kind in KINDS]
+        files = [paths.document(entry.key, kind) for kind in disk.KINDS]
         files += [path for path in shared if not is_needed(path)]
         yield entry, [path for path in files if path.exists()]
 
@@ -428,11 +397,11 @@ def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
     """Removes files in their order, and returns their bytes."""
     freed = 0
     for path in files:
-        size = file_size(path)
+        size = disk.file_size(path)
         path.unlink(missing_ok=True)
         freed += size
         if path.suffix == ".doc":
-            sync_folder(paths.documents)
+            disk.sync_folder(paths.documents)
     for folder in {path.parent for path in files}:
-        sync_folder(folder)
+        disk.sync_folder(folder)
     return freed

@@ -17,27 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.errors import ArchiveFileError, LibraryError, UsageError, first_line
-from esa_cli.storage.library import manifest
+from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.library import Library, claim_segments
-from esa_cli.storage.library.library_files import (
-    MARKER,
-    LibraryPaths,
-    check_room,
-    file_size,
-    is_manifest,
-    new_file,
-    part_path,
-    reading_error,
-    sync_folder,
-    write_errors,
-)
 from esa_cli.storage.library.manifest import Entry, prefix_of
 from esa_cli.storage.library.stored_document import check_file, check_manifest, needed_paths
 from esa_cli.system.files import replacing, writing_errors
 from esa_cli.system.progress import Progress
 
-CHUNK = 1 << 22
-"""Bytes that are copied at once."""
+CHUNK_BYTES = 1 << 22
 
 
 class DamagedCopyError(LibraryError):
@@ -60,7 +48,7 @@ class CopyResult:
 
 
 class FilePart(NamedTuple):
-    """The bytes of a document's file: a whole file, or a member of an archive."""
+    """The bytes of a whole file, or of a member of an archive."""
 
     path: Path
     start: int
@@ -68,8 +56,8 @@ class FilePart(NamedTuple):
 
 
 class CopySource:
-    """The files of a library in a folder or an archive, by name. Raises LibraryError: the folder is
-    no library. ArchiveFileError: the file is no archive of one, or is cut off."""
+    """The files of a library in a folder or an archive, by name. Raises LibraryError: the place is
+    no library, or is cut off."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -84,7 +72,7 @@ class CopySource:
     def keys(self) -> list[str]:
         """Returns the keys of its documents."""
         names = [name.removeprefix("documents/") for name in self.files if "documents/" in name]
-        return sorted(name.partition(".")[0] for name in names if is_manifest(name))
+        return sorted(name.partition(".")[0] for name in names if disk.is_manifest(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yields the bytes of a file. Raises LibraryError: it is missing or cannot be read."""
@@ -94,11 +82,11 @@ class CopySource:
         try:
             with path.open("rb") as file:
                 file.seek(start)
-                while chunk := file.read(min(CHUNK, size)):
+                while chunk := file.read(min(CHUNK_BYTES, size)):
                     size -= len(chunk)
                     yield chunk
         except OSError as error:
-            raise reading_error(path, error, "") from error
+            raise disk.reading_error(path, error, "") from error
 
 
 def is_archive(place: str) -> bool:
@@ -108,20 +96,21 @@ def is_archive(place: str) -> bool:
 
 def _list_folder(place: str) -> dict[str, FilePart]:
     paths = LibraryPaths(Path(place))
-    if not (paths.root / MARKER).is_file():
+    if not (paths.root / disk.MARKER).is_file():
         hint = "`esa library copy library FOLDER` makes one there"
         raise LibraryError(f"{place} is not a library of esa", hint)
-    return {_file_name(paths, path): FilePart(path, 0, file_size(path)) for path in paths.files()}
+    return {
+        _file_name(paths, path): FilePart(path, 0, disk.file_size(path)) for path in paths.files()
+    }
 
 
 def _list_archive(place: str) -> dict[str, FilePart]:
-    """Returns an archive's files. Raises tarfile.ReadError, OSError."""
     path = Path(place)
     if not path.is_file():  # not opened: a pipe without a writer would block
         raise tarfile.ReadError("it is not a file")
     with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
         members = tar.getmembers()
-        if not members or members[0].name != MARKER:
+        if not members or members[0].name != disk.MARKER:
             raise tarfile.ReadError("it is another archive")
         # `tarfile` ends quietly at a header that is damaged.
         file.seek(members[-1].offset_data + -(-members[-1].size // 512) * 512)
@@ -135,15 +124,12 @@ def push(
     library: Library, place: str, entries: Sequence[Entry], progress: Progress | None = None
 ) -> CopyResult:
     """Copies documents of the library to a folder, which is made if it is empty or missing, or to a
-    new archive, which appears when it is complete.
-
-    Args:
-        progress: called with the documents done and all.
+    new archive, which appears when it is complete. `progress` is called with the documents done and
+    all.
 
     Raises:
-        LibraryError: the folder has files but no library, or no document can be copied to an
-            archive. UsageError: the archive exists and is something else. DocumentError,
-            ResourceError: a file cannot be written.
+        LibraryError: the folder is no library, or no document can be copied to an archive.
+        UsageError: the archive exists and is something else. DocumentError, ResourceError.
     """
     check_place(place)
     keys = [entry.key for entry in entries]
@@ -155,7 +141,7 @@ def push(
         return _copy_all(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
     with _new_archive(Path(place)) as tar:
-        _add_members(tar, paths, [paths.root / MARKER])
+        _add_members(tar, paths, [paths.root / disk.MARKER])
         result = _copy_all(keys, lambda key: _archive_document(paths, tar, added, key), progress)
         if result.failed and not result.copied:
             raise result.failed[0]
@@ -173,11 +159,11 @@ def pull(
 
     Args:
         chosen: beginnings of their ids; (): all. progress: as of `push`.
-        waiting: called every half second while another process ingests one of them.
+        waiting: see `LibraryPaths.locked`.
 
     Raises:
-        LibraryError: the place is no library, or cannot be read. UsageError: one of the chosen is
-            not there. DiskError: the library cannot be written.
+        LibraryError: the place is no library. UsageError: one of the chosen is not there.
+        DiskError.
     """
     check_place(place)
     source, target = CopySource(place), LibraryPaths(library.root)
@@ -235,20 +221,23 @@ def _copy_document(
             data = b"".join(source.chunks(_file_name(target, last)))
             entry = check_manifest(target, key, data)
         files, copied = needed_paths(target, entry), len(data)
-        check_room(target.root, sum(entry.sizes.values()) - sum(map(file_size, files)))
+        disk.check_room(target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files)))
         # As of an ingest: nobody removes what is needed, and a stopped copy uses it again.
         claim_segments(target, key, [*map(prefix_of, entry.segments)])
-        with write_errors(target.root):
+        with disk.write_errors(target.root):
             for path in files:
                 if not _is_good(path, entry):  # it may be another document's, or a stopped copy's
-                    with _damage_in(source.place, target, key, path), new_file(path, key) as file:
+                    with (
+                        _damage_in(source.place, target, key, path),
+                        disk.new_file(path, key) as file,
+                    ):
                         for chunk in source.chunks(_file_name(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
-                        check_file(part_path(path, key), path, entry)
+                        check_file(disk.part_path(path, key), path, entry)
             with target.locked("library"):
-                with new_file(last, key) as file:
+                with disk.new_file(last, key) as file:
                     file.write(data)
                 target.claim(key).unlink()
     manifest.mark_used(target, key)
@@ -266,8 +255,7 @@ def _is_good(path: Path, entry: Entry) -> bool:
 def _archive_document(
     paths: LibraryPaths, tar: tarfile.TarFile, added: set[Path], key: str
 ) -> int | None:
-    """Adds a document's files to an archive, but those that were added before; returns the bytes.
-    Raises DamagedCopyError."""
+    """Adds a document's files to an archive; returns the bytes. Raises DamagedCopyError."""
     last, place = paths.document(key), str(paths.root)
     with _damage_in(place, paths, key, last):
         entry = manifest.read_manifest(paths, key)
@@ -297,7 +285,9 @@ def _damage_in(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterato
         yield
     except LibraryError as error:
         name, last = _file_name(paths, path), _file_name(paths, paths.document(key))
-        reason = error.message.replace(str(part_path(path, key)), name).replace(str(path), name)
+        reason = error.message.replace(str(disk.part_path(path, key)), name).replace(
+            str(path), name
+        )
         raise DamagedCopyError(
             f"document {key[:12]} in {place} cannot be used: {reason}",
             # A good copy does not replace files that are there.
@@ -314,8 +304,7 @@ def _file_name(paths: LibraryPaths, path: Path) -> str:
 @contextmanager
 def _new_archive(path: Path) -> Iterator[tarfile.TarFile]:
     """Yields an archive for its owner alone, which appears under its name when the block ends well.
-    Raises UsageError: the file exists and is no archive of a library. DocumentError, ResourceError:
-    it cannot be written."""
+    Raises UsageError: the file exists and is no archive. DocumentError, ResourceError."""
     if path.exists():
         try:
             CopySource(str(path))
@@ -330,4 +319,4 @@ def _new_archive(path: Path) -> Iterator[tarfile.TarFile]:
         tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar,
     ):
         yield tar
-    sync_folder(path.absolute().parent)
+    disk.sync_folder(path.absolute().parent)

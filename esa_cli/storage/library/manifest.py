@@ -18,27 +18,14 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
-from esa_cli.storage.library.library_files import (
-    FORMAT,
-    WITH_SHAPES,
-    WITH_STATES,
-    LibraryPaths,
-    damage_error,
-    is_manifest,
-    read_bytes,
-    read_errors,
-    read_file,
-    unpack_file,
-    write_file,
-)
+from esa_cli.storage.library import disk
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
 SEGMENT = 4096
 """Tokens of a segment; the last segment of a document may have fewer."""
 NO_FIT = "none"
-"""The name of projections in a document without reduced keys."""
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number of each dtype that can be stored."""
 MAX_LAYERS = 10_000
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """Configuration with which pydantic checks the manifests of strangers."""
@@ -118,7 +105,6 @@ class Layout:
             raise ValueError(f"no rows can have the layout {vars(self)}")
 
     def of(self, layer: int) -> Layout:
-        """Returns the layout of one layer's rows."""
         return _layer_layout(self, layer) if self.shapes else self
 
     @property
@@ -128,7 +114,6 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Numbers in a row."""
         return self.vectors * self.dim
 
     @property
@@ -195,14 +180,14 @@ def _hash_parts(*parts: bytes) -> bytes:
 def document_key(identity: str, text: str) -> str:
     """Returns the key of a text that was prefilled with what `identity` names."""
     digest = text_digest(text).encode()
-    return _hash_parts(b"document", bytes([FORMAT]), identity.encode(), digest).hex()
+    return _hash_parts(b"document", bytes([disk.FORMAT]), identity.encode(), digest).hex()
 
 
 def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
     """Returns a hash for each segment of a document, over all tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
     fitted = array("q", ids[: layout.fit]).tobytes()
-    last = _hash_parts(b"segment", bytes([FORMAT]), identity.encode(), shape, fitted)
+    last = _hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
     prefixes = []
     for start in range(0, len(ids), layout.segment):
         tokens = array("q", ids[start : start + layout.segment])
@@ -253,9 +238,14 @@ class Entry:
     def id(self) -> str:
         return self.key[:12]
 
+    def check(self) -> None:
+        """Raises the error of a document that cannot be used."""
+        if self.error:
+            raise self.error
+
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Suffixes of the files that the document alone needs, without the manifest."""
+        """Suffixes of its own files, without the manifest."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
@@ -274,7 +264,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The document's name for people."""
         return str(self.provenance.get("name", ""))
 
     @property
@@ -294,7 +283,6 @@ class Entry:
         return sum(self.sizes.values())
 
     def segment_tokens(self, index: int) -> int:
-        """Number of tokens in the segment with this index."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
     def as_json(self) -> dict[str, Any]:
@@ -316,7 +304,6 @@ class Entry:
         }
 
     def stored_fields(self) -> dict[str, Any]:
-        """Returns the fields that a manifest has."""
         stored = asdict(self) | {"layout": self.layout.as_json()}
         del stored["used"], stored["error"]
         return stored
@@ -325,35 +312,35 @@ class Entry:
 def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
     """Writes the manifest, with which the document exists. Raises OSError."""
     payload = json.dumps(entry.stored_fields(), sort_keys=True, indent=1).encode()
-    form = WITH_STATES if entry.layout.states else FORMAT
-    form = WITH_SHAPES if entry.layout.shapes else form
-    write_file(paths.document(entry.key), "document", payload, entry.key, form)
+    form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
+    form = disk.WITH_SHAPES if entry.layout.shapes else form
+    disk.write_file(paths.document(entry.key), "document", payload, entry.key, form)
 
 
 def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Returns the entry of a document. Raises LibraryError: the manifest is missing, damaged,
     another document's or of another format."""
-    entry = decode_manifest(paths, key, read_bytes(paths.document(key), key))
+    entry = decode_manifest(paths, key, disk.read_bytes(paths.document(key), key))
     return replace(entry, used=_last_use(paths, key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
     """Returns the entry in the bytes of a manifest, without `used`. Raises: as `read_manifest`."""
     path = paths.document(key)
-    stored = json.loads(unpack_file(data, "document", path, key))
+    stored = json.loads(disk.unpack_file(data, "document", path, key))
     if stored["key"] != key:
-        raise damage_error(path, "it is the manifest of another document", key)
+        raise disk.damage_error(path, "it is the manifest of another document", key)
     layout = Layout.of_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **stored)
 
 
 def list_keys(paths: LibraryPaths) -> set[str]:
-    """Returns the keys of all documents. Raises LibraryError: the folder may not be read."""
-    with read_errors(paths.root):
+    """Returns the keys of all documents. Raises LibraryError."""
+    with disk.read_errors(paths.root):
         # Not `glob`, which returns nothing for a folder that may not be read.
         names = os.listdir(paths.documents) if paths.documents.is_dir() else []
-    return {name.partition(".")[0] for name in filter(is_manifest, names)}
+    return {name.partition(".")[0] for name in filter(disk.is_manifest, names)}
 
 
 def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
@@ -370,15 +357,15 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
 
 
 def has_document(paths: LibraryPaths, key: str) -> bool:
-    """Whether a document exists. Raises LibraryError: the folder may not be read."""
-    with read_errors(paths.root):
+    """Whether a document exists. Raises LibraryError."""
+    with disk.read_errors(paths.root):
         return paths.document(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
-    """Returns a document's text. Raises LibraryError: its file is missing or damaged."""
+    """Returns a document's text. Raises LibraryError."""
     path = paths.document(entry.key, "text")
-    return read_file(path, "text", entry.key, entry.digests["text"]).decode(
+    return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
         "utf-8", "surrogatepass"
     )
 

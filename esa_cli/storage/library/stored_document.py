@@ -2,13 +2,8 @@
 
 An ingest writes segments as they fill, with the states after the last one, then the document's own
 files, and the manifest last. Every file is written atomically, so a kill leaves nothing, complete
-segments to resume from, or a document.
-
-States are those of the layers that keep one in place of rows, or beside them. Their file has a line
-with the prefix of the segment after which they are, and the tensors as safetensors.
-
-A stranger can write any contents with a valid checksum, so what is copied into the library is
-checked by `check_manifest` and `check_file`.
+segments to resume from, or a document. A stranger can write any contents with a valid checksum, so
+what is copied into the library is checked by `check_manifest` and `check_file`.
 """
 
 from __future__ import annotations
@@ -32,21 +27,11 @@ from torch import Tensor
 
 from esa_cli.attention.compression import Linear, map_tensors
 from esa_cli.errors import LibraryError, ResourceError
-from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.library import manifest
-from esa_cli.storage.library.library_files import (
-    LibraryPaths,
-    damage_error,
-    file_size,
-    read_bytes,
-    read_file,
-    unpack_file,
-    write_errors,
-    write_file,
-)
+from esa_cli.storage.library import disk, manifest
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import NO_FIT, Entry, Layout, prefix_of
 from esa_cli.storage.library.segment import DiskStore, Segment, SegmentLayer, write_segment
-from esa_cli.storage.memory_store import CPU, MemoryStore
+from esa_cli.storage.memory_store import CPU, JoinedStore, MemoryStore, StoreSlice
 from esa_cli.system.text import text_bytes, text_digest
 
 State = dict[str, Tensor]
@@ -63,7 +48,7 @@ _UNPACKING = (
 
 
 class StoredStates(NamedTuple):
-    """Each layer's state after the last token of the segment with this prefix."""
+    """The states of layers after the last token of the segment with this prefix."""
 
     segment: str
     states: list[State]
@@ -80,11 +65,7 @@ def pack_states(segment: str, states: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> StoredStates:
-    """Returns what `pack_states` packed. Raises LibraryError: the bytes are something else.
-
-    Args:
-        path, key: for messages.
-    """
+    """Returns what `pack_states` packed. Raises LibraryError, which names `path` and `key`."""
     name, _, packed = payload.partition(b"\n")
     try:
         tensors = load(packed)
@@ -99,16 +80,16 @@ def unpack_states(payload: bytes, path: Path, layout: Layout, key: str) -> Store
             states[int(match[1])][match[2]] = value
         return StoredStates(name.decode("ascii"), states)
     except _UNPACKING as error:
-        raise damage_error(path, "it has no states as esa writes them", key) from error
+        raise disk.damage_error(path, "it has no states as esa writes them", key) from error
 
 
 def read_states(paths: LibraryPaths, layout: Layout, key: str, segment: str = "") -> StoredStates:
     """Returns the states of a document. Raises LibraryError: they are missing, damaged, of another
     format, or not those after `segment` (empty: any)."""
     path = paths.document(key, "states")
-    stored = unpack_states(read_file(path, "states", key), path, layout, key)
+    stored = unpack_states(disk.read_file(path, "states", key), path, layout, key)
     if segment not in ("", stored.segment):
-        raise damage_error(path, "it has the states of another document", key)
+        raise disk.damage_error(path, "it has the states of another document", key)
     return stored
 
 
@@ -127,9 +108,11 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
     """Returns the projections of that name; None for `NO_FIT`. Raises LibraryError."""
     if name == NO_FIT:
         return None
-    packed = read_file(paths.fit(name), "fit", key)
+    packed = disk.read_file(paths.fit(name), "fit", key)
     if _hash_projections(packed) != name:
-        raise damage_error(paths.fit(name), "it holds other projections than its name says", key)
+        raise disk.damage_error(
+            paths.fit(name), "it holds other projections than its name says", key
+        )
     tensors, projections = load(packed), list[Linear | None]()
     for i in range(int(tensors["layers"])):
         pair = [tensors.get(f"layers.{i}.{name}") for name in ("query_map", "key_map")]
@@ -140,23 +123,18 @@ def _read_projections(paths: LibraryPaths, name: str, key: str) -> list[Linear |
 
 class StoredDocument:
     """A document opened for questions: its small files read and checked, its segments mapped.
-
-    Args:
-        entry: a document without an `error`.
+    Raises LibraryError: one of its files is missing, damaged or of another format.
 
     Attributes:
         offsets: (n, 2), start and end of each token in `text`, in characters.
         states: of the model's layers that keep one, after the last token.
-
-    Raises:
-        LibraryError: one of its files is missing, damaged or of another format.
     """
 
     def __init__(self, paths: LibraryPaths, entry: Entry) -> None:
         self.entry, key = entry, entry.key
         self.text = manifest.read_text(paths, entry)
         path = paths.document(key, "tokens")
-        tokens = load(read_file(path, "tokens", key, entry.digests["tokens"]))
+        tokens = load(disk.read_file(path, "tokens", key, entry.digests["tokens"]))
         self._ids, self.offsets = tokens["ids"], tokens["offsets"]
         self.projections = _read_projections(paths, entry.fit, key)
         self.states: list[State] = []
@@ -175,7 +153,7 @@ class StoredDocument:
         return list(self._ids.tolist())
 
     def layers(self, devices: Sequence[torch.device] = ()) -> list[DiskStore]:
-        """Returns a store for each layer, each on its device; (): all on the CPU."""
+        """Returns a store for each layer on its device; (): on the CPU."""
         count = self.entry.layout.layers
         return [
             DiskStore([SegmentLayer(segment, layer, device) for segment in self._segments])
@@ -185,9 +163,6 @@ class StoredDocument:
 
 class Writer:
     """A running ingest; `Library.write` makes it while it holds the document's lock and claim.
-
-    Args:
-        prefixes: of all segments that the document will have.
 
     Attributes:
         done: tokens on disk, of this ingest or of another document with the same beginning.
@@ -227,9 +202,8 @@ class Writer:
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
     def _resume(self) -> list[Segment]:
-        """Maps the longest run of whole first segments on disk, every byte of it checked, and takes
-        their projections and states. If layers of the model keep states, all segments up to the one
-        after which these were stored, or none."""
+        """Maps the longest run of whole first segments on disk, every byte checked, and takes their
+        projections and states. With states, all segments before them, or none."""
         layout, states, best = self.layout, self.states, list[Segment]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
@@ -256,17 +230,13 @@ class Writer:
         return segment
 
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
-        """Writes every segment that is complete in all layers, and frees its rows in memory.
-
-        Called after each piece of prefill, it bounds memory, and a kill loses one segment.
+        """Writes every segment that is complete in all layers, and frees its rows in memory. Called
+        after each piece of prefill, it bounds memory, and a kill loses one segment. Raises
+        DiskError: the disk is full; what this ingest wrote will be removed.
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
-            states: of the layers that keep one, after the last token in memory; they are stored if
-                a segment ends with it.
-
-        Raises:
-            DiskError: the disk is full; what this ingest wrote will be removed.
+            states: after the last token in memory; they are stored if a segment ends with it.
         """
         while self._complete_tokens() >= self.layout.segment:
             self._write_segment(self.layout.segment, projections)
@@ -301,15 +271,14 @@ class Writer:
         self.done += count
 
     def _write(self, path: Path, payload: bytes) -> str:
-        """Writes a small file, and returns its digest."""
         with self._writing(path):
-            return write_file(path, path.suffix[1:], payload, self.key)
+            return disk.write_file(path, path.suffix[1:], payload, self.key)
 
     @contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
         self.new_files.append(path)
         try:
-            with write_errors(self.paths.root):
+            with disk.write_errors(self.paths.root):
                 yield
         except ResourceError:
             self.is_full = True
@@ -326,15 +295,13 @@ class Writer:
         projections: Projections | None = None,
         states: Sequence[State] = (),
     ) -> Entry:
-        """Writes the rest and the manifest, with which the document exists.
+        """Writes the rest and the manifest, with which the document exists. Raises ValueError:
+        tokens or states are missing. DiskError: as `flush`.
 
         Args:
             text: the whole text. offsets: (n, 2) character offsets of all tokens.
             marks, provenance: JSON data. head: tokens of the prompt before the document.
             projections: as for `flush`. states: after the last token.
-
-        Raises:
-            ValueError: tokens or states are missing. DiskError: as `flush`.
         """
         self.flush(projections)
         paths, key, rest = self.paths, self.key, len(self.ids) - self.done
@@ -355,9 +322,11 @@ class Writer:
             text_sha256=text_digest(text), characters=len(text), created=round(time.time(), 3),
             marks=tuple(marks), provenance=provenance or {},
         )  # fmt: skip
-        rows = sum(file_size(paths.segment(name)) for name in self.segments)
-        entry.sizes.update(segments=rows, fit=file_size(paths.fit(self._fit)))
-        entry.sizes.update((kind, file_size(paths.document(key, kind))) for kind in entry.kinds)
+        rows = sum(disk.file_size(paths.segment(name)) for name in self.segments)
+        entry.sizes.update(segments=rows, fit=disk.file_size(paths.fit(self._fit)))
+        entry.sizes.update(
+            (kind, disk.file_size(paths.document(key, kind))) for kind in entry.kinds
+        )
         with self._writing(paths.document(key)), paths.locked("library"):
             manifest.write_manifest(paths, entry)
             paths.claim(key).unlink()
@@ -374,25 +343,25 @@ def needed_paths(paths: LibraryPaths, entry: Entry) -> list[Path]:
 
 
 def check_file(file: Path, path: Path, entry: Entry) -> None:
-    """Reads every byte of a file that is, or will be, at `path`, one of `needed_paths`. Raises
-    LibraryError: the file is missing, damaged, or another document's."""
+    """Reads every byte of a file that is, or will be, one of `needed_paths`. Raises LibraryError:
+    the file is missing, damaged, or another document's."""
     key, kind = entry.key, path.suffix[1:]
     if kind == "seg":
         tokens = entry.segment_tokens(entry.segments.index(path.stem))
         Segment(file, entry.layout, tokens, key, path.stem).check()
         return
-    data = read_bytes(file, key)
-    payload = unpack_file(data, kind, path, key, entry.digests.get(kind))
+    data = disk.read_bytes(file, key)
+    payload = disk.unpack_file(data, kind, path, key, entry.digests.get(kind))
     try:
         belongs = len(data) == entry.sizes[kind] and _belongs(entry, kind, payload, path)
     except _UNPACKING as error:
-        raise damage_error(path, "its contents are not what esa writes", key) from error
+        raise disk.damage_error(path, "its contents are not what esa writes", key) from error
     if not belongs:
-        raise damage_error(path, "it belongs to another document", key)
+        raise disk.damage_error(path, "it belongs to another document", key)
 
 
 def _belongs(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
-    """Whether the contents of a small file are those that the document's manifest and names say."""
+    """Whether a small file has the contents that the manifest and the names say."""
     layout, identity = entry.layout, entry.identity
     if kind == "text":
         text = payload.decode("utf-8", "surrogatepass")
@@ -419,22 +388,21 @@ def _belongs(entry: Entry, kind: str, payload: bytes, path: Path) -> bool:
 
 
 def check_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """Returns the entry in the bytes of a stranger's manifest. Raises ForeignVersionError: another
-    format. LibraryError: damage, or contents that esa does not write."""
+    """Returns the entry in the bytes of a stranger's manifest. Raises LibraryError: damage, another
+    format, or contents that esa does not write."""
     path = paths.document(key)
-    payload = unpack_file(data, "document", path, key)
+    payload = disk.unpack_file(data, "document", path, key)
     try:
         TypeAdapter(Entry).validate_json(payload)
         entry = manifest.decode_manifest(paths, key, data)
-        if set(json.loads(payload)) == set(entry.stored_fields()) and _is_possible(paths, entry):
-            return entry
+        if set(json.loads(payload)) != set(entry.stored_fields()) or not _is_possible(paths, entry):
+            raise ValueError("other fields or numbers")
     except _UNPACKING as error:
-        raise damage_error(path, "its contents are not what esa writes", key) from error
-    raise damage_error(path, "its contents are not what esa writes", key)
+        raise disk.damage_error(path, "its contents are not what esa writes", key) from error
+    return entry
 
 
 def _is_possible(paths: LibraryPaths, entry: Entry) -> bool:
-    """Whether a manifest's numbers fit each other, and its names are of files that esa makes."""
     layout, sizes, known = entry.layout, entry.sizes, entry.provenance
     counts = [entry.head, entry.characters, *sizes.values(), *(mark[0] for mark in entry.marks)]
     return (

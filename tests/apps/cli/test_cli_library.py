@@ -26,7 +26,7 @@ from esa_cli.__main__ import main
 from esa_cli.errors import ResourceError
 from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_files import MARKER
+from esa_cli.storage.library.disk import MARKER
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25

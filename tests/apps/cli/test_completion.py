@@ -14,7 +14,7 @@ from test_library import ingest
 
 from esa_cli.__main__ import main
 from esa_cli.storage.library import Library, manifest
-from esa_cli.storage.library.library_files import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths
 
 
 @pytest.fixture

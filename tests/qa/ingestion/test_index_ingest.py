@@ -24,7 +24,7 @@ from esa_cli.qa.ingestion import index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_files import pack_file
+from esa_cli.storage.library.disk import pack_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20

@@ -22,7 +22,7 @@ def documents(incomplete: str) -> list[str]:
     """Names of stored documents, and ids that begin so."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import manifest
-    from esa_cli.storage.library.library_files import LibraryPaths, default_root
+    from esa_cli.storage.library.disk import LibraryPaths, default_root
 
     try:
         paths = LibraryPaths(default_root())

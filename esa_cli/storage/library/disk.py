@@ -53,8 +53,7 @@ _NAMES = {
 _WHOLE = {folder: re.compile(name) for folder, name in _NAMES.items()}
 _ANY = {folder: re.compile(rf"{name}|\.{name}\.{_KEY}\.part") for folder, name in _NAMES.items()}
 FORMAT, WITH_STATES, WITH_SHAPES = 1, 2, 3
-"""Formats of files; a manifest has the second if its document has states, and the third if its
-layers have rows of several sizes, so that older versions of esa refuse the document."""
+"""Formats; the others are of manifests of documents with states, and with rows of several sizes."""
 _LINE = re.compile(rb"esa-library ([a-z]+) ([0-9]+) ([0-9]+) ([0-9a-f]{64})\n")
 _ANOTHER_FOLDER = "check who may read and write there, or point ESA_LIBRARY to another folder"
 _FREE_SPACE = "free some space, `esa library prune`, or point ESA_LIBRARY to another disk"
@@ -62,7 +61,7 @@ _FREE_SPACE = "free some space, `esa library prune`, or point ESA_LIBRARY to ano
 
 def default_root() -> Path:
     """Returns $ESA_LIBRARY if it is set, else `library` in the user's data folder for esa. Raises
-    LibraryError: $ESA_LIBRARY is below the home folder of a user who does not exist."""
+    LibraryError."""
     chosen = os.environ.get(ROOT)
     if chosen:
         return in_home(chosen, ROOT, LibraryError)
@@ -83,8 +82,8 @@ class LibraryPaths:
         self.folders, self.locks = root / "folders", root / "locks"
 
     def check(self) -> None:
-        """Raises LibraryError if the folder is neither a library nor empty nor missing, so that a
-        wrong ESA_LIBRARY harms no files of the user's own; or if it may not be read."""
+        """Raises LibraryError if the folder is neither a library nor empty nor missing: a wrong
+        ESA_LIBRARY must not harm the user's own files."""
         root, marker = self.root, self.root / MARKER
         with read_errors(root):
             # The marker is looked for again: another process may have made the library meanwhile.
@@ -97,8 +96,7 @@ class LibraryPaths:
         )
 
     def make(self) -> None:
-        """Makes the folders, for their owner alone: documents may be private. Raises LibraryError:
-        the folder is not a library, or cannot be made."""
+        """Makes the folders, for their owner alone: documents may be private."""
         self.check()
         with write_errors(self.root):
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,11 +124,11 @@ class LibraryPaths:
         return in_root and form is not None and form.fullmatch(path.name) is not None
 
     def files(self) -> list[Path]:
-        """Every file that esa made, unfinished ones included, without locks and marker."""
+        """Returns every file that esa made, unfinished ones included, without locks and marker."""
         return [path for folder in _NAMES for path in self._list_files(folder, _ANY[folder])]
 
     def whole_files(self, folder: str) -> list[Path]:
-        """Every finished file that esa made in one of the folders."""
+        """Returns every finished file that esa made in one of the folders."""
         return self._list_files(folder, _WHOLE[folder])
 
     def _list_files(self, folder: str, form: re.Pattern[str]) -> list[Path]:
@@ -142,14 +140,12 @@ class LibraryPaths:
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Holds the lock of a document's key, or of the whole library (`library`).
+        """Holds the lock of a document's key, or of the whole library (`library`). Raises
+        LibraryError, DiskError: the lock's file cannot be made, or the disk has no locks.
 
         Args:
             waiting: called at once and then every half second while another process holds the
                 lock. An exception that the callback raises ends the waiting and propagates.
-
-        Raises:
-            LibraryError, DiskError: the lock's file cannot be made, or the disk has no locks.
         """
         import filelock  # takes as long as the rest of the room's imports
 
@@ -181,7 +177,7 @@ def refuse_to_wait() -> None:
 
 
 def file_size(path: Path) -> int:
-    """A file's length in bytes; 0 if the file does not exist any more."""
+    """Returns a file's length in bytes; 0 if it does not exist any more."""
     try:
         return path.stat().st_size
     except OSError:
@@ -195,7 +191,6 @@ def nearest_folder(root: Path) -> Path:
 
 
 def check_room(root: Path, nbytes: int) -> None:
-    """Raises DiskError if the disk of the library has less free space."""
     free = shutil.disk_usage(nearest_folder(root)).free
     if free < nbytes:
         message = f"the document would take {size_text(nbytes)} in the library {root}, and the "
@@ -211,14 +206,12 @@ def pack_file(kind: str, payload: bytes, form: int = FORMAT) -> tuple[bytes, str
 
 
 def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None = None) -> bytes:
-    """Returns the payload of a file, checked.
+    """Returns the payload of a file. Raises ForeignVersionError: another format. LibraryError:
+    damage.
 
     Args:
         data: the file's bytes, or its checksummed beginning. path, key: for messages.
         digest: the expected digest, if the manifest has it.
-
-    Raises:
-        ForeignVersionError: another format. LibraryError: damage.
     """
     line = _LINE.match(data[:200])
     if line is None or line[1] != kind.encode():
@@ -237,7 +230,6 @@ def unpack_file(data: bytes, kind: str, path: Path, key: str, digest: str | None
 
 
 def read_bytes(path: Path, key: str) -> bytes:
-    """Returns a whole file. Raises LibraryError if the file is missing or cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -258,16 +250,14 @@ def write_file(path: Path, kind: str, payload: bytes, owner: str, form: int = FO
 
 
 def part_path(path: Path, owner: str) -> Path:
-    """The path of a `new_file` until its block ends."""
+    """Returns the path of a `new_file` until its block ends."""
     return path.with_name(f".{path.name}.{owner}.part")
 
 
 @contextmanager
 def new_file(path: Path, owner: str) -> Iterator[BinaryIO]:
-    """Yields a file that gets its name, flushed to disk, when the block ends without an error.
-
-    Args:
-        owner: the key of the document whose lock the caller holds, so that nobody else writes it.
+    """Yields a file that gets its name, flushed to disk, when the block ends without an error;
+    `owner` is the key of the document whose lock the caller holds, so that nobody else writes it.
     """
     part = part_path(path, owner)
     with replacing(path, part, durable=True), open(part, "wb") as file:
@@ -290,12 +280,10 @@ def _remove_hint(key: str) -> str:
 
 
 def damage_error(path: Path, what: str, key: str) -> LibraryError:
-    """Returns the error of a damaged file of the document with this key."""
     return LibraryError(f"{path} is damaged: {what}", _remove_hint(key))
 
 
 def reading_error(path: Path, error: OSError, key: str) -> LibraryError:
-    """Returns the error of a file that is missing or that the system refuses to read."""
     if isinstance(error, FileNotFoundError):
         return LibraryError(f"{path} is missing", _remove_hint(key))
     reason = f"{path} cannot be read: {error.strerror or error}"
