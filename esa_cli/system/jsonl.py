@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 
 class JsonLines(ABC):
     """A context manager that holds a file open for one writer; without a path it keeps nothing. The
-    header is the first row of a new file. Raises UsageError: the file has other contents, or another
-    process is writing it. DocumentError, ResourceError: the file cannot be read or written."""
+    header is the first row of a new file. Raises UsageError: other contents, or another process
+    is writing the file. DocumentError, ResourceError: the file cannot be read or written."""
 
     def __init__(self, path: Path | None, header: Row | None = None) -> None:
         self.path, self.header = path, dict(header or {})

@@ -153,8 +153,7 @@ class Library:
         states: int = 0,
     ) -> Iterator[Writer | Entry]:
         """Yields a `Writer`, or the document if it exists by now. If the block ends without
-        `finish`, whole segments stay and the next ingest resumes from them; if the disk is full,
-        what this ingest wrote is removed.
+        `finish`, whole segments stay, from which the next ingest resumes.
 
         Args:
             ids: all tokens. waiting: see `LibraryPaths.locked`.
@@ -180,10 +179,9 @@ class Library:
                     disk.check_room(self.root, size - layout.nbytes(writer.done))
                     yield writer
                 finally:
-                    has_begun = writer.segments and (writer.new_files or was_claimed)
-                    if not writer.is_finished and (writer.is_full or not has_begun):
-                        with suppress(OSError, EsaError):
-                            _remove_unfinished(paths, key, writer.new_files)
+                    if not (writer.is_finished or writer.wrote or was_claimed):
+                        with suppress(OSError):
+                            paths.claim(key).unlink()
         if entry is not None:
             yield entry
 
@@ -344,20 +342,6 @@ def needed_files(
     kept = filter(is_needed, paths.whole_files("segments"))
     fits |= {path.stem.partition("-")[2] for path in kept}
     return is_needed
-
-
-def _remove_unfinished(paths: LibraryPaths, key: str, new_files: Sequence[Path]) -> None:
-    """Ends the claim of an ingest that nobody will resume, and removes the files it wrote that
-    nobody else needs. Raises OSError, EsaError."""
-    with paths.locked("library"):
-        for path in (paths.document(key), paths.claim(key)):
-            path.unlink(missing_ok=True)
-        # A document that cannot be used does not need files that were missing until now.
-        usable = [entry for entry in manifest.read_entries(paths) if not entry.error]
-        is_needed = needed_files(paths, usable, abandoned=True)
-        for path in new_files:
-            if path.parent == paths.documents or not is_needed(path):
-                path.unlink(missing_ok=True)
 
 
 def _removal_order(

@@ -12,8 +12,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from esa_cli.attention.compression import Linear, map_tensors
-from esa_cli.errors import LibraryError, ResourceError
+from esa_cli.errors import LibraryError
 from esa_cli.storage.library import disk, manifest
 from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.storage.library.manifest import NO_FIT, Entry, Layout, prefix_of
@@ -169,8 +169,7 @@ class Writer:
         layers: one store for each layer; prefill appends from token `done` on.
         projections: those of the reduced keys on disk; None while there are none.
         states: of the layers that keep one, after token `done`; empty before the first.
-        new_files: paths that it wrote. is_full: the disk lacked space. is_finished: the document
-            exists.
+        wrote: whether it has written a file. is_finished: whether the document exists.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class Writer:
     ) -> None:
         self.paths, self.key, self.identity = paths, key, identity
         self.ids, self.layout, self._prefixes = ids, layout, prefixes
-        self.new_files, self.is_finished, self.is_full = list[Path](), False, False
+        self.wrote = self.is_finished = False
         self._fit = NO_FIT
         self.projections: list[Any] | None = None
         self.states: list[State] = [{} for _ in range(layout.states)]
@@ -232,7 +231,7 @@ class Writer:
     def flush(self, projections: Projections | None = None, states: Sequence[State] = ()) -> None:
         """Writes every segment that is complete in all layers, and frees its rows in memory. Called
         after each piece of prefill, it bounds memory, and a kill loses one segment. Raises
-        DiskError: the disk is full; what this ingest wrote will be removed.
+        LibraryError, DiskError: the disk is full; complete segments stay.
 
         Args:
             projections: those of the reduced keys; needed with the first segment.
@@ -261,28 +260,20 @@ class Writer:
             segment = self._checked_segment(name, count)
         except LibraryError:
             path = self.paths.segment(name)
-            with self._writing(path):
-                rows = (layer.tail.first(count) for layer in self.layers)
+            rows = (layer.tail.first(count) for layer in self.layers)
+            with disk.write_errors(self.paths.root):
                 write_segment(path, self.key, self.layout, count, rows)
-            segment = Segment(path, self.layout, count, self.key)
+            self.wrote, segment = True, Segment(path, self.layout, count, self.key)
         for i, layer in enumerate(self.layers):
             layer.replace_first(SegmentLayer(segment, i, layer.tail.device))
         self.segments.append(name)
         self.done += count
 
     def _write(self, path: Path, payload: bytes) -> str:
-        with self._writing(path):
-            return disk.write_file(path, path.suffix[1:], payload, self.key)
-
-    @contextmanager
-    def _writing(self, path: Path) -> Iterator[None]:
-        self.new_files.append(path)
-        try:
-            with disk.write_errors(self.paths.root):
-                yield
-        except ResourceError:
-            self.is_full = True
-            raise
+        with disk.write_errors(self.paths.root):
+            digest = disk.write_file(path, path.suffix[1:], payload, self.key)
+        self.wrote = True
+        return digest
 
     def finish(
         self,
@@ -327,7 +318,7 @@ class Writer:
         entry.sizes.update(
             (kind, disk.file_size(paths.document(key, kind))) for kind in entry.kinds
         )
-        with self._writing(paths.document(key)), paths.locked("library"):
+        with disk.write_errors(paths.root), paths.locked("library"):
             manifest.write_manifest(paths, entry)
             paths.claim(key).unlink()
         manifest.mark_used(paths, key)
