@@ -507,9 +507,7 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
             opened = None
         if opened is None:
             paths.check()
-            db = stack.enter_context(closing(_connect_copy(paths)))
-            make_tables(db)
-            _restore_records(db, paths)
+            db = stack.enter_context(closing(_prepare(_connect_copy(paths), paths)))
             opened = Catalogue(paths, db)
         yield opened
 
@@ -542,12 +540,16 @@ def _connect(paths: LibraryPaths) -> sqlite3.Connection:
     except OSError as error:
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-    try:
+    return _prepare(db, paths)
+
+
+def _prepare(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
+    """Makes the tables and records that are missing; closes the catalogue after an error."""
+    with ExitStack() as stack:
+        stack.callback(db.close)
         make_tables(db)
         _restore_records(db, paths)
-    except BaseException:
-        db.close()
-        raise
+        stack.pop_all()
     return db
 
 

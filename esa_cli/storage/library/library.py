@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -263,26 +264,29 @@ class Library:
         paths.make()
         former = {entry.key for entry in self.divided_entries().former}
         with disk.write_errors(self.root), paths.locked("library"):
-            entries = manifest.read_entries(paths)
-            leftovers = _leftovers(paths, entries)
-            total = sum(map(disk.file_size, set(paths.files()) - set(leftovers)))
-            removed, files = list[Entry](), list[Path]()
-            for entry, freed in _removal_order(paths, entries, former):
-                if entry.key not in former:
-                    if max_bytes is None or total <= max_bytes:
-                        break
-                    _check_all_usable(entries)
-                total -= sum(map(disk.file_size, freed))
-                removed.append(entry)
-                files += freed
-            freed_bytes = sum(map(disk.file_size, [*files, *leftovers]))
+            entries, total = manifest.read_entries(paths), self.nbytes
+            unusable = [entry for entry in entries if entry.error]
+            usable = [entry for entry in reversed(entries) if not entry.error]
+            order = sorted(usable, key=lambda entry: entry.key not in former)
+
+            def find_unneeded(count: int) -> list[Path]:
+                return unneeded_files(paths, unusable + order[count:], order[:count])
+
+            def is_small(count: int) -> bool:
+                freed = sum(map(disk.file_size, find_unneeded(count)))
+                return max_bytes is None or total - freed <= max_bytes
+
+            count = first = sum(entry.key in former for entry in order)
+            if not is_small(first) and first < len(order):
+                _check_all_usable(unusable)
+                count += bisect_left(range(first, len(order)), True, key=is_small)
+            files, leftovers = find_unneeded(count), len(find_unneeded(0))
+            freed = sum(map(disk.file_size, files))
             if not dry_run:
-                delete_files(paths, [*files, *leftovers])
-                total = self.nbytes
+                delete_files(paths, sorted(files, key=lambda path: path.suffix != ".doc"))
         if not dry_run:
             self._change_catalogue(Catalogue.tidy)
-        left_alone = tuple(entry for entry in entries if entry.error)
-        return PruneResult(tuple(removed), len(leftovers), freed_bytes, total, left_alone)
+        return PruneResult(tuple(order[:count]), leftovers, freed, total - freed, tuple(unusable))
 
     def _change_catalogue(self, work: Callable[[Catalogue], object]) -> None:
         try:
@@ -293,8 +297,7 @@ class Library:
                 raise
 
 
-def _check_all_usable(entries: Sequence[Entry]) -> None:
-    unusable = [entry for entry in entries if entry.error]
+def _check_all_usable(unusable: Sequence[Entry]) -> None:
     if unusable:
         ids = " ".join(entry.id for entry in unusable)
         raise LibraryError(
@@ -344,35 +347,21 @@ def needed_files(
     return is_needed
 
 
-def _removal_order(
-    paths: LibraryPaths, entries: Sequence[Entry], former: set[str]
-) -> Iterator[tuple[Entry, list[Path]]]:
-    """Yields the usable documents, former ones and then the least recently used first, each with
-    those of its files that no later one needs, the manifest first."""
-    is_needed = needed_files(paths, [one for one in entries if one.error], abandoned=False)
-    uses = Counter(name for entry in entries for name in (*entry.segments, entry.fit))
-    usable = [entry for entry in reversed(entries) if not entry.error]
-    for entry in sorted(usable, key=lambda one: one.key not in former):
-        uses.subtract([*entry.segments, entry.fit])
-        shared = [paths.segment(name) for name in entry.segments if not uses[name]]
-        shared += [] if uses[entry.fit] else [paths.fit(entry.fit)]
-        files = [paths.document(entry.key, kind) for kind in disk.KINDS]
-        files += [path for path in shared if not is_needed(path)]
-        yield entry, [path for path in files if path.exists()]
-
-
-def _leftovers(paths: LibraryPaths, entries: Sequence[Entry]) -> list[Path]:
-    """Returns the files that belong to no document and to no running ingest."""
-    is_needed = needed_files(paths, entries, abandoned=False)
-    keys = {entry.key for entry in entries}
+def unneeded_files(
+    paths: LibraryPaths, kept: Sequence[Entry], removed: Sequence[Entry]
+) -> list[Path]:
+    """Returns the files that neither the kept documents nor a running ingest need."""
+    is_needed, is_locked = needed_files(paths, kept, abandoned=False), cache(paths.is_locked)
+    kept_keys, removed_keys = ({entry.key for entry in entries} for entries in (kept, removed))
 
     def is_used(path: Path) -> bool:
         if path.suffix == ".part":
-            return paths.is_locked(path.name.split(".")[-2])
+            return is_locked(path.name.split(".")[-2])
         if path.suffix in (".seg", ".fit"):
             return is_needed(path)
-        is_stored = path.parent == paths.documents and path.stem in keys
-        return path.parent == paths.folders or is_stored or paths.is_locked(path.stem)
+        if path.parent == paths.documents and path.stem in kept_keys | removed_keys:
+            return path.stem in kept_keys
+        return path.suffix == ".folder" or is_locked(path.stem)
 
     return [path for path in paths.files() if not is_used(path)]
 
