@@ -56,8 +56,8 @@ def divide_range(starts: Sequence[int], start: int, stop: int) -> Iterator[tuple
 
 
 def divide_positions(starts: Sequence[int], at: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields (part, slice of `at`) for each part, see `divide_range`, with some of the ascending
-    positions (K,)."""
+    """Yields (part, slice of `at`) for each part, see `divide_range`, that has some of the
+    ascending positions `at` (K,)."""
     edges = torch.tensor(starts).to(at.device, non_blocking=True)
     for part, (low, high) in enumerate(pairwise(torch.searchsorted(at, edges).tolist())):
         if low < high:
@@ -87,7 +87,7 @@ class GrowingRows:
         return rows * self.width * self.dtype.itemsize
 
     def expect(self, length: int) -> None:
-        """Says how many rows there will be. Nothing is allocated before they are appended."""
+        """Announces the number of rows. Nothing is allocated before rows are appended."""
         self._expected = length
 
     def _grow(self, need: int) -> None:
@@ -182,7 +182,7 @@ class MemoryStore:
         self._expected = 0
 
     def expect(self, tokens: int) -> None:
-        """Says how many tokens there will be, before the first."""
+        """Announces the number of tokens, before the first."""
         self._expected = tokens
         self._rows.expect(tokens)
 

@@ -59,7 +59,7 @@ class Bm25:
 
 
 def _idf(having: Any, texts: int) -> Any:
-    """Returns (vocabulary,) float32, from the number of texts that have each word."""
+    """Returns the inverse document frequency of each word, (vocabulary,) float32."""
     counts, at = numpy.unique(having, return_inverse=True)
     values = [math.log(1 + (texts - df + 0.5) / (df + 0.5)) for df in counts.tolist()]
     return numpy.array(values, dtype=numpy.float32)[at]

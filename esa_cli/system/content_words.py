@@ -89,15 +89,15 @@ def _find_stemmer(language: str) -> Any:
 
 
 @cache
-def _stop_words(language: str) -> frozenset[str]:
-    return frozenset(map(_simplify, function_words()[language]))
+def _find_stop_words(language: str) -> frozenset[str]:
+    return frozenset(map(_simplify_word, function_words()[language]))
 
 
 @cache
-def _languages_of_word() -> dict[str, list[str]]:
+def _map_words_to_languages() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for language in function_words():
-        for word in _stop_words(language):
+        for word in _find_stop_words(language):
             out.setdefault(word, []).append(language)
     return out
 
@@ -110,7 +110,7 @@ def _remove_accents(word: str) -> str:
 
 
 @lru_cache(CACHED_RUNS)
-def _fold(word: str) -> str:
+def _fold_word(word: str) -> str:
     """Removes case, signs of compatibility and marks that are no part of a letter."""
     if word.isascii():
         return word.lower()
@@ -126,11 +126,11 @@ def _is_mark(letter: str) -> bool:
     return unicodedata.category(letter)[0] == "M"
 
 
-def _simplify(word: str) -> str:
-    return _remove_accents(_fold(word))
+def _simplify_word(word: str) -> str:
+    return _remove_accents(_fold_word(word))
 
 
-def _prepare(text: str) -> tuple[str, re.Pattern[str]]:
+def _prepare_text(text: str) -> tuple[str, re.Pattern[str]]:
     """Returns the text, as long as before, with apostrophes as in ASCII and no underscores, and the
     pattern of its runs of letters and apostrophes."""
     if text.isascii():
@@ -148,7 +148,7 @@ class _Terms(dict[str, tuple[tuple[int, int, str], ...]]):
         self._language = language
 
     def __missing__(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        terms = tuple(_divide(run, self._language))
+        terms = tuple(_divide_run(run, self._language))
         if len(run) <= CACHED_LETTERS:  # longer ones hardly come again
             if len(self) >= CACHED_RUNS:
                 self.clear()
@@ -157,15 +157,15 @@ class _Terms(dict[str, tuple[tuple[int, int, str], ...]]):
 
 
 @cache
-def _terms(language: str) -> _Terms:
+def _cached_terms(language: str) -> _Terms:
     return _Terms(language)
 
 
-def _divide(run: str, language: str) -> Iterator[tuple[int, int, str]]:
+def _divide_run(run: str, language: str) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of a run; pairs of characters of
     scripts without spaces."""
     if run.isascii() and "'" not in run:
-        yield from ((0, len(run), stem) for stem in _stem(run, language))
+        yield from ((0, len(run), stem) for stem in _stem_word(run, language))
         return
     done = 0
     for spaceless in _SPACELESS.finditer(run):
@@ -178,7 +178,7 @@ def _divide(run: str, language: str) -> Iterator[tuple[int, int, str]]:
         letters = [one.span() for one in _patterns()[1].finditer(run, first, done)]
         pairs = zip(letters[: max(1, len(letters) - 1)], letters[1:] or letters, strict=True)
         for (first, _), (_, end) in pairs:
-            yield first, end, _fold(run[first:end])
+            yield first, end, _fold_word(run[first:end])
     yield from _divide_words(run, done, len(run), language)
 
 
@@ -187,20 +187,20 @@ def _divide_words(run: str, start: int, end: int, language: str) -> Iterator[tup
     for word in _WORD.finditer(run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
-            while len(parts) > 1 and _simplify(parts[0]) in _ELIDED:
+            while len(parts) > 1 and _simplify_word(parts[0]) in _ELIDED:
                 at += len(parts.pop(0)) + 1
             parts = ["'".join(parts)]
         for part in parts:
-            yield from ((at, at + len(part), stem) for stem in _stem(part, language))
+            yield from ((at, at + len(part), stem) for stem in _stem_word(part, language))
             at += len(part) + 1
 
 
-def _stem(word: str, language: str) -> Iterable[str]:
+def _stem_word(word: str, language: str) -> Iterable[str]:
     """Returns a word's stem, and that of the word without accents where it is another, so that
     questions with and without accents find the word; nothing for a frequent word."""
-    folded = _fold(word)
+    folded = _fold_word(word)
     plain = _remove_accents(folded)
-    if not plain or plain in _stop_words(language):
+    if not plain or plain in _find_stop_words(language):
         return ()
     stem = _find_stemmer(language)
     if stem is None:
@@ -214,11 +214,11 @@ def language_of(text: str) -> str:
     not clearly another language's."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
-    sample, pattern = _prepare(sample)
+    sample, pattern = _prepare_text(sample)
     counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
-    votes, known = Counter[str](), _languages_of_word()
+    votes, known = Counter[str](), _map_words_to_languages()
     for word, count in counts.items():
-        for language in known.get(_simplify(word), ()):
+        for language in known.get(_simplify_word(word), ()):
             votes[language] += count
     enough = max(MIN_WORDS, MIN_SHARE * counts.total(), MARGIN * votes[ENGLISH])
     best = max(votes, key=votes.__getitem__, default=ENGLISH)
@@ -228,7 +228,7 @@ def language_of(text: str) -> str:
 def located_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
     """Yields (first character, end, stem) of the content words of `text` in their order; a word
     with accents may have two stems, one after the other."""
-    (text, pattern), terms = _prepare(text), _terms(language)
+    (text, pattern), terms = _prepare_text(text), _cached_terms(language)
     for run in pattern.finditer(text):
         start = run.start()
         for first, end, stem in terms[run[0]]:
@@ -237,7 +237,7 @@ def located_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int
 
 def content_words(text: str, language: str = ENGLISH) -> list[str]:
     """Returns the stems of the content words of `text` in their order."""
-    (text, pattern), terms = _prepare(text), _terms(language)
+    (text, pattern), terms = _prepare_text(text), _cached_terms(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 

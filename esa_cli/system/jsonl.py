@@ -49,7 +49,7 @@ class JsonLines(ABC):
                 _mend_end(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
-                    _write(self._file, self.header)
+                    _write_row(self._file, self.header)
                 self._opened = opened.pop_all()
         return self
 
@@ -59,7 +59,7 @@ class JsonLines(ABC):
     def append(self, row: Row) -> None:
         if self._file is not None and self.path is not None:
             with self._errors(self.path):
-                _write(self._file, row)
+                _write_row(self._file, row)
 
     @staticmethod
     def _errors(path: Path) -> AbstractContextManager[None]:
@@ -104,7 +104,9 @@ class Journal(JsonLines):
         and returns their number. Raises UsageError, DocumentError: as of its own file."""
         before = len(self._done)
         for path in paths:
-            self._joined |= {key: row for key, row in self._read(path) if key not in self._done}
+            self._joined |= {
+                key: row for key, row in self._read_rows(path) if key not in self._done
+            }
             self._done |= self._joined
         return len(self._done) - before
 
@@ -116,11 +118,11 @@ class Journal(JsonLines):
         return self
 
     def _load(self, path: Path) -> None:
-        for key, row in self._read(path):
+        for key, row in self._read_rows(path):
             self._done[key] = row
             self._joined.pop(key, None)
 
-    def _read(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """Yields the file's rows with their keys; checks every header in it."""
         check_first(path, next(iter(self.header)))
         for number, row in enumerate(read_lines(path), 1):
@@ -128,7 +130,7 @@ class Journal(JsonLines):
                 self._check_header(path, row)
                 continue
             if number == 1:
-                raise _foreign(path)
+                raise _foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
@@ -173,7 +175,7 @@ class OrderedJsonLines(JsonLines):
     ) -> None:
         super().__init__(path)
         self.retry = retry
-        self._places = {_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        self._places = {_place_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
         self._rows: dict[int, dict[str, Any]] = {}
         """By place, in the order of the file."""
 
@@ -186,10 +188,10 @@ class OrderedJsonLines(JsonLines):
         rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
-                raise _foreign(path)
+                raise _foreign_file_error(path)
             if self.retry and "error" in row:
                 continue
-            at, key = self._places.get(_identity(str(row["key"]), row.get("id")), (-1, ""))
+            at, key = self._places.get(_place_identity(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers no question that is asked now: the questions or "
@@ -200,13 +202,13 @@ class OrderedJsonLines(JsonLines):
                 good.setdefault(at, row)
         self._rows = dict(sorted(good.items()))
         if list(self._rows.values()) != rows:
-            _rewrite(path, self._rows.values())
+            _rewrite_file(path, self._rows.values())
 
     def _close(self, path: Path) -> None:
         """Sorts the rows. Without room for that they stay as they are."""
         if list(self._rows) != sorted(self._rows):
             with suppress(OSError):
-                _rewrite(path, [row for _, row in sorted(self._rows.items())])
+                _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
         """Yields the rows of a file of this kind. Raises UsageError: it has other contents."""
@@ -225,17 +227,17 @@ class OrderedJsonLines(JsonLines):
         self._rows[at] = row
 
 
-def _identity(key: str, id: Any) -> tuple[str, str]:
+def _place_identity(key: str, id: Any) -> tuple[str, str]:
     return key.partition(".")[0], json.dumps(id, sort_keys=True)
 
 
-def _rewrite(path: Path, rows: Iterable[Row]) -> None:
+def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
     with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
         for row in rows:
-            _write(file, row)
+            _write_row(file, row)
 
 
-def _write(file: FileIO, row: Row) -> None:
+def _write_row(file: FileIO, row: Row) -> None:
     text = json.dumps(row, ensure_ascii=False) + "\n"
     left = text.encode("utf-8", "backslashreplace")
     while left:
@@ -253,7 +255,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DocumentError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(file, 1):
-            row = _parse(line) if line.strip() else {}
+            row = _parse_line(line) if line.strip() else {}
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
@@ -262,7 +264,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def _parse(line: bytes) -> Any:
+def _parse_line(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):  # a cut inside a character is a ValueError, too
@@ -276,10 +278,10 @@ def check_first(path: Path, field: str) -> None:
     if path.exists():
         with path.open("rb") as file:
             if not begin.startswith(file.read(len(begin))):
-                raise _foreign(path)
+                raise _foreign_file_error(path)
 
 
-def _foreign(path: Path) -> UsageError:
+def _foreign_file_error(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file of esa", "choose another --out")
 
 
@@ -292,7 +294,7 @@ def _mend_end(path: Path) -> None:
     with path.open("r+b") as file:
         for last in file:
             size += len(last)
-        if isinstance(_parse(last), dict):
+        if isinstance(_parse_line(last), dict):
             file.write(b"" if last.endswith(b"\n") else b"\n")
         elif not last.endswith(b"\n"):
             file.truncate(size - len(last))

@@ -28,7 +28,7 @@ def silent(stage: str, done: int, total: int | None, /) -> None:
 
 
 def combined(*callbacks: Progress | None) -> Progress:
-    """Returns a callback that calls all of these, in this order."""
+    """Returns a progress callback that calls several others in their order."""
 
     def call(done: int, total: int) -> None:
         for callback in callbacks:
@@ -80,7 +80,7 @@ class WorkShard:
 
     @property
     def whole(self) -> bool:
-        """Whether there is no other shard."""
+        """Whether the shard is the whole list."""
         return self.count == 1
 
     def take(self, items: Iterable[Item]) -> Iterator[Item]:

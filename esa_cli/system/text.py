@@ -47,9 +47,21 @@ def without_lone_surrogates(value: Any) -> Any:
 
 
 def load_json(text: str) -> Any:
-    """Returns the JSON's value. Raises ValueError: the text is malformed, or a number is not
-    finite. RecursionError: the text is nested too deep."""
-    return json.loads(text, parse_constant=_parse_number, parse_float=_parse_number)
+    """Returns the JSON's value. Raises ValueError: the text is malformed, a key is given twice, or
+    a number is not finite. RecursionError: the text is nested too deep."""
+    return json.loads(
+        text,
+        object_pairs_hook=_make_object,
+        parse_constant=_parse_number,
+        parse_float=_parse_number,
+    )
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is given twice")
+    return values
 
 
 def _parse_number(digits: str) -> float:

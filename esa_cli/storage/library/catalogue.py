@@ -6,7 +6,7 @@
 The catalogue is made from other files, again if it is missing or damaged. It is written in
 transactions, so a kill loses at most what is then made again; with a rollback journal, because a
 write-ahead log needs memory that processes share, and a library may be used by several machines.
-The records of a folder of `esa ingest --words` are also in a file of their own, from which a new
+The records of a folder of `esa ingest --words` are also stored in a separate file, from which a new
 catalogue takes them.
 
 A document is former if its file has another text now or was removed, and no other file has its
@@ -43,7 +43,7 @@ from esa_cli.system.text import has_lone_surrogate, text_bytes
 NAME = "catalogue-1.sqlite"
 """With the version of the tables: another version of esa has a file of its own."""
 BUSY_S = 30.0
-"""Seconds of waiting while another process writes."""
+"""Seconds of waiting while another process make_writes."""
 COMMIT_S, MAX_WRITES = 1.0, 100
 """Seconds of work that a kill may cost, and changes in memory meanwhile."""
 Write = Callable[[], object]
@@ -104,15 +104,18 @@ class FileRecord(NamedTuple):
             return False
 
 
-def _to_sql(value: Any) -> Any:
+def _encode_text(value: Any) -> Any:
     """Converts text with lone surrogates, such as file names that are not UTF-8, to bytes."""
     lone = isinstance(value, str) and has_lone_surrogate(value)
     return text_bytes(value) if lone else value
 
 
-def _record_of(row: Iterable[Any]) -> FileRecord:
-    texts = (one.decode("utf-8", "surrogatepass") if isinstance(one, bytes) else one for one in row)
-    return FileRecord(*texts)
+def _decode_record(row: Iterable[Any]) -> FileRecord:
+    values: list[Any] = [
+        value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+        for value in row
+    ]
+    return FileRecord(*values)
 
 
 _SELECT = f"SELECT {', '.join(FileRecord._fields)} FROM files"
@@ -120,23 +123,23 @@ _PUT = f"INTO files VALUES ({', '.join('?' * len(FileRecord._fields))})"
 
 
 class FileRecords:
-    """The table of files in a catalogue. The caller opens transactions."""
+    """The table of files in a catalogue; callers open transactions."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
     def all(self) -> list[FileRecord]:
-        return [*map(_record_of, self._db.execute(f"{_SELECT} ORDER BY path"))]
+        return [*map(_decode_record, self._db.execute(f"{_SELECT} ORDER BY path"))]
 
     def find(self, path: str) -> FileRecord | None:
-        rows = self._db.execute(f"{_SELECT} WHERE path = ?", (_to_sql(path),)).fetchall()
-        return _record_of(rows[0]) if rows else None
+        rows = self._db.execute(f"{_SELECT} WHERE path = ?", (_encode_text(path),)).fetchall()
+        return _decode_record(rows[0]) if rows else None
 
     def put(self, record: FileRecord) -> None:
-        self._db.execute(f"REPLACE {_PUT}", [*map(_to_sql, record)])
+        self._db.execute(f"REPLACE {_PUT}", [*map(_encode_text, record)])
 
     def remove(self, paths: Iterable[str]) -> None:
-        rows = [(_to_sql(path),) for path in paths]
+        rows = [(_encode_text(path),) for path in paths]
         self._db.executemany("DELETE FROM files WHERE path = ?", rows)
 
     def below(self, folder: str) -> list[FileRecord]:
@@ -192,7 +195,7 @@ class TextIndex:
         assert row is not None
         language = language_of(text)
         self._db.execute("INSERT OR IGNORE INTO languages (name) VALUES (?)", (language,))
-        words = (_index_token(word) for _, _, word in located_words(text, language))
+        words = (_make_index_token(word) for _, _, word in located_words(text, language))
         packer, packed, count = zlib.compressobj(1), list[bytes](), 0
         while passage := " ".join(islice(words, PASSAGE_WORDS)):
             data = passage.encode("utf-8", "replace")  # it may have lone surrogates
@@ -232,18 +235,18 @@ class TextIndex:
         self._db.execute("CREATE TEMP TABLE IF NOT EXISTS hits (passage, word, score)")
         self._db.execute("DELETE FROM hits")
         for number, stems in enumerate(words):
-            query = " OR ".join(f'"{_index_token(stem)}"' for stem in stems)
+            query = " OR ".join(f'"{_make_index_token(stem)}"' for stem in stems)
             self._db.execute(_FIND, (number, query))
         return [RankedText(*row) for row in self._db.execute(_RANK)]
 
     def compact(self) -> None:
-        """Rewrites the catalogue without what was removed; nobody may write meanwhile."""
+        """Frees the space of removed texts in the file; nobody may write meanwhile."""
         self._db.execute("INSERT INTO passages (passages) VALUES ('optimize')")
         self._db.execute("VACUUM")
 
 
-def _index_token(word: str) -> str:
-    """Returns a word as one token of the index, in which an ASCII apostrophe would end it."""
+def _make_index_token(word: str) -> str:
+    """Returns a word without ASCII apostrophes, which would end a token of the index."""
     return word.replace("'", "’")
 
 
@@ -264,7 +267,7 @@ class KnownFiles:
         self._by_path = defaultdict[str, list[FileRecord]](list)
         self._by_text: dict[str, FileRecord] = {}
         for record in records:
-            self._by_path[self._resolve(record.path)].append(record)
+            self._by_path[self._resolve_links(record.path)].append(record)
             has_text = record.digest and not self.is_removed(record)
             if has_text and (record.folder or os.path.lexists(record.path)):
                 self._by_text.setdefault(record.digest, record)
@@ -277,20 +280,20 @@ class KnownFiles:
         return not self._is_away(record.folder) if record.folder else not record.digest
 
     def of_path(self, path: str) -> list[FileRecord]:
-        """Returns the records of a file under all its paths, or the current ones of these."""
-        known = self._by_path.get(self._resolve(path), []) if path else []
+        """Returns the records of a file under all its paths; only current ones if there are any."""
+        known = self._by_path.get(self._resolve_links(path), []) if path else []
         return [record for record in known if record.is_current] or known
 
     def divide(self, entries: Sequence[Entry]) -> DividedEntries:
         """Returns present and former documents; damaged ones are present."""
         divided = DividedEntries([], [])
         for entry in entries:
-            present = entry if entry.error else self._present(entry)
+            present = entry if entry.error else self._find_present(entry)
             (divided.former if present is None else divided.present).append(present or entry)
         return divided
 
-    def _present(self, entry: Entry) -> Entry | None:
-        """Returns a document under the name of a file that has its text; None if it is former."""
+    def _find_present(self, entry: Entry) -> Entry | None:
+        """Returns a document under the name of a file that has its text; None for a former one."""
         known = self.of_path(entry.file)
         for record in known:
             if record.digest == entry.text_sha256 and not self.is_removed(record):
@@ -303,7 +306,7 @@ class KnownFiles:
         names = {"name": os.path.basename(other.path), "source": other.path, "path": other.path}
         return replace(entry, provenance={**entry.provenance, **names})
 
-    def _resolve(self, path: str) -> str:
+    def _resolve_links(self, path: str) -> str:
         folder, name = os.path.split(os.path.abspath(path))
         return os.path.join(self._real_folder(folder), name)
 
@@ -314,14 +317,14 @@ def _is_away(paths: LibraryPaths, folder: str) -> bool:
     try:
         if os.listdir(folder):
             return False
-        written = _folder_file(paths, folder).stat().st_mtime_ns
+        written = _folder_path(paths, folder).stat().st_mtime_ns
         return os.stat(folder).st_mtime_ns < written
     except OSError:
         return not os.path.isdir(folder)
 
 
 class Catalogue:
-    """Tables of one connection. Not thread-safe."""
+    """An open catalogue: one connection to sqlite. Not thread-safe."""
 
     def __init__(self, paths: LibraryPaths, db: sqlite3.Connection) -> None:
         self._paths, self._db = paths, db
@@ -329,7 +332,7 @@ class Catalogue:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keeps everything that the block writes, or nothing."""
+        """Keeps everything that the block make_writes, or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
             yield
@@ -346,7 +349,7 @@ class Catalogue:
         """Writes the records of a synchronised folder into a file of their own, from which a new
         catalogue takes them. Raises LibraryError, DiskError."""
         records = [one._asdict() for one in self.files.below(folder) if one.folder == folder]
-        path = _folder_file(self._paths, folder)
+        path = _folder_path(self._paths, folder)
         payload = json.dumps({"folder": folder, "files": records}).encode()
         with self._paths.locked(path.stem), disk.write_errors(self._paths.root):
             if not records:
@@ -361,11 +364,11 @@ class Catalogue:
         for write in writes:
             batch += [write] if write else []
             if len(batch) == MAX_WRITES or time.monotonic() > until:
-                self._commit(batch)
+                self._write_batch(batch)
                 batch, until = [], time.monotonic() + COMMIT_S
-        self._commit(batch)
+        self._write_batch(batch)
 
-    def _commit(self, batch: Sequence[Write]) -> None:
+    def _write_batch(self, batch: Sequence[Write]) -> None:
         if batch:
             with self.transaction():
                 for write in batch:
@@ -377,7 +380,7 @@ class Catalogue:
         known, errors = self.texts.digests(), list[LibraryError]()
         missing = [key for digest, key in stored_keys(self._paths).items() if digest not in known]
 
-        def writes() -> Iterator[Write]:
+        def make_writes() -> Iterator[Write]:
             for done, key in enumerate(missing, 1):
                 if progress:
                     progress(done, len(missing))
@@ -389,20 +392,20 @@ class Catalogue:
                 else:
                     yield partial(self.texts.add, text, entry.text_sha256)
 
-        self.carry_out(writes())
+        self.carry_out(make_writes())
         return errors
 
     def drop_unused_texts(self) -> int:
         """Removes the words of texts of no document and no file, and returns their number."""
         stored = set(stored_keys(self._paths))
 
-        def unused() -> set[str]:
+        def find_unused() -> set[str]:
             return self.texts.digests() - stored - {record.digest for record in self.files.all()}
 
-        if not unused():
+        if not find_unused():
             return 0
         with self.transaction():  # within it no other process can begin to use one
-            digests = unused()
+            digests = find_unused()
             for digest in digests:
                 self.texts.remove(digest)
         return len(digests)
@@ -429,13 +432,13 @@ def stored_keys(paths: LibraryPaths) -> dict[str, str]:
 
 def _synced_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all synchronised folders but those whose file is damaged, which the
-    next `esa ingest --words` writes again."""
+    next `esa ingest --words` make_writes again."""
     with disk.read_errors(paths.root):
         payloads = [_read_folder_file(path) for path in paths.whole_files("folders")]
     return [FileRecord(**one) for data in payloads if data for one in json.loads(data)["files"]]
 
 
-def _folder_file(paths: LibraryPaths, folder: str) -> Path:
+def _folder_path(paths: LibraryPaths, folder: str) -> Path:
     name = hashlib.blake2b(text_bytes(folder), digest_size=20).hexdigest()
     return paths.folders / f"{name}.folder"
 
@@ -455,7 +458,7 @@ def catalogue_path(paths: LibraryPaths) -> Path:
 def read_file_records(paths: LibraryPaths) -> list[FileRecord]:
     """Returns the records of all files, or of synchronised folders if the catalogue cannot be read;
     changes nothing. Raises LibraryError: the folder may not be read."""
-    with suppress(*_ERRORS), closing(_connect_existing(paths)) as db:
+    with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
         [(version,)] = db.execute("PRAGMA user_version")
         if version:  # else another process is making it
             return FileRecords(db).all()
@@ -480,10 +483,10 @@ def open_catalogue(paths: LibraryPaths, keep: bool = True) -> Iterator[Catalogue
     paths.make()
     try:
         try:
-            db = _connect(paths)
+            db = _open_or_make(paths)
         except _ERRORS as error:
             _delete_damaged(paths, error)
-            db = _connect(paths)
+            db = _open_or_make(paths)
         with closing(db):
             yield Catalogue(paths, db)
     except _ERRORS as error:
@@ -507,15 +510,15 @@ def search_catalogue(paths: LibraryPaths, copy: bool = False) -> Iterator[Catalo
             opened = None
         if opened is None:
             paths.check()
-            db = stack.enter_context(closing(_prepare(_connect_copy(paths), paths)))
+            db = stack.enter_context(closing(_prepare_tables(_open_copy(paths), paths)))
             opened = Catalogue(paths, db)
         yield opened
 
 
-def _connect_copy(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_copy(paths: LibraryPaths) -> sqlite3.Connection:
     """Copies the catalogue into a file without a name; an empty one if it cannot be copied."""
     copy = sqlite3.connect("", isolation_level=None)
-    with suppress(*_ERRORS), closing(_connect_existing(paths)) as db:
+    with suppress(*_ERRORS), closing(_open_existing(paths)) as db:
         # While this reads nobody else can lock it, for which `backup` would wait without end.
         db.execute("BEGIN")
         db.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -526,13 +529,13 @@ def _connect_copy(paths: LibraryPaths) -> sqlite3.Connection:
     return sqlite3.connect("", isolation_level=None)
 
 
-def _connect_existing(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_existing(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the catalogue as it is. Raises sqlite3.Error: there is none."""
     address = f"{catalogue_path(paths).absolute().as_uri()}?mode=rw"
     return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
 
 
-def _connect(paths: LibraryPaths) -> sqlite3.Connection:
+def _open_or_make(paths: LibraryPaths) -> sqlite3.Connection:
     """Opens the catalogue, with all tables; makes a new one if there is none."""
     path = catalogue_path(paths)
     try:
@@ -540,10 +543,10 @@ def _connect(paths: LibraryPaths) -> sqlite3.Connection:
     except OSError as error:
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
-    return _prepare(db, paths)
+    return _prepare_tables(db, paths)
 
 
-def _prepare(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
+def _prepare_tables(db: sqlite3.Connection, paths: LibraryPaths) -> sqlite3.Connection:
     """Makes the tables and records that are missing; closes the catalogue after an error."""
     with ExitStack() as stack:
         stack.callback(db.close)
@@ -573,7 +576,7 @@ def _restore_records(db: sqlite3.Connection, paths: LibraryPaths) -> None:
     [(version,)] = db.execute("PRAGMA user_version")
     if version == words:
         return
-    rows = [] if version else [[*map(_to_sql, record)] for record in _synced_records(paths)]
+    rows = [] if version else [[*map(_encode_text, record)] for record in _synced_records(paths)]
     db.execute("BEGIN IMMEDIATE")
     with db:
         if db.execute("PRAGMA user_version").fetchone() != (version,):

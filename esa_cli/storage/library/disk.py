@@ -74,7 +74,7 @@ def is_manifest(name: str) -> bool:
 
 
 class LibraryPaths:
-    """The paths and locks below the folder of one library."""
+    """Paths of the files in one library's folder, and its locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

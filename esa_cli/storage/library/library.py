@@ -62,8 +62,7 @@ class Library:
         self._paths = LibraryPaths(self.root)
 
     def key(self, identity: str, text: str) -> str:
-        """Returns the key of a text that was prefilled with what `identity`, an opaque string,
-        names."""
+        """Returns the key of a text that was prefilled with what `identity` names."""
         return manifest.document_key(identity, text)
 
     def find(self, key: str) -> Entry | None:
@@ -272,14 +271,14 @@ class Library:
             def find_unneeded(count: int) -> list[Path]:
                 return unneeded_files(paths, unusable + order[count:], order[:count])
 
-            def is_small(count: int) -> bool:
+            def fits_limit(count: int) -> bool:
                 freed = sum(map(disk.file_size, find_unneeded(count)))
                 return max_bytes is None or total - freed <= max_bytes
 
             count = first = sum(entry.key in former for entry in order)
-            if not is_small(first) and first < len(order):
+            if not fits_limit(first) and first < len(order):
                 _check_all_usable(unusable)
-                count += bisect_left(range(first, len(order)), True, key=is_small)
+                count += bisect_left(range(first, len(order)), True, key=fits_limit)
             files, leftovers = find_unneeded(count), len(find_unneeded(0))
             freed = sum(map(disk.file_size, files))
             if not dry_run:
@@ -367,7 +366,7 @@ def unneeded_files(
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:
-    """Removes files in their order, and returns their bytes."""
+    """Deletes files in the given order, and returns their total size in bytes."""
     freed = 0
     for path in files:
         size = disk.file_size(path)

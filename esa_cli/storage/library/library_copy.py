@@ -100,7 +100,8 @@ def _list_folder(place: str) -> dict[str, FilePart]:
         hint = "`esa library copy library FOLDER` makes one there"
         raise LibraryError(f"{place} is not a library of esa", hint)
     return {
-        _file_name(paths, path): FilePart(path, 0, disk.file_size(path)) for path in paths.files()
+        _relative_name(paths, path): FilePart(path, 0, disk.file_size(path))
+        for path in paths.files()
     }
 
 
@@ -140,7 +141,7 @@ def push(
         target.make()
         return _copy_all(keys, lambda key: _copy_document(source, target, key), progress)
     paths, added = LibraryPaths(library.root), set[Path]()
-    with _new_archive(Path(place)) as tar:
+    with _create_archive(Path(place)) as tar:
         _add_members(tar, paths, [paths.root / disk.MARKER])
         result = _copy_all(keys, lambda key: _archive_document(paths, tar, added, key), progress)
         if result.failed and not result.copied:
@@ -192,7 +193,7 @@ def check_place(place: str) -> None:
 def _copy_all(
     keys: Sequence[str], copy: Callable[[str], int | None], progress: Progress | None
 ) -> CopyResult:
-    """Calls `copy` with each key; it returns the bytes, or None for a document that is there."""
+    """Calls `copy` with each key, which returns bytes, or None for a document that is there."""
     result = CopyResult()
     for number, key in enumerate(keys, 1):
         try:
@@ -217,8 +218,8 @@ def _copy_document(
     with target.locked(key, waiting):
         if manifest.has_document(target, key):
             return None
-        with _damage_in(source.place, target, key, last):
-            data = b"".join(source.chunks(_file_name(target, last)))
+        with _name_damage(source.place, target, key, last):
+            data = b"".join(source.chunks(_relative_name(target, last)))
             entry = check_manifest(target, key, data)
         files, copied = needed_paths(target, entry), len(data)
         disk.check_room(target.root, sum(entry.sizes.values()) - sum(map(disk.file_size, files)))
@@ -226,12 +227,14 @@ def _copy_document(
         claim_segments(target, key, [*map(prefix_of, entry.segments)])
         with disk.write_errors(target.root):
             for path in files:
-                if not _is_good(path, entry):  # it may be another document's, or a stopped copy's
+                try:  # it may be there, of another document or a stopped copy
+                    check_file(path, path, entry)
+                except LibraryError:
                     with (
-                        _damage_in(source.place, target, key, path),
+                        _name_damage(source.place, target, key, path),
                         disk.new_file(path, key) as file,
                     ):
-                        for chunk in source.chunks(_file_name(target, path)):
+                        for chunk in source.chunks(_relative_name(target, path)):
                             file.write(chunk)
                             copied += len(chunk)
                         file.flush()
@@ -244,24 +247,16 @@ def _copy_document(
     return copied
 
 
-def _is_good(path: Path, entry: Entry) -> bool:
-    try:
-        check_file(path, path, entry)
-    except LibraryError:
-        return False
-    return True
-
-
 def _archive_document(
     paths: LibraryPaths, tar: tarfile.TarFile, added: set[Path], key: str
 ) -> int | None:
     """Adds a document's files to an archive; returns the bytes. Raises DamagedCopyError."""
     last, place = paths.document(key), str(paths.root)
-    with _damage_in(place, paths, key, last):
+    with _name_damage(place, paths, key, last):
         entry = manifest.read_manifest(paths, key)
     files = [path for path in needed_paths(paths, entry) if path not in added]
     for path in files:
-        with _damage_in(place, paths, key, path):
+        with _name_damage(place, paths, key, path):
             check_file(path, path, entry)
     added.update(files)
     return _add_members(tar, paths, [*files, last])
@@ -271,7 +266,7 @@ def _add_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path
     nbytes = 0
     for path in files:
         with path.open("rb") as file:
-            member = tarfile.TarInfo(_file_name(paths, path))
+            member = tarfile.TarInfo(_relative_name(paths, path))
             member.size, member.mode = os.fstat(file.fileno()).st_size, 0o600
             tar.addfile(member, file)
             nbytes += member.size
@@ -279,12 +274,12 @@ def _add_members(tar: tarfile.TarFile, paths: LibraryPaths, files: Iterable[Path
 
 
 @contextmanager
-def _damage_in(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
-    """Turns an error of a file that is copied to `path` into that of a document in the source."""
+def _name_damage(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterator[None]:
+    """Turns an error of a file that is copied to `path` into one that names the source."""
     try:
         yield
     except LibraryError as error:
-        name, last = _file_name(paths, path), _file_name(paths, paths.document(key))
+        name, last = _relative_name(paths, path), _relative_name(paths, paths.document(key))
         reason = error.message.replace(str(disk.part_path(path, key)), name).replace(
             str(path), name
         )
@@ -296,13 +291,13 @@ def _damage_in(place: str, paths: LibraryPaths, key: str, path: Path) -> Iterato
         ) from error
 
 
-def _file_name(paths: LibraryPaths, path: Path) -> str:
-    """The name of a file in every library: its path relative to the library's folder."""
+def _relative_name(paths: LibraryPaths, path: Path) -> str:
+    """Returns the path of a file relative to its library's folder, as all libraries have it."""
     return path.relative_to(paths.root).as_posix()
 
 
 @contextmanager
-def _new_archive(path: Path) -> Iterator[tarfile.TarFile]:
+def _create_archive(path: Path) -> Iterator[tarfile.TarFile]:
     """Yields an archive for its owner alone, which appears under its name when the block ends well.
     Raises UsageError: the file exists and is no archive. DocumentError, ResourceError."""
     if path.exists():

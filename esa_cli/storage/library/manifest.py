@@ -321,7 +321,7 @@ def read_manifest(paths: LibraryPaths, key: str) -> Entry:
     """Returns the entry of a document. Raises LibraryError: the manifest is missing, damaged,
     another document's or of another format."""
     entry = decode_manifest(paths, key, disk.read_bytes(paths.document(key), key))
-    return replace(entry, used=_last_use(paths, key, entry.created))
+    return replace(entry, used=_read_last_use(paths, key, entry.created))
 
 
 def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
@@ -352,7 +352,7 @@ def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list
             entries.append(read_manifest(paths, key))
         except LibraryError as error:
             if has_document(paths, key):  # else another process has removed it
-                entries.append(Entry(key, used=_last_use(paths, key, 0.0), error=error))
+                entries.append(Entry(key, used=_read_last_use(paths, key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
@@ -370,7 +370,7 @@ def read_text(paths: LibraryPaths, entry: Entry) -> str:
     )
 
 
-def _last_use(paths: LibraryPaths, key: str, default: float) -> float:
+def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
     try:
         return paths.document(key, "used").stat().st_mtime
     except OSError:

@@ -224,7 +224,7 @@ def test_memory_and_room_are_asked_for(
         del books, again
         one.ingest(note(MORE + TEXT))
         assert len(asked) == 3
-        monkeypatch.setattr("esa_cli.storage.library.library.check_room", none)
+        monkeypatch.setattr("esa_cli.storage.library.disk.check_room", none)
         ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
         with pytest.raises(DiskError, match=str(library.size_of(len(ids), index_layout(DIM)))):
             one.ingest(note("x" + TEXT))
