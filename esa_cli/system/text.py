@@ -52,8 +52,8 @@ def load_json(text: str) -> Any:
     return json.loads(
         text,
         object_pairs_hook=_make_object,
-        parse_constant=_parse_number,
-        parse_float=_parse_number,
+        parse_constant=_parse_finite,
+        parse_float=_parse_finite,
     )
 
 
@@ -64,7 +64,7 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _parse_number(digits: str) -> float:
+def _parse_finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"a number must be finite, got {digits}")
