@@ -56,13 +56,12 @@ class Registry(Generic[T]):
             )
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
+    def remove(self, name: str) -> None:
+        del self._entries[name]
+
     def origin(self, name: str) -> str:
         """Returns the module or plugin file that registered a name."""
         return self._entries[name].origin
-
-    def remove_from(self, origin: str) -> None:
-        for name in [n for n, entry in self._entries.items() if entry.origin == origin]:
-            del self._entries[name]
 
 
 def origin_of(definition: object) -> str:
@@ -81,7 +80,8 @@ def entries_from(origin: str) -> list[tuple[str, str]]:
 def remove_entries(origin: str) -> None:
     """Removes all that a module or plugin file registered."""
     for registry in _REGISTRIES:
-        registry.remove_from(origin)
+        for name in [name for name in registry if registry.origin(name) == origin]:
+            registry.remove(name)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:

@@ -116,15 +116,12 @@ def write_segment(
             "name": name, "layout": layout.as_json(), "tokens": tokens,
             "records": record_sums, "tails": tail_sums,
         }  # fmt: skip
+        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
+        line_bytes = len(disk.pack_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_file("segment", text.ljust(size - line_bytes))
+        assert len(header) == size, "the header must fill its pages"
         file.seek(0)
-        file.write(_pack_header(json.dumps(facts, sort_keys=True).encode(), layout.header_bytes))
-
-
-def _pack_header(text: bytes, size: int) -> bytes:
-    line_bytes = len(disk.pack_file("segment", bytes(size))[0]) - size
-    header, _ = disk.pack_file("segment", text.ljust(size - line_bytes))
-    assert len(header) == size, "the header must fill its pages"
-    return header
+        file.write(header)
 
 
 class Segment:
