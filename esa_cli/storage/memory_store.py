@@ -267,14 +267,14 @@ class StorePlaces:
     def stores(self, on_host: Container[int]) -> MakeStore:
         """Returns a function that puts these layers' rows into host memory."""
 
-        def make(
+        def make_store(
             layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
             shared: bool = False,
         ) -> KVStore:  # fmt: skip
             hosted = layer in on_host and self.elsewhere(device)
             return MemoryStore(heads, dim, dtype, device, shared, hosted)
 
-        return make
+        return make_store
 
 
 class StoreSlice(NamedTuple):
@@ -298,16 +298,16 @@ class StoreChain:
         self.heads, self.dim, self.shared = like.heads, like.dim, like.shared
         self._parts, self._starts = list[StoreSlice](), [0]
         for part in parts:
-            self._add(part)
+            self._append_slice(part)
 
-    def _add(self, part: StoreSlice) -> None:
+    def _append_slice(self, part: StoreSlice) -> None:
         self._parts.append(part)
         self._starts.append(self._starts[-1] + part.high - part.low)
 
-    def _slices(self) -> list[StoreSlice]:
+    def _all_slices(self) -> list[StoreSlice]:
         return self._parts
 
-    def _edges(self) -> list[int]:
+    def _slice_edges(self) -> list[int]:
         """Where each slice begins, and where the last one ends."""
         return self._starts
 
@@ -316,7 +316,7 @@ class StoreChain:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.store.nbytes for part in self._slices())
+        return sum(part.store.nbytes for part in self._all_slices())
 
     @property
     def resident(self) -> bool:
@@ -324,7 +324,7 @@ class StoreChain:
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, KVStore, int, int]]:
         """Yields (absolute start, store, low, high) of every store's part of [start, stop)."""
-        slices, edges = self._slices(), self._edges()
+        slices, edges = self._all_slices(), self._slice_edges()
         for i, low, high in divide_range(edges, start, stop):
             store, first, _ = slices[i]
             yield edges[i] + low, store, first + low, first + high
@@ -334,7 +334,11 @@ class StoreChain:
         return self._concatenate([store.span(low, high) for _, store, low, high in pieces])
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        slices, edges, pairs = self._slices(), self._edges(), list[tuple[Tensor, Tensor]]()
+        slices, edges, pairs = (
+            self._all_slices(),
+            self._slice_edges(),
+            list[tuple[Tensor, Tensor]](),
+        )
         for i, rows in divide_positions(edges, at):
             store, first, _ = slices[i]
             pairs.append(store.gather(at[rows] - (edges[i] - first)))
@@ -342,7 +346,7 @@ class StoreChain:
 
     def _concatenate(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         if not pairs:
-            return self._slices()[-1].store.span(0, 0)
+            return self._all_slices()[-1].store.span(0, 0)
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1)
@@ -356,7 +360,7 @@ class StoreChain:
 
     @property
     def reduced(self) -> int:
-        for start, part in zip(self._edges(), self._slices(), strict=False):
+        for start, part in zip(self._slice_edges(), self._all_slices(), strict=False):
             if part.store.reduced < part.high:
                 return start + max(0, part.store.reduced - part.low)
         return len(self)
@@ -378,10 +382,10 @@ class JoinedStore(StoreChain):
         self.tail = tail
         super().__init__(parts, tail)
 
-    def _slices(self) -> list[StoreSlice]:
+    def _all_slices(self) -> list[StoreSlice]:
         return [*self._parts, StoreSlice(self.tail, 0, len(self.tail))]
 
-    def _edges(self) -> list[int]:
+    def _slice_edges(self) -> list[int]:
         return [*self._starts, len(self)]
 
     @property
@@ -401,7 +405,7 @@ class JoinedStore(StoreChain):
 
     def replace_first(self, store: KVStore) -> None:
         """Puts a store with the tail's first tokens in their place."""
-        self._add(StoreSlice(store, 0, len(store)))
+        self._append_slice(StoreSlice(store, 0, len(store)))
         self.tail.drop_first(len(store))
 
     def crop(self, tokens: int) -> None:

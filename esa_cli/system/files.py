@@ -118,7 +118,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Holds PATH.lock, which no second process gets. Raises UsageError."""
+    """Locks a file against other processes (PATH.lock). Raises UsageError: another writes it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)

@@ -1,7 +1,6 @@
 """Memory of the machine and of this process, its addresses, home folders, sizes and times as text.
 
-Limits on memory that count are $ESA_MEMORY_LIMIT and a container's (cgroup v2), not a systemd
-slice's or `ulimit`.
+Memory is limited by $ESA_MEMORY_LIMIT and by a container (cgroup v2); `ulimit` is not looked at.
 """
 
 from __future__ import annotations

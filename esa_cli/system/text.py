@@ -25,7 +25,7 @@ def text_bytes(text: str) -> bytes:
 
 
 def text_digest(text: str) -> str:
-    """Returns 64 hexadecimal digits of SHA-256."""
+    """Returns the SHA-256 of a text as 64 hexadecimal digits."""
     return hashlib.sha256(text_bytes(text)).hexdigest()
 
 

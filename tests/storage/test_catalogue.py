@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
@@ -221,3 +222,31 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
             found.append(sorted(catalogue.texts.ranked("harp in hall 7")))
     assert found[0] == found[1]
     assert files(library) == files(whole)
+
+
+def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_catalogue(library)
+    real, path, before = os.open, library.root / NAME, (library.root / NAME).read_bytes()
+    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[1]), 3)
+
+    def refuse(place: Path, flags: int, *more: int) -> int:
+        if place == path:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
+        return real(place, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(LibraryError, match=r"cannot be written: Read-only"), library.catalogue():
+        raise AssertionError("sqlite would open it only to be read")
+    with library.search_catalogue() as catalogue:
+        assert len(catalogue.texts) == 3
+        with catalogue.transaction():
+            catalogue.files.put(record)
+            catalogue.texts.add(TEXTS[1], record.digest)
+        assert [one.digest for one in catalogue.texts.ranked("anvil")] == [record.digest]
+    with library.search_catalogue(copy=True) as catalogue:
+        assert catalogue.files.all() == []
+    assert path.read_bytes() == before
+    if os.name != "nt":
+        assert path.stat().st_mode & 0o077 == 0

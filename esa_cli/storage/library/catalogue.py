@@ -540,7 +540,7 @@ def _open_or_make(paths: LibraryPaths) -> sqlite3.Connection:
     path = catalogue_path(paths)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # for its owner alone
-    except OSError as error:
+    except OSError as error:  # where sqlite would open the catalogue only to be read
         raise sqlite3.OperationalError(error.strerror) from error
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
     return _prepare_tables(db, paths)

@@ -353,7 +353,7 @@ def unneeded_files(
     is_needed, is_locked = needed_files(paths, kept, abandoned=False), cache(paths.is_locked)
     kept_keys, removed_keys = ({entry.key for entry in entries} for entries in (kept, removed))
 
-    def is_used(path: Path) -> bool:
+    def is_kept(path: Path) -> bool:
         if path.suffix == ".part":
             return is_locked(path.name.split(".")[-2])
         if path.suffix in (".seg", ".fit"):
@@ -362,7 +362,7 @@ def unneeded_files(
             return path.stem in kept_keys
         return path.suffix == ".folder" or is_locked(path.stem)
 
-    return [path for path in paths.files() if not is_used(path)]
+    return [path for path in paths.files() if not is_kept(path)]
 
 
 def delete_files(paths: LibraryPaths, files: Sequence[Path]) -> int:

@@ -131,7 +131,7 @@ class Layout:
         return _round_up(2048 + 112 * self.layers, 4096)
 
     def sections(self, tokens: int) -> list[Section]:
-        """Returns the place of each layer in a segment file of so many tokens; see `segment`."""
+        """Returns the byte offsets of each layer in a segment file of so many tokens."""
         sections, start = [], self.header_bytes
         for layer, width in enumerate(self.reduced):
             rows_stop = start + tokens * self.of(layer).row_bytes

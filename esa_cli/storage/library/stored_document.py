@@ -201,8 +201,8 @@ class Writer:
             self.layers.append(JoinedStore([StoreSlice(one, 0, len(one)) for one in parts], tail))
 
     def _resume(self) -> list[Segment]:
-        """Maps the longest run of whole first segments on disk, every byte checked, and takes their
-        projections and states. With states, all segments before them, or none."""
+        """Opens as many complete first segments as there are on disk, every byte checked, and loads
+        their projections and states. With states, all segments before them, or none."""
         layout, states, best = self.layout, self.states, list[Segment]()
         prefixes, min_count = self._prefixes[: len(self.ids) // layout.segment], 1
         if layout.states:
