@@ -250,3 +250,22 @@ def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
     assert path.read_bytes() == before
     if os.name != "nt":
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
+    library: Library, tmp_path: Path
+) -> None:
+    there, gone, synced = (str(tmp_path / name) for name in ("there", "gone", "synced"))
+    Path(there).write_text("", "utf-8")
+    records = [
+        FileRecord(path, "1", text_digest(text), 1, folder=folder)
+        for path, text, folder in zip((gone, synced, there), TEXTS, ("", "/town", ""), strict=True)
+    ]
+    with library.catalogue() as catalogue, catalogue.transaction():
+        for record, text in zip(records, TEXTS, strict=True):
+            catalogue.files.put(record)
+            catalogue.texts.add(text, record.digest)
+    library.prune()
+    with library.catalogue() as catalogue:
+        assert catalogue.files.all() == records[1:]
+        assert catalogue.texts.digests() == {record.digest for record in records[1:]}
