@@ -35,7 +35,7 @@ from common import append_line, load_lines, tokens
 
 from esa_cli.qa.ingestion.library_texts import sync_folder
 from esa_cli.storage.library import Entry, Library, manifest
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
 WORDS_A_TOKEN = 0.75
@@ -104,7 +104,7 @@ def write_manifests(library: Library, number: int) -> None:
             library.key("benchmark", text), "benchmark", tokens=3, text_sha256=text_digest(text),
             characters=len(text), provenance=provenance, created=float(at),
         )  # fmt: skip
-        manifest.write(paths, entry)
+        manifest.write_manifest(paths, entry)
 
 
 def list_command(library: Library) -> None:

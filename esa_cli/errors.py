@@ -68,10 +68,6 @@ class ArchiveFileError(LibraryError):
     """An archive of `esa library copy` cannot be read."""
 
 
-class RemoteError(LibraryError):
-    """A folder at a URL cannot be used."""
-
-
 class UnreadableError(LibraryError):
     """The system refuses to read the file; its contents may be intact."""
 

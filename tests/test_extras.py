@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -24,8 +24,6 @@ from esa_cli.evaluation.bench.benchmarks import gpt4
 from esa_cli.evaluation.metrics import import_library
 from esa_cli.models.loading.quantization import check_quantization
 from esa_cli.qa.reading.reader_choice import ReaderChoice
-from esa_cli.storage.library.library_copy import CopyPlace
-from esa_cli.system import files
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -41,7 +39,6 @@ USES: list[tuple[str, str, Callable[[], object]]] = [
     ("reader", "requests", lambda: ReaderChoice.of("http://127.0.0.1:9")),
     ("serve", "starlette", lambda: check_serve([], ServeOptions())),
     ("serve", "uvicorn", lambda: check_serve([], ServeOptions())),
-    ("url", "fsspec", lambda: CopyPlace("memory://here")),
 ]
 """Extra, a module of it, and what needs that."""
 
@@ -75,17 +72,6 @@ def test_what_is_missing_is_named_with_its_extra(
         use()
     assert module.removeprefix("python-") in caught.value.message
     assert f"pip install 'esa-cli[{extra}]'" in caught.value.hint
-
-
-def test_without_watchfiles_folders_are_looked_at_now_and_then(
-    hide: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hide("watchfiles")
-    slept: list[float] = []
-    monkeypatch.setattr(files.time, "sleep", slept.append)
-    changes: Iterator[None] = files.folder_changes(".")
-    assert next(changes) is None
-    assert slept == [files.POLL_S]
 
 
 def test_every_extra_is_documented_and_only_these() -> None:

@@ -25,8 +25,8 @@ from esa_cli.documents.document import GatheredDocuments, LeftOut, SourceFiles, 
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.qa.answering.reply import Reply, lacking
 from esa_cli.system.jsonl import OrderedJsonLines
+from esa_cli.system.progress import WorkShard
 from esa_cli.system.text import has_lone_surrogate, load_json, text_digest
-from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.qa.api import Esa

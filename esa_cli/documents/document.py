@@ -26,7 +26,7 @@ from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
 from esa_cli.system.machine import size_text
-from esa_cli.system.work_shard import WorkShard
+from esa_cli.system.progress import WorkShard
 
 __all__ = [
     "Document",

@@ -5,7 +5,7 @@ For a question's words w, each of which counts as often as it is asked:
     score(d) = sum over w of idf(w) * tf(w, d) / (tf(w, d) + k1 * (1 - b + b * |d| / mean |d|))
     idf(w)   = ln(1 + (n - df(w) + 1/2) / (df(w) + 1/2))     n texts, df(w) of them with the word
 
-The scores are those of the library bm25s bit for bit, which loops over the texts.
+The scores are those of the library bm25s bit for bit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ K1, B = 1.5, 0.75
 
 
 class Bm25:
-    """The words of some texts.
-
-    Args:
-        ids: (n,) integers, the words of all texts one after the other. sizes: (texts,) integers,
-            the number of each text's words. vocabulary: above all ids.
-    """
+    """The words of some texts: `ids` (n,) of all texts one after the other, below `vocabulary`, and
+    `sizes` (texts,), the number of each text's words."""
 
     def __init__(self, ids: Any, sizes: Any, vocabulary: int) -> None:
         self._count = texts = len(sizes)
@@ -49,12 +45,12 @@ class Bm25:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], vocabulary: int) -> Bm25:
-        """Of the ids of each text's words."""
+        """Makes the scores from the ids of each text's words."""
         ids = numpy.array([*chain(*texts)], dtype=numpy.int64)
         return cls(ids, numpy.array([len(text) for text in texts], dtype=numpy.int64), vocabulary)
 
     def scores(self, ids: Sequence[int]) -> Tensor:
-        """BM25 of each text for the words `ids`, (texts,) float32; 0 without any."""
+        """Returns BM25 of each text for the words `ids`, (texts,) float32; 0 without any."""
         out = numpy.zeros(self._count, dtype=numpy.float32)
         for word in ids:
             own = slice(self._ends[word], self._ends[word + 1])
@@ -63,7 +59,7 @@ class Bm25:
 
 
 def _idf(having: Any, texts: int) -> Any:
-    """(vocabulary,) float32, from the number of texts that have each word."""
+    """Returns the inverse document frequency of each word, (vocabulary,) float32."""
     counts, at = numpy.unique(having, return_inverse=True)
     values = [math.log(1 + (texts - df + 0.5) / (df + 0.5)) for df in counts.tolist()]
     return numpy.array(values, dtype=numpy.float32)[at]

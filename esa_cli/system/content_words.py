@@ -2,12 +2,11 @@
 questions and names.
 
 A word's form has no case, no accents and no signs of compatibility (Unicode NFKC), one apostrophe,
-and no vowel marks of Arabic and Hebrew. An article or the like that is elided (`l'Italie`) is apart
-from its noun; words of other languages than English are divided at every apostrophe (`Ankara'da`).
-They are stemmed in the language of their text, where Snowball has it, with and without accents. Its
-most frequent words are left out: BM25 gives them little weight, but every passage would have a word
-of the question, also one that no other word fits. Scripts without spaces between words (Chinese,
-Japanese, Thai) give pairs of adjacent characters, each with its marks.
+and no vowel marks of Arabic and Hebrew. An elided article (`l'Italie`) is apart from its noun;
+words of other languages than English are divided at every apostrophe (`Ankara'da`). Words are
+stemmed in the language of their text, where Snowball has it, with and without accents. The most
+frequent words of the language are left out, else every passage would have a word of the question.
+Scripts without spaces between words (Chinese, Japanese, Thai) give pairs of adjacent characters.
 """
 
 from __future__ import annotations
@@ -23,22 +22,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from esa_cli.system import function_words
-
 ENGLISH = "english"
 SPACELESS_CHARACTER = (
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u3400-\u9fff"
     r"\U00020000-\U0003ffff]"
 )
-SPACELESS = re.compile(f"{SPACELESS_CHARACTER}+")
-APOSTROPHES = "’‘ʼʻ＇"
-"""Signs that are one with the ASCII apostrophe."""
-_ELIDED = "l d c j m n s t qu dell all nell dall sull quest quell jusqu lorsqu"
-ELIDED = frozenset(_ELIDED.split())
-"""What is elided before a French or Italian noun in an English text."""
-# Marks that are no part of a letter: joiners, soft hyphens and variants of a character; vowels of
-# Hebrew and Arabic.
+_SPACELESS = re.compile(f"{SPACELESS_CHARACTER}+")
+_APOSTROPHES = "’‘ʼʻ＇"
+_ELIDED = set("l d c j m n s t qu dell all nell dall sull quest quell jusqu lorsqu".split())  # noqa: SIM905
+"""Articles and the like before a French or Italian noun in an English text."""
+_FUNCTION_WORDS = Path(__file__).with_name("function_words.txt")
 TATWEEL = "\u0640"  # it makes an Arabic word wider
+# Marks that are no part of a letter: joiners, soft hyphens, variants, vowels of Hebrew and Arabic.
 _UNWRITTEN = re.compile(
     rf"[{TATWEEL}\u00ad\u200c\u200d\u2060\ufe00-\ufe0f\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
     r"\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]"
@@ -50,24 +45,30 @@ _ACCENT = re.compile(
 _WITHOUT_ACCENT = str.maketrans({"æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ı": "i"})
 _RUN_OF_ASCII = re.compile(r"[A-Za-z0-9]['A-Za-z0-9]*")
 _WORD = re.compile(r"[^']+(?:'[^']+)*")
-"""A word within a run of letters and apostrophes."""
 _JOINERS = "\u00ad\u200c\u200d\u2060"
 _MARKS = ((0x300, 0x3400), (0xA66F, 0xAC00), (0xFB1E, 0xFE30))
 """Where Unicode has combining marks of scripts."""
 _RARE = r"\U00011000-\U00011fff\U0001e000-\U0001e95f"
 """Scripts of few texts, with their marks; sorting these out would make the pattern slow."""
-KEPT, LONGEST_KEPT = 1 << 17, 24
-"""Runs of letters of a language whose stems are kept, and their characters at most."""
+CACHED_RUNS, CACHED_LETTERS = 1 << 17, 24
+"""Runs of letters of a language whose stems are cached, and their characters at most."""
 SLICES, SLICE = 8, 1500
-"""Of a text's characters, what its language is told by."""
-LEAST, LEAST_SHARE, MARGIN = 3, 0.04, 2
-"""How many of another language's most frequent words a sample has at least, what share of its words
-they are, and how many times those of English: a table, a name or a line has few of any."""
+"""Number and characters of the slices of a text by which its language is told."""
+MIN_WORDS, MIN_SHARE, MARGIN = 3, 0.04, 2
+"""Another language's frequent words in a sample, at least: their number, their share of all words,
+and the multiple of those of English. A table, a name or a line has few of any."""
+
+
+@cache
+def function_words() -> dict[str, list[str]]:
+    """Returns the most frequent words of each language."""
+    paragraphs = _FUNCTION_WORDS.read_text("utf-8").split("\n\n")[1:]
+    return {words[0]: words[1:] for words in map(str.split, paragraphs)}
 
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """A run of letters and ASCII apostrophes, and a letter with its marks."""
+    """Patterns of a run of letters and ASCII apostrophes, and of a letter with its marks."""
     marks = _JOINERS + "".join(
         letter
         for first, last in _MARKS
@@ -78,40 +79,39 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 @cache
-def _stem_of(language: str) -> Any:
-    """The language's Snowball stemmer, or None."""
+def _find_stemmer(language: str) -> Any:
+    """Returns the language's Snowball stemmer, or None."""
     import snowballstemmer
 
     if language not in snowballstemmer.algorithms():
         return None
-    return lru_cache(KEPT)(snowballstemmer.stemmer(language).stemWord)
+    return lru_cache(CACHED_RUNS)(snowballstemmer.stemmer(language).stemWord)
 
 
 @cache
-def _stop_words(language: str) -> frozenset[str]:
-    return frozenset(map(_plain, function_words.FUNCTION_WORDS[language].split()))
+def _find_stop_words(language: str) -> frozenset[str]:
+    return frozenset(map(_simplify_word, function_words()[language]))
 
 
 @cache
-def _languages_of_word() -> dict[str, list[str]]:
+def _map_words_to_languages() -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
-    for language in function_words.FUNCTION_WORDS:
-        for word in _stop_words(language):
+    for language in function_words():
+        for word in _find_stop_words(language):
             out.setdefault(word, []).append(language)
     return out
 
 
-def _unaccented(word: str) -> str:
-    """A word without its accents."""
+def _remove_accents(word: str) -> str:
     if word.isascii():
         return word
     bare = _ACCENT.sub("", unicodedata.normalize("NFD", word))
     return unicodedata.normalize("NFC", bare).translate(_WITHOUT_ACCENT)
 
 
-@lru_cache(KEPT)
-def _folded(word: str) -> str:
-    """A word without case, signs of compatibility and marks that are no part of a letter."""
+@lru_cache(CACHED_RUNS)
+def _fold_word(word: str) -> str:
+    """Removes case, signs of compatibility and marks that are no part of a letter."""
     if word.isascii():
         return word.lower()
     word = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", word).casefold())
@@ -126,49 +126,50 @@ def _is_mark(letter: str) -> bool:
     return unicodedata.category(letter)[0] == "M"
 
 
-def _plain(word: str) -> str:
-    return _unaccented(_folded(word))
+def _simplify_word(word: str) -> str:
+    return _remove_accents(_fold_word(word))
 
 
-def _runs(text: str) -> tuple[str, re.Pattern[str]]:
-    """The text with apostrophes as in ASCII and no underscores, character by character, and the
+def _prepare_text(text: str) -> tuple[str, re.Pattern[str]]:
+    """Returns the text, as long as before, with apostrophes as in ASCII and no underscores, and the
     pattern of its runs of letters and apostrophes."""
     if text.isascii():
         return text, _RUN_OF_ASCII
-    for sign in APOSTROPHES:
+    for sign in _APOSTROPHES:
         text = text.replace(sign, "'")
     return text.replace("_", " "), _patterns()[0]
 
 
 class _Terms(dict[str, tuple[tuple[int, int, str], ...]]):
-    """A run of letters and apostrophes -> (first character, end, stem) of its content words."""
+    """A cache from a run of letters to (first character, end, stem) of its content words."""
 
     def __init__(self, language: str) -> None:
         super().__init__()
         self._language = language
 
     def __missing__(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        if run.isascii() and "'" not in run:
-            found = tuple((0, len(run), stem) for stem in _stems(run, self._language))
-        else:
-            found = tuple(_parts(run, self._language))
-        if len(run) <= LONGEST_KEPT:  # others hardly come again
-            if len(self) >= KEPT:
+        terms = tuple(_divide_run(run, self._language))
+        if len(run) <= CACHED_LETTERS:  # longer ones hardly come again
+            if len(self) >= CACHED_RUNS:
                 self.clear()
-            self[run] = found
-        return found
+            self[run] = terms
+        return terms
 
 
 @cache
-def _terms(language: str) -> _Terms:
+def _cached_terms(language: str) -> _Terms:
     return _Terms(language)
 
 
-def _parts(run: str, language: str) -> Iterator[tuple[int, int, str]]:
-    """The content words of a run, as `_Terms`; pairs of characters of scripts without spaces."""
+def _divide_run(run: str, language: str) -> Iterator[tuple[int, int, str]]:
+    """Yields (first character, end, stem) of the content words of a run; pairs of characters of
+    scripts without spaces."""
+    if run.isascii() and "'" not in run:
+        yield from ((0, len(run), stem) for stem in _stem_word(run, language))
+        return
     done = 0
-    for spaceless in SPACELESS.finditer(run):
-        yield from _words(run, done, spaceless.start(), language)
+    for spaceless in _SPACELESS.finditer(run):
+        yield from _divide_words(run, done, spaceless.start(), language)
         first, done = spaceless.span()
         if spaceless[0].isalnum() and unicodedata.is_normalized("NFKC", spaceless[0]):
             for at in range(first, max(first + 1, done - 1)):
@@ -177,72 +178,71 @@ def _parts(run: str, language: str) -> Iterator[tuple[int, int, str]]:
         letters = [one.span() for one in _patterns()[1].finditer(run, first, done)]
         pairs = zip(letters[: max(1, len(letters) - 1)], letters[1:] or letters, strict=True)
         for (first, _), (_, end) in pairs:
-            yield first, end, _folded(run[first:end])
-    yield from _words(run, done, len(run), language)
+            yield first, end, _fold_word(run[first:end])
+    yield from _divide_words(run, done, len(run), language)
 
 
-def _words(run: str, start: int, end: int, language: str) -> Iterator[tuple[int, int, str]]:
-    """The content words of the characters [start, end) of a run without such scripts."""
+def _divide_words(run: str, start: int, end: int, language: str) -> Iterator[tuple[int, int, str]]:
+    """Yields the content words of the characters [start, end) of a run of a script with spaces."""
     for word in _WORD.finditer(run, start, end):
         at, parts = word.start(), word[0].split("'")
         if language == ENGLISH:
-            while len(parts) > 1 and _plain(parts[0]) in ELIDED:
+            while len(parts) > 1 and _simplify_word(parts[0]) in _ELIDED:
                 at += len(parts.pop(0)) + 1
             parts = ["'".join(parts)]
         for part in parts:
-            yield from ((at, at + len(part), stem) for stem in _stems(part, language))
+            yield from ((at, at + len(part), stem) for stem in _stem_word(part, language))
             at += len(part) + 1
 
 
-def _stems(word: str, language: str) -> Iterable[str]:
-    """A word's stem, and that of the word without accents where it is another: it is found by
-    questions with and without them. None of a frequent word."""
-    folded = _folded(word)
-    plain = _unaccented(folded)
-    if not plain or plain in _stop_words(language):
+def _stem_word(word: str, language: str) -> Iterable[str]:
+    """Returns a word's stem, and that of the word without accents where it is another, so that
+    questions with and without accents find the word; nothing for a frequent word."""
+    folded = _fold_word(word)
+    plain = _remove_accents(folded)
+    if not plain or plain in _find_stop_words(language):
         return ()
-    stem = _stem_of(language)
+    stem = _find_stemmer(language)
     if stem is None:
         return (plain,)
     forms = (plain,) if plain == folded else (plain, folded)
-    return dict.fromkeys(_unaccented(stem(form)) or plain for form in forms)
+    return dict.fromkeys(_remove_accents(stem(form)) or plain for form in forms)
 
 
 def language_of(text: str) -> str:
-    """The language of a text, as `function_words` names it, by a vote of its most frequent words;
-    English where none is clearly another's."""
+    """Returns the language of a text by a vote of its most frequent words; English where these are
+    not clearly another language's."""
     step = max(SLICE, len(text) // SLICES)
     sample = " ".join(text[at : at + SLICE] for at in range(0, len(text), step))
-    sample, pattern = _runs(sample)
+    sample, pattern = _prepare_text(sample)
     counts = Counter(part for run in pattern.findall(sample) for part in run.split("'"))
-    votes, known = Counter[str](), _languages_of_word()
+    votes, known = Counter[str](), _map_words_to_languages()
     for word, count in counts.items():
-        for language in known.get(_plain(word), ()):
+        for language in known.get(_simplify_word(word), ()):
             votes[language] += count
-    enough = max(LEAST, LEAST_SHARE * counts.total(), MARGIN * votes[ENGLISH])
+    enough = max(MIN_WORDS, MIN_SHARE * counts.total(), MARGIN * votes[ENGLISH])
     best = max(votes, key=votes.__getitem__, default=ENGLISH)
     return best if votes[best] >= enough else ENGLISH
 
 
 def located_words(text: str, language: str = ENGLISH) -> Iterator[tuple[int, int, str]]:
-    """(first character, end, stem) of the content words of `text` in their order; a word with
-    accents may have two stems, one after the other."""
-    (text, pattern), terms = _runs(text), _terms(language)
+    """Yields (first character, end, stem) of the content words of `text` in their order; a word
+    with accents may have two stems, one after the other."""
+    (text, pattern), terms = _prepare_text(text), _cached_terms(language)
     for run in pattern.finditer(text):
-        if found := terms[run[0]]:
-            start = run.start()
-            for first, end, stem in found:
-                yield start + first, start + end, stem
+        start = run.start()
+        for first, end, stem in terms[run[0]]:
+            yield start + first, start + end, stem
 
 
 def content_words(text: str, language: str = ENGLISH) -> list[str]:
-    """Stems of the content words of `text` in their order."""
-    (text, pattern), terms = _runs(text), _terms(language)
+    """Returns the stems of the content words of `text` in their order."""
+    (text, pattern), terms = _prepare_text(text), _cached_terms(language)
     return [stem for run in pattern.findall(text) for _, _, stem in terms[run]]
 
 
 def question_words(question: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
-    """The question's content words in their order, each with its stems in texts of these
+    """Returns the question's content words in their order, each with its stems in texts of these
     languages."""
     out: dict[int, dict[str, None]] = {}
     for language in languages:
@@ -252,19 +252,18 @@ def question_words(question: str, languages: Iterable[str]) -> list[tuple[str, .
 
 
 def word_count(text: str) -> int:
-    """Words of a text, at least 1: one for each pair of characters of a script without spaces, and
-    for each 20 characters of what has none for another reason."""
-    spaceless = sum(len(run) for run in SPACELESS.findall(text))
+    """Returns the number of words of a text, at least 1; a pair of characters of a script without
+    spaces counts as a word, and so do 20 characters of a text that has no spaces for other reasons.
+    """
+    spaceless = sum(len(run) for run in _SPACELESS.findall(text))
     return max(1, len(text.split()), len(text) // 20, spaceless // 2)
 
 
 @cache
 def words_version() -> str:
-    """A digest of what shapes content words beside the text: words that were stored with another
-    are made again."""
+    """Returns a digest of all that shapes content words beside the text: words that were stored
+    with another are made again."""
     # snowballstemmer hands over to PyStemmer where that is installed.
     parts = f"{version('snowballstemmer')} {find_spec('Stemmer') is not None}".encode()
-    files = (__file__, function_words.__file__)
-    return hashlib.sha256(
-        b"\n".join([parts, *(Path(one).read_bytes() for one in files)])
-    ).hexdigest()
+    files = Path(__file__).read_bytes(), _FUNCTION_WORDS.read_bytes()
+    return hashlib.sha256(b"\n".join([parts, *files])).hexdigest()

@@ -1,5 +1,4 @@
-"""Atomic file writing, a lock for one writer, notices of changes, and the system's errors with a
-hint."""
+"""Atomic file writing, a lock for one writer, and the system's errors with a hint."""
 
 from __future__ import annotations
 
@@ -20,11 +19,12 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """errno of a full disk, of an exceeded quota, and of a limit on a file's length."""
 SETTLED_NS = 2_000_000_000
 """A file that changed within so many nanoseconds before it was read may change again with the same
-time stamp, and is read again the next time."""
+time stamp."""
+POLL_S = 5.0
 
 
 def real_path(path: Path | str) -> str:
-    """The absolute path, its links resolved; as it is where the system does not give them out."""
+    """Returns the absolute path with its links resolved, where the system gives them out."""
     try:
         return os.path.realpath(path)
     except OSError:
@@ -32,14 +32,14 @@ def real_path(path: Path | str) -> str:
 
 
 def resolved_path(path: Path | str) -> str:
-    """The absolute path; links of its folders are resolved, not one that it is itself."""
+    """Returns the absolute path; links of its folders are resolved, not one that it is itself."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(real_path(folder), name)
 
 
 def file_stamp(path: Path | str) -> str:
-    """Text that differs where a file has changed; empty where it changed a moment ago. Raises
-    OSError."""
+    """Returns a text that differs where a file has changed; empty if the file changed a moment ago.
+    Raises OSError."""
     facts = os.stat(path)
     changed = max(facts.st_mtime_ns, facts.st_ctime_ns)
     if changed > time.time_ns() - SETTLED_NS:
@@ -55,7 +55,7 @@ def _errno(error: Exception) -> int | None:
 
 
 def lacks_room(error: Exception) -> bool:
-    """True if writing failed for lack of disk space."""
+    """Whether writing failed for lack of disk space."""
     return _errno(error) in NO_ROOM
 
 
@@ -69,9 +69,9 @@ def writing_errors(
     no_room: type[EsaError] = ResourceError,
     failed: type[EsaError] = DocumentError,
 ) -> Iterator[None]:
-    """Turns an OSError, or `also`, of writing `target` into one that the user can act on: `no_room`
-    with the hint `room`, or `failed` with the hint `other`. `target` is a file; or words for many
-    files, and then the message names the one that failed."""
+    """Turns an OSError, or `also`, of writing `target` into `no_room` with the hint `room`, or
+    `failed` with the hint `other`. `target` is a file; or words for many files, and then the
+    message names the one that failed."""
     try:
         yield
     except BrokenPipeError:  # a callback wrote to a closed pipe
@@ -90,8 +90,8 @@ def writing_errors(
 
 @contextmanager
 def replacing(path: Path, part: Path | None = None, *, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary path; what the block makes there becomes `path` when it ends well. If it
-    fails, `path` is as before and nothing is left at the temporary path. Raises OSError.
+    """Yields a temporary path; what the block makes there becomes `path` when the block ends well.
+    If it fails, `path` is as before and nothing is left. Raises OSError.
 
     Args:
         path: a file, or a folder that does not exist.
@@ -118,16 +118,15 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Holds PATH.lock, which no second process gets. Raises UsageError."""
+    """Locks a file against other processes (PATH.lock). Raises UsageError: another writes it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{path.resolve()}.lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout as error:
-        raise UsageError(
-            f"another esa is writing {path}", "wait for it, or choose another --out"
-        ) from error
+        message = f"another esa is writing {path}"
+        raise UsageError(message, "wait for it, or choose another --out") from error
     except OSError:
         pass  # a disk without locks, or a folder to write nothing new in: rows can still be kept
     try:
@@ -140,33 +139,15 @@ def only_writer(path: Path) -> Iterator[None]:
             lock.release()
 
 
-POLL_S = 5.0
-"""Seconds between looks where watchfiles is not installed, or the system gives no more notices."""
-RESCAN_S = 60.0
-"""Seconds after which one looks again without a notice: network disks send none."""
-
-
-def folder_changes(*folders: str, poll: bool = False) -> Iterator[None]:
-    """Yields whenever something below the folders may have changed, without an end; every `POLL_S`
-    seconds at least if `poll`."""
-    wait_ms = int((POLL_S if poll else RESCAN_S) * 1000)
-    # RuntimeError is the library's. The system gives notices of so many folders, and no more.
-    with suppress(ImportError, OSError, RuntimeError):
-        from watchfiles import watch
-
-        for _ in watch(*folders, watch_filter=None, yield_on_timeout=True, rust_timeout=wait_ms):
-            yield
+def poll_changes() -> Iterator[None]:
+    """Yields every `POLL_S` seconds, without an end: something in a folder may have changed."""
     while True:
         time.sleep(POLL_S)
         yield
 
 
-UNWRITABLE = (*NO_ROOM, errno.EIO, errno.EBADF)
-"""errno of an output that takes no more: besides a full disk, a stream opened for reading."""
-
-
 def as_esa_error(error: Exception) -> EsaError | None:
-    """The error that a person can act on; None for any other."""
+    """Returns the error that a person can act on; None for any other."""
     if isinstance(error, EsaError):
         return error
     if memory_ran_out(error):
@@ -174,7 +155,9 @@ def as_esa_error(error: Exception) -> EsaError | None:
         return ResourceError("the memory ran out", f"`esa plan` shows what takes it; {smaller}")
     if not isinstance(error, OSError):
         return None
-    if error.errno in UNWRITABLE or "temporary directory" in str(error):
+    # EBADF: a stream opened for reading.
+    takes_no_more = error.errno in (*NO_ROOM, errno.EIO, errno.EBADF)
+    if takes_no_more or "temporary directory" in str(error):
         message = f"{error.filename or 'the output'} cannot be written: {error.strerror or error}"
         return ResourceError(message, "free some space, or set another place: --out, or TMPDIR")
     if isinstance(error, PermissionError) and error.filename:  # a path that was only looked for

@@ -1,8 +1,8 @@
 """Append-only files of JSON objects, one a line, that survive a kill.
 
-Each row is on disk when `add` returns. Opening a file cuts off a last line that a kill left
-unfinished, and locks it against other processes. Files of other programs are refused unchanged.
-`Journal` finds its rows by key; `OrderedJsonLines` sorts them when it is closed.
+Each row is on disk when `append` returns. Opening a file cuts off a last line that a kill left
+unfinished, and locks the file against other processes. Files of other programs are refused
+unchanged.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ Row = Mapping[str, Any]
 
 
 class JsonLines(ABC):
-    """A context manager that holds the file open for one writer; without a path it keeps nothing.
-    Raises UsageError: the file has other contents, or another process is writing it. DocumentError,
-    ResourceError: it cannot be read or written.
-
-    Args:
-        header: the first row of a new file.
-    """
+    """A context manager that holds a file open for one writer; without a path it keeps nothing. The
+    header is the first row of a new file. Raises UsageError: other contents, or another process
+    is writing the file. DocumentError, ResourceError: the file cannot be read or written."""
 
     def __init__(self, path: Path | None, header: Row | None = None) -> None:
         self.path, self.header = path, dict(header or {})
@@ -39,9 +35,6 @@ class JsonLines(ABC):
     @abstractmethod
     def _load(self, path: Path) -> None:
         """Reads the file; refuses other contents, and changes nothing on disk then."""
-
-    def _begin(self) -> None:  # noqa: B027
-        """Called when the file is open."""
 
     def _close(self, path: Path) -> None:  # noqa: B027
         """Called when the file is closed and still locked."""
@@ -56,8 +49,7 @@ class JsonLines(ABC):
                 _mend_end(self.path)
                 self._file = opened.enter_context(self.path.open("ab", buffering=0))
                 if self.header and not self._file.tell():
-                    _write(self._file, self.header)
-                self._begin()
+                    _write_row(self._file, self.header)
                 self._opened = opened.pop_all()
         return self
 
@@ -65,10 +57,9 @@ class JsonLines(ABC):
         self._opened.close()
 
     def append(self, row: Row) -> None:
-        """Writes the row. Raises ResourceError, DocumentError."""
         if self._file is not None and self.path is not None:
             with self._errors(self.path):
-                _write(self._file, row)
+                _write_row(self._file, row)
 
     @staticmethod
     def _errors(path: Path) -> AbstractContextManager[None]:
@@ -77,13 +68,13 @@ class JsonLines(ABC):
 
 
 class Journal(JsonLines):
-    """Rows of one measurement, which are in memory, too.
+    """Rows of one measurement, found by key, which are in memory, too.
 
     Args:
         path: the file, or None for rows in memory only. header: what is measured; its values
             under `same` must not change when a file is continued.
-        key: the fields that identify a row; every row has them. wrong: says what is wrong with a
-            row of the file, empty when nothing is.
+        key: the fields that identify a row; every row has them. wrong: returns what is wrong with
+            a row of the file, empty when nothing is.
     """
 
     def __init__(
@@ -109,79 +100,72 @@ class Journal(JsonLines):
         return list(self._done.values())
 
     def join(self, paths: Iterable[Path]) -> int:
-        """Takes the rows that it lacks from other files of the same measurement, as those of other
-        shards; they are written when it is opened. Returns their number.
-
-        Raises:
-            UsageError: a file has other contents. DocumentError: it cannot be read.
-        """
+        """Takes the rows that it lacks from files of other shards, to be written when it is opened,
+        and returns their number. Raises UsageError, DocumentError: as of its own file."""
         before = len(self._done)
         for path in paths:
-            self._joined |= {key: row for key, row in self._read(path) if key not in self._done}
+            self._joined |= {
+                key: row for key, row in self._read_rows(path) if key not in self._done
+            }
             self._done |= self._joined
         return len(self._done) - before
 
-    def _begin(self) -> None:
+    def __enter__(self) -> Self:
+        super().__enter__()
         for row in self._joined.values():
             self.append(row)
         self._joined.clear()
+        return self
 
     def _load(self, path: Path) -> None:
-        for key, row in self._read(path):
+        for key, row in self._read_rows(path):
             self._done[key] = row
             self._joined.pop(key, None)
 
-    def _read(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """The file's rows with their keys; every header in it is checked."""
+    def _read_rows(self, path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Yields the file's rows with their keys; checks every header in it."""
         check_first(path, next(iter(self.header)))
         for number, row in enumerate(read_lines(path), 1):
             if "command" in row:
                 self._check_header(path, row)
                 continue
             if number == 1:
-                raise _foreign(path)
+                raise _foreign_file_error(path)
             lacks = [f"it has no {name!r}" for name in self.key if name not in row]
             if wrong := lacks[0] if lacks else self._wrong and self._wrong(row):
                 raise DocumentError(
                     f"{path}: the row in line {number} is not whole: {wrong}",
                     "delete that line, or choose another --out",
                 )
-            yield self._key(row), row
+            yield self._key_of(row), row
 
     def _check_header(self, path: Path, header: Row) -> None:
         for name in self.same:
             # Through JSON and back as the file's header: tuples are lists there.
             old, new = header.get(name), json.loads(json.dumps(self.header.get(name)))
             if old != new:
-                changes = "; ".join(_changes(old, new))
-                raise UsageError(f"{path} has results of another {name}: {changes}", ANOTHER)
+                raise UsageError(f"{path} has results of another {name}", ANOTHER)
 
-    def _key(self, row: Row) -> tuple[str, ...]:
+    def _key_of(self, row: Row) -> tuple[str, ...]:
         return tuple(json.dumps(row.get(name)) for name in self.key)
 
     def find(self, row: Row) -> dict[str, Any] | None:
-        """The row with the same key, if there is one."""
-        return self._done.get(self._key(row))
+        return self._done.get(self._key_of(row))
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keeps the row. Raises ResourceError, DocumentError."""
-        self._done[self._key(row)] = row
+        self._done[self._key_of(row)] = row
         self.append(row)
 
 
 class OrderedJsonLines(JsonLines):
-    """Rows that each have the "id" and "key" of their place. They are written as they come, and
-    sorted when the file is closed or opened again.
+    """Rows that each have the "id" and "key" of their place, written as they come, and sorted when
+    the file is closed or opened again.
 
-    A key may have two parts, what is asked and what of, with a point between: a row of the same
-    with another second part is out of date, and is removed, so that it is made again.
+    A key may have two parts with a point between, of what is asked and of what it is asked about: a
+    row with the same first and another second part is out of date, and is removed.
 
     Args:
-        places: the key and id of each place. retry: remove the rows with an "error", so that they
-            are made again.
-
-    Attributes:
-        failed: places of rows with an "error".
+        places: the key and id of each place. retry: remove the rows with an "error".
     """
 
     path: Path
@@ -191,19 +175,23 @@ class OrderedJsonLines(JsonLines):
     ) -> None:
         super().__init__(path)
         self.retry = retry
-        self._places = {_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
-        self._written: dict[int, None] = {}
-        """Places of the file's rows, in their order."""
-        self.failed: set[int] = set()
+        self._places = {_place_identity(key, id): (at, key) for at, (key, id) in enumerate(places)}
+        self._rows: dict[int, dict[str, Any]] = {}
+        """By place, in the order of the file."""
+
+    @property
+    def failed(self) -> set[int]:
+        """Places of rows with an "error"."""
+        return {at for at, row in self._rows.items() if "error" in row}
 
     def _load(self, path: Path) -> None:
         rows, good = list(self.rows_of(path)), dict[int, dict[str, Any]]()
         for number, row in enumerate(rows, 1):
             if "key" not in row:
-                raise _foreign(path)
+                raise _foreign_file_error(path)
             if self.retry and "error" in row:
                 continue
-            at, key = self._places.get(_identity(str(row["key"]), row.get("id")), (-1, ""))
+            at, key = self._places.get(_place_identity(str(row["key"]), row.get("id")), (-1, ""))
             if at < 0:
                 raise UsageError(
                     f"{path}: row {number} answers no question that is asked now: the questions or "
@@ -212,22 +200,18 @@ class OrderedJsonLines(JsonLines):
                 )
             if row["key"] == key:
                 good.setdefault(at, row)
-        good = dict(sorted(good.items()))
-        if list(good.values()) != rows:
-            _rewrite(path, good.values())
-        self._written = dict.fromkeys(good)
-        self.failed = {at for at, row in good.items() if "error" in row}
+        self._rows = dict(sorted(good.items()))
+        if list(self._rows.values()) != rows:
+            _rewrite_file(path, self._rows.values())
 
     def _close(self, path: Path) -> None:
         """Sorts the rows. Without room for that they stay as they are."""
-        if list(self._written) != sorted(self._written):
-            with suppress(OSError, DocumentError):
-                rows = dict(zip(self._written, read_lines(path), strict=False))
-                _rewrite(path, [row for _, row in sorted(rows.items())])
+        if list(self._rows) != sorted(self._rows):
+            with suppress(OSError):
+                _rewrite_file(path, [row for _, row in sorted(self._rows.items())])
 
     def rows_of(self, path: Path) -> Iterator[dict[str, Any]]:
-        """The rows of a file of this kind, none if it is missing. Raises UsageError: it has other
-        contents."""
+        """Yields the rows of a file of this kind. Raises UsageError: it has other contents."""
         check_first(path, "id")
         try:
             yield from read_lines(path)
@@ -235,29 +219,25 @@ class OrderedJsonLines(JsonLines):
             raise UsageError(error.message, ANOTHER) from error
 
     def has(self, at: int) -> bool:
-        """True if there is a row for this place, from 0."""
-        return at in self._written
+        return at in self._rows
 
     def add(self, at: int, row: dict[str, Any]) -> None:
         """Writes the row of a place that has none. Raises ResourceError, DocumentError."""
         self.append(row)
-        self._written[at] = None
-        if "error" in row:
-            self.failed.add(at)
+        self._rows[at] = row
 
 
-def _identity(key: str, id: Any) -> tuple[str, str]:
+def _place_identity(key: str, id: Any) -> tuple[str, str]:
     return key.partition(".")[0], json.dumps(id, sort_keys=True)
 
 
-def _rewrite(path: Path, rows: Iterable[Row]) -> None:
+def _rewrite_file(path: Path, rows: Iterable[Row]) -> None:
     with replacing(path, durable=True) as part, part.open("wb", buffering=0) as file:
         for row in rows:
-            _write(file, row)
+            _write_row(file, row)
 
 
-def _write(file: FileIO, row: Row) -> None:
-    """Writes the row; lone surrogates become JSON escapes. Raises OSError."""
+def _write_row(file: FileIO, row: Row) -> None:
     text = json.dumps(row, ensure_ascii=False) + "\n"
     left = text.encode("utf-8", "backslashreplace")
     while left:
@@ -265,8 +245,8 @@ def _write(file: FileIO, row: Row) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The file's objects, without an unfinished last line; none where it is missing. Raises
-    DocumentError: the file cannot be read, or another line is not a JSON object."""
+    """Yields the file's objects, without an unfinished last line; none if the file is missing.
+    Raises DocumentError: the file cannot be read, or another line is not a JSON object."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -275,17 +255,16 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise DocumentError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         for number, line in enumerate(file, 1):
-            row = _parse(line) if line.strip() else {}
+            row = _parse_line(line) if line.strip() else {}
             if row is None and not line.endswith(b"\n") and line.startswith(b"{"):
                 return
             if not isinstance(row, dict):
-                what = "not JSON" if row is None else "not an object"
-                raise DocumentError(f"{path}, line {number}: {what}", "is it the right file?")
+                raise DocumentError(f"{path}, line {number}: no JSON object", "check the file")
             if row:
                 yield row
 
 
-def _parse(line: bytes) -> Any:
+def _parse_line(line: bytes) -> Any:
     try:
         return json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):  # a cut inside a character is a ValueError, too
@@ -299,15 +278,15 @@ def check_first(path: Path, field: str) -> None:
     if path.exists():
         with path.open("rb") as file:
             if not begin.startswith(file.read(len(begin))):
-                raise _foreign(path)
+                raise _foreign_file_error(path)
 
 
-def _foreign(path: Path) -> UsageError:
+def _foreign_file_error(path: Path) -> UsageError:
     return UsageError(f"{path} is not a results file of esa", "choose another --out")
 
 
 def _mend_end(path: Path) -> None:
-    """Removes an unfinished last line; a row that lacks only its line break gets it. Raises
+    """Removes an unfinished last line; a row that lacks only its line break gets one. Raises
     OSError."""
     if not path.exists():
         return
@@ -315,17 +294,7 @@ def _mend_end(path: Path) -> None:
     with path.open("r+b") as file:
         for last in file:
             size += len(last)
-        if isinstance(_parse(last), dict):
+        if isinstance(_parse_line(last), dict):
             file.write(b"" if last.endswith(b"\n") else b"\n")
         elif not last.endswith(b"\n"):
             file.truncate(size - len(last))
-
-
-def _changes(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """The settings that differ: `window.selected 256 -> 32`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys([*old, *new]):
-            yield from _changes(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif old != new:
-        texts = [json.dumps(value, ensure_ascii=False)[:60] for value in (old, new)]
-        yield f"{name} {texts[0]} -> {texts[1]}".strip()

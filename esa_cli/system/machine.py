@@ -1,7 +1,6 @@
 """Memory of the machine and of this process, its addresses, home folders, sizes and times as text.
 
-Limits on memory that count are $ESA_MEMORY_LIMIT and a container's (cgroup v2), not a systemd
-slice's or `ulimit`.
+Memory is limited by $ESA_MEMORY_LIMIT and by a container (cgroup v2); `ulimit` is not looked at.
 """
 
 from __future__ import annotations
@@ -21,36 +20,34 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def parse_size(text: str, name: str) -> int:
-    """`8GiB`, `500M` or `123456` in bytes. Raises UsageError, which calls the value `name`."""
+    """Returns `8GiB`, `500M` or `123456` in bytes. Raises UsageError: `name` has another value."""
     # Not by pydantic.ByteSize: it takes `1,5GB` as one byte, and does not know `8Gi`.
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{name} must be a size, got {text!r}", "write bytes, or for example 8GiB")
-    number = float(match[1]) * _UNITS[(match[2] or "").lower()]
+    number = float(match[1]) * _UNITS[(match[2] or "").lower()] if match else math.inf
     if math.isinf(number):
-        raise UsageError(f"{name} must be a size that a machine can have, got more", "as 8GiB")
+        raise UsageError(f"{name} must be a size, got {text!r}", "write bytes, or for example 8GiB")
     return int(number)
 
 
 def memory_limit() -> int | None:
-    """$ESA_MEMORY_LIMIT in bytes, None when it is not set. Raises UsageError."""
+    """Returns $ESA_MEMORY_LIMIT in bytes, None when it is not set. Raises UsageError."""
     text = os.environ.get(LIMIT, "")
     return parse_size(text, LIMIT) if text.strip() else None
 
 
 def _cgroup_free(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a container with a limit may still allocate (cgroup v2)."""
+    """Returns the bytes that a container with a limit may still allocate (cgroup v2)."""
     try:
-        most = int((folder / "memory.max").read_text())
+        limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return most - used + int(stat.get("inactive_file", 0))
+    return limit - used + int(stat.get("inactive_file", 0))
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Free bytes of a torch device within the container's limit."""
+    """Returns the free bytes of a torch device within the container's limit."""
     if device.startswith("cuda"):
         import torch
 
@@ -62,13 +59,13 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def available_memory(device: str = "cpu") -> int:
-    """As `free_memory`, but at most $ESA_MEMORY_LIMIT. Raises UsageError."""
+    """Returns the free bytes of a torch device, at most $ESA_MEMORY_LIMIT. Raises UsageError."""
     limit = memory_limit()
     return free_memory(device) if limit is None else min(free_memory(device), limit)
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Peak bytes of this process, on the GPUs when it runs there, otherwise in RAM."""
+    """Returns the peak bytes of this process, on the GPUs when it runs there, otherwise in RAM."""
     if device.startswith("cuda"):
         import torch
 
@@ -80,20 +77,20 @@ def peak_memory(device: str = "cpu") -> int:
         import psutil
 
         return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory_ran_out(error: Exception) -> bool:
-    """True if memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
+    """Whether memory was exhausted: torch has a class for that on GPUs, on CPUs a RuntimeError."""
     words = ("can't allocate memory", "not enough memory")
     named = type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError)
     return named or any(one in str(error) for one in words)
 
 
 def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
-    """The path with a leading `~` or `~user` replaced by that home folder. Raises error: there is
-    no such user; the message calls the path `what`."""
+    """Replaces a leading `~` or `~user` of a path by that home folder. Raises error: the user does
+    not exist; the message calls the path `what`."""
     try:
         return Path(path).expanduser()
     except RuntimeError as cause:
@@ -102,7 +99,7 @@ def in_home(path: str | Path, what: str, error: type[EsaError]) -> Path:
 
 
 def size_text(count: float) -> str:
-    """Bytes as text: `512 bytes`, `1.5 GiB`."""
+    """Returns bytes as text: `512 bytes`, `1.5 GiB`."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while abs(count) >= 1024 and len(units) > 1:
         count /= 1024
@@ -112,7 +109,7 @@ def size_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds as text: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Returns seconds as text: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
@@ -122,7 +119,7 @@ def time_text(seconds: float) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True if a name or address, without a port, means this machine alone."""
+    """Whether a name or address, without a port, means this machine alone."""
     import ipaddress
 
     name = host.strip("[]").rstrip(".").lower()

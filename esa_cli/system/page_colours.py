@@ -11,5 +11,5 @@ DARK = {
 
 
 def css_variables(colours: dict[str, str]) -> str:
-    """The colours as CSS variables."""
+    """Returns the colours as CSS variables."""
     return "".join(f"--{name}:{value};" for name, value in colours.items())

@@ -1,5 +1,5 @@
 """Tables from names to values, one for each kind of part (selectors, recipes, readers, ...), and
-where each value was defined. A plugin file may add to several of them."""
+where each value was defined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REGISTRIES: list[Registry[Any]] = []
 
 
 class RegistryEntry(NamedTuple, Generic[T]):
-    """A registered value, the module or plugin file that defines it, and its name there."""
+    """A value, the module or plugin file that defines it, and its name there."""
 
     value: T
     origin: str
@@ -27,11 +27,7 @@ class RegistryEntry(NamedTuple, Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Named values of one kind.
-
-    Args:
-        kind: what messages call a value, as "selector".
-    """
+    """Named values of one kind, as "selector"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -45,12 +41,11 @@ class Registry(Generic[T]):
         return self._entries[name].value
 
     def __iter__(self) -> Iterator[str]:
-        """Names in the order in which they were registered."""
         return iter(self._entries)
 
     def add(self, name: str, value: T, definition: object) -> None:
-        """Registers a value of the class or function `definition`; the same again is a module that
-        is being reloaded. Raises PluginError: the name is taken by another definition."""
+        """Registers a value that the class or function `definition` gives, also when its module is
+        reloaded. Raises PluginError: the name is taken by another definition."""
         origin = origin_of(definition)
         qualname = str(getattr(definition, "__qualname__", name))
         taken = self._entries.get(name)
@@ -61,17 +56,16 @@ class Registry(Generic[T]):
             )
         self._entries[name] = RegistryEntry(value, origin, qualname)
 
-    def origin(self, name: str) -> str:
-        """The module or plugin file that registered a name."""
-        return self._entries[name].origin
+    def remove(self, name: str) -> None:
+        del self._entries[name]
 
-    def remove_from(self, origin: str) -> None:
-        for name in [n for n, entry in self._entries.items() if entry.origin == origin]:
-            del self._entries[name]
+    def origin(self, name: str) -> str:
+        """Returns the module or plugin file that registered a name."""
+        return self._entries[name].origin
 
 
 def origin_of(definition: object) -> str:
-    """The module in which a class or function is defined; for a plugin file, its path."""
+    """Returns the module in which a class or function is defined; for a plugin file, its path."""
     module = str(getattr(definition, "__module__", ""))
     if module.startswith(PLUGIN_PREFIX):
         return str(getattr(sys.modules.get(module), "__file__", module))
@@ -79,28 +73,25 @@ def origin_of(definition: object) -> str:
 
 
 def entries_from(origin: str) -> list[tuple[str, str]]:
-    """The (kind, name) pairs that a module or plugin file registered."""
-    return [(r.kind, n) for r in _REGISTRIES for n in r if r.origin(n) == origin]
+    """Returns the (kind, name) pairs that a module or plugin file registered."""
+    return [(r.kind, name) for r in _REGISTRIES for name in r if r.origin(name) == origin]
 
 
 def remove_entries(origin: str) -> None:
-    """Takes back all that a module or plugin file registered."""
+    """Removes all that a module or plugin file registered."""
     for registry in _REGISTRIES:
-        registry.remove_from(origin)
-
-
-MANY = 12
-"""Names are not all listed in a message if there are more."""
+        for name in [name for name in registry if registry.origin(name) == origin]:
+            registry.remove(name)
 
 
 def nearest(word: str, known: Iterable[str], before: str = "") -> str:
-    """A 'did you mean' clause, with what stands `before` the word, or the list of known words; of
-    many names the three nearest."""
+    """Returns a 'did you mean' clause, with what stands `before` the word, or the list of known
+    words; of more than 12 the three nearest."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
         return f"did you mean {before + close[0]!r}?"
-    if len(names) > MANY:
+    if len(names) > 12:
         names = difflib.get_close_matches(word, names, n=3, cutoff=0.0)
         return f"the nearest are {', '.join(names)}"
     return f"known: {', '.join(names)}" if names else "there are none"

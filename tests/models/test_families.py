@@ -30,10 +30,9 @@ from esa_cli.models.files.gguf_file import GGUF_FAMILIES
 from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.presets.resolved_preset import resolve
-from esa_cli.storage.joined_store import JoinedStore, StoreSlice
 from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
 
 pytestmark = pytest.mark.families
 

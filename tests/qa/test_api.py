@@ -19,7 +19,7 @@ from esa_cli.qa.finding.books import Book, place_books
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

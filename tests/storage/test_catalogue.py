@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
@@ -17,7 +18,7 @@ from test_library import files, ingest
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import FileRecord, Library
 from esa_cli.storage.library.catalogue import NAME
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.disk import MARKER
 from esa_cli.system import files as system_files
 from esa_cli.system.text import text_digest
 
@@ -223,19 +224,48 @@ def test_a_killed_writer_leaves_a_whole_catalogue(tmp_path: Path) -> None:
     assert files(library) == files(whole)
 
 
-def test_a_new_catalogue_is_not_removed_for_the_damage_of_the_one_before(library: Library) -> None:
-    error = sqlite3.DatabaseError("damaged")
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+def test_a_catalogue_on_a_read_only_disk_is_searched_as_a_copy(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_catalogue(library)
+    real, path, before = os.open, library.root / NAME, (library.root / NAME).read_bytes()
+    record = FileRecord("/town/a.txt", "1", text_digest(TEXTS[1]), 3)
 
-    def replaced() -> None:
-        (library.root / NAME).rename(library.root / "away")
-        make_catalogue(library)
-        raise error
+    def refuse(place: Path, flags: int, *more: int) -> int:
+        if place == path:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(place))
+        return real(place, flags, *more)
 
-    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
-        replaced()
-    with closing(sqlite3.connect(library.root / NAME)) as db:
-        assert db.execute("SELECT count(*) FROM texts").fetchall() == [(3,)]
-    with pytest.raises(LibraryError, match="damaged"), library.catalogue():
-        raise error
-    assert not (library.root / NAME).exists()
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(LibraryError, match=r"cannot be written: Read-only"), library.catalogue():
+        raise AssertionError("sqlite would open it only to be read")
+    with library.search_catalogue() as catalogue:
+        assert len(catalogue.texts) == 3
+        with catalogue.transaction():
+            catalogue.files.put(record)
+            catalogue.texts.add(TEXTS[1], record.digest)
+        assert [one.digest for one in catalogue.texts.ranked("anvil")] == [record.digest]
+    with library.search_catalogue(copy=True) as catalogue:
+        assert catalogue.files.all() == []
+    assert path.read_bytes() == before
+    if os.name != "nt":
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_prune_forgets_files_that_are_gone_and_words_that_nothing_needs(
+    library: Library, tmp_path: Path
+) -> None:
+    there, gone, synced = (str(tmp_path / name) for name in ("there", "gone", "synced"))
+    Path(there).write_text("", "utf-8")
+    records = [
+        FileRecord(path, "1", text_digest(text), 1, folder=folder)
+        for path, text, folder in zip((gone, synced, there), TEXTS, ("", "/town", ""), strict=True)
+    ]
+    with library.catalogue() as catalogue, catalogue.transaction():
+        for record, text in zip(records, TEXTS, strict=True):
+            catalogue.files.put(record)
+            catalogue.texts.add(text, record.digest)
+    library.prune()
+    with library.catalogue() as catalogue:
+        assert catalogue.files.all() == records[1:]
+        assert catalogue.texts.digests() == {record.digest for record in records[1:]}

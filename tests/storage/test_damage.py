@@ -3,7 +3,6 @@ found, none used."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from test_library import (
 from esa_cli.attention.algebra import flatten_keys
 from esa_cli.attention.compression import Linear
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Layout, Library, segment
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library import Layout, Library
 from esa_cli.storage.library.library_copy import pull, push
+from esa_cli.storage.library.stored_document import Writer
 
 PLACES = 200
 IDS = [*range(40)]
@@ -251,19 +250,3 @@ def test_layouts_that_make_no_sense() -> None:
     plain, shared = Layout(2, 1, 6, "float32"), Layout(2, 1, 6, "float32", shared=True)
     assert not {"shared", "block", "states"} & plain.as_json().keys(), "names are hashes of these"
     assert Layout.of_json(shared.as_json()) == shared
-
-
-@pytest.mark.parametrize(
-    ("kind", "digest"),
-    [
-        ("native", "1db1ef1302c25e7b83e91926caede1603997098f3581fb22dd64d4ae12e6923e"),
-        ("int8", "5e6655500947f4c5e915f9f45799e2ae65c29ef22f4433c978fc24962775dc61"),
-    ],
-)
-def test_a_segment_has_the_bytes_that_it_had_before(tmp_path: Path, kind: Any, digest: str) -> None:
-    """Of commit 6dc10d5, whose libraries are read."""
-    layout = Layout(2, 2, 4, "float32", kind, (0, 3), segment=4)
-    path = tmp_path / f"{'a' * 40}-none.seg"
-    rows = torch.arange(48.0).view(3, 16) - 20
-    segment.write_segment(path, "b" * 40, layout, 3, [(rows, None), (rows + 1, rows[:, :3])])
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == digest

@@ -11,8 +11,7 @@ import torch
 from interruptions import interrupted
 
 from esa_cli import storage
-from esa_cli.storage.joined_store import JoinedStore, StoreSlice
-from esa_cli.storage.memory_store import MemoryStore
+from esa_cli.storage.memory_store import JoinedStore, MemoryStore, StoreSlice
 
 HEADS, DIM, RANK = 2, 4, 3
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 from esa_cli.errors import UsageError
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset
-from esa_cli.storage.joined_store import text_rows
+from esa_cli.storage.memory_store import text_rows
 
 TEXT = "The gate opens at nine and the market closes at dusk. " * 30
 OTHER = "A grey boat lies at the pier, and nobody knows whose it is. " * 25

@@ -22,8 +22,8 @@ from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.errors import LibraryError
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.disk import MARKER
+from esa_cli.storage.library.stored_document import Writer
 
 LAYOUT = Layout(2, 2, 4, "float32", reduced=(3, 5), fit=10, segment=16)
 WITH_STATES = replace(LAYOUT, states=3)
@@ -284,18 +284,6 @@ def test_what_is_not_whole_is_refused(library: Library, wrong: str) -> None:
     assert library.entries() == []
 
 
-def test_removing_keeps_what_others_share(library: Library) -> None:
-    short, long = ingest(library, [*range(40)]), ingest(library, [*range(60)])
-    freed = library.remove(short)
-    assert freed > 0
-    assert library.find(short.key) is None
-    assert library.verify(long) == []
-    assert_holds(library.open(long).layers(), [*range(60)])
-    library.remove(long)
-    assert files(library) == set()
-    assert library.nbytes == 0
-
-
 def test_removing_leaves_an_unfinished_ingest_its_part(library: Library) -> None:
     entry = ingest(library, [*range(40)])
     part_of(library, [*range(70)], 50)
@@ -315,27 +303,6 @@ def test_a_removed_document_that_is_mapped_can_still_be_read(library: Library) -
 
 def used_at(library: Library, entry: Entry, seconds: float) -> None:
     os.utime(library.root / "documents" / f"{entry.key}.used", (seconds, seconds))
-
-
-def test_prune_takes_the_least_recently_used_first(library: Library) -> None:
-    books = [ingest(library, [*range(start, start + 40)]) for start in (0, 100, 200)]
-    for i, entry in enumerate(books):
-        used_at(library, entry, 1000.0 + i)
-    library.open(books[0])
-    assert library.prune(library.nbytes).removed == (), "it is not larger"
-    most = library.nbytes - 1
-    tried = library.prune(most, dry_run=True)
-    assert [entry.key for entry in tried.removed] == [books[1].key]
-    assert len(library.entries()) == 3
-    done = library.prune(most)
-    assert (done.removed, done.freed, done.left) == (tried.removed, tried.freed, tried.left)
-    assert done.left == library.nbytes <= most
-    assert {entry.key for entry in library.entries()} == {books[0].key, books[2].key}
-    assert library.entries()[0].key == books[0].key
-    assert all(library.verify(entry) == [] for entry in library.entries())
-    assert library.prune().removed == ()
-    library.prune(0)
-    assert files(library) == set()
 
 
 def test_prune_leaves_a_running_ingest_alone(library: Library) -> None:

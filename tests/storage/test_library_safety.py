@@ -13,8 +13,8 @@ import pytest
 from test_library import LAYOUT, WITH, files, ingest, part_of, text_of
 
 from esa_cli.errors import LibraryError, UnreadableError
-from esa_cli.storage.library import Entry, Library, maintenance
-from esa_cli.storage.library.maintenance import NeededFiles
+from esa_cli.storage.library import Entry, Library
+from esa_cli.storage.library import library as library_file
 
 IDS = [*range(40)]
 OTHERS = [*range(100, 140)]
@@ -171,16 +171,16 @@ def test_projections_that_come_while_others_prune_stay(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ingest writes them whenever it is ready: here after it was seen what is needed."""
-    real, fit = maintenance.needed_files, library.root / "fits" / f"{'b' * 24}.fit"
+    real, fit = library_file.needed_files, library.root / "fits" / f"{'b' * 24}.fit"
 
-    def needed(*given: Any, **options: Any) -> NeededFiles:
+    def needed(*given: Any, **options: Any) -> Callable[[Path], bool]:
         found = real(*given, **options)
         fit.write_bytes(b"just written")
         return found
 
     with library.write(library.key(WITH, text_of(IDS)), WITH, IDS, LAYOUT):
         with monkeypatch.context() as patch:
-            patch.setattr(maintenance, "needed_files", needed)
+            patch.setattr(library_file, "needed_files", needed)
             library.prune(0)
         assert fit.exists()
     library.prune()

@@ -24,9 +24,10 @@ from test_library import (
 )
 
 from esa_cli.errors import LibraryError
-from esa_cli.storage.library import Library, checksummed_file
-from esa_cli.storage.library.document_files import pack_states
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.disk import write_file
 from esa_cli.storage.library.library_copy import pull, push
+from esa_cli.storage.library.stored_document import pack_states
 
 IDS = [*range(70)]
 
@@ -83,7 +84,7 @@ def test_one_that_was_stopped_at_its_manifest_reads_nothing_again(
         def stop(*given: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr("esa_cli.storage.library.entry_writer.pack_tokens", stop)
+        patch.setattr("esa_cli.storage.library.stored_document.pack_tokens", stop)
         with pytest.raises(KeyboardInterrupt):
             ingest(library, IDS, WITH_STATES)
     with writing(library) as writer:
@@ -121,7 +122,7 @@ def test_without_good_states_nothing_is_resumed(library: Library, damage: str) -
     elif damage == "bit":
         path.write_bytes(path.read_bytes()[:-1] + b"\1")
     else:
-        checksummed_file.write(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
+        write_file(path, "states", pack_states("a" * 40, states_of(IDS, 32)), "a" * 40)
     with writing(library) as writer:
         assert writer.done == 0
         read(writer, IDS)
@@ -161,7 +162,7 @@ def test_contents_that_are_not_its_own_are_refused(
     entry = ingest(library, IDS, WITH_STATES)
     name = entry.segments[-1].partition("-")[0].encode()
     payload = WRONG[wrong].replace(b"SEGMENT", name)
-    checksummed_file.write(state_file(library), "states", payload, entry.key)
+    write_file(state_file(library), "states", payload, entry.key)
     assert len(library.verify(entry)) == 1
     with pytest.raises(LibraryError, match="states is damaged"):
         library.open(entry)

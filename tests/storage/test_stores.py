@@ -12,18 +12,20 @@ from test_library import WITH
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.step import KVStore
 from esa_cli.storage import memory_store
-from esa_cli.storage.joined_store import (
+from esa_cli.storage.library import Layout, Library
+from esa_cli.storage.library.segment import decode, encode
+from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.memory_store import (
+    RESERVE,
+    GrowingRows,
     JoinedStore,
+    MemoryStore,
     PerDocumentMaps,
     PrefilledDocument,
     StoreSlice,
     concatenate,
     text_rows,
 )
-from esa_cli.storage.library import Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.segment import decode, encode
-from esa_cli.storage.memory_store import RESERVE, GrowingRows, MemoryStore
 
 HEADS, DIM, RANK = 3, 4, 5
 CPU = torch.device("cpu")

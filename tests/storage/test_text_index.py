@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.storage.library import Catalogue, Library
-from esa_cli.storage.library.text_index import PASSAGE_WORDS, WHOLE
+from esa_cli.storage.library.catalogue import PASSAGE_WORDS, WHOLE
 from esa_cli.system.content_words import content_words
 from esa_cli.system.text import text_digest
 

@@ -202,9 +202,6 @@ class QuestionBooks:
             is_stored = [bool(text.entries) for text in library.texts]
             if len(several) + len(is_stored) <= most and all(is_stored):
                 return
-            if not catalogue.texts.searchable:
-                reporter.warn("esa: all documents are opened: this Python's sqlite3 has no FTS5")
-                return
             self._report_left_out(library)
             candidates = self._file_candidates(catalogue, several) if several else {}
             if any(is_stored):

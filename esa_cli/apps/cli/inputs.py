@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.output.terminal import Reporter
 from esa_cli.errors import UsageError
+from esa_cli.system.progress import WorkShard
 from esa_cli.system.text import has_lone_surrogate
-from esa_cli.system.work_shard import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.documents.document import GatheredDocuments, SourceFiles

@@ -23,9 +23,8 @@ from esa_cli.qa.presets import resolved_preset
 from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
-from esa_cli.system.progress import Progress
+from esa_cli.system.progress import ALL_WORK, Progress, WorkShard
 from esa_cli.system.registry import nearest
-from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
 KEY = ("method", "task", "id")
 """Fields that identify a row."""

@@ -26,8 +26,8 @@ from esa_cli.qa.presets.cache_key import method_hash
 from esa_cli.qa.presets.preset import Preset, Prompt
 from esa_cli.system.jsonl import Journal
 from esa_cli.system.machine import peak_memory
+from esa_cli.system.progress import ALL_WORK, WorkShard
 from esa_cli.system.text import text_digest
-from esa_cli.system.work_shard import ALL_WORK, WorkShard
 
 OWN = "own"
 """The test whose document is the user's text, whole."""

@@ -34,8 +34,7 @@ from esa_cli.qa.presets.resolved_preset import (
     resolve,
 )
 from esa_cli.storage import check_in_memory
-from esa_cli.storage.joined_store import PrefilledDocument, concatenate
-from esa_cli.storage.memory_store import RESERVE
+from esa_cli.storage.memory_store import RESERVE, PrefilledDocument, concatenate
 from esa_cli.system.progress import Progress
 
 INCOMPLETE = "\ufffd"

@@ -14,8 +14,8 @@ from esa_cli.documents.document import Document
 from esa_cli.models.tokenization.windowed_tokenizer import tokenise
 from esa_cli.qa.finding.late_interaction import ReducedKeys
 from esa_cli.qa.finding.words import SentenceWords
-from esa_cli.storage.joined_store import PrefilledDocument, text_rows
 from esa_cli.storage.library import Entry
+from esa_cli.storage.memory_store import PrefilledDocument, text_rows
 
 
 @dataclass(frozen=True, eq=False)

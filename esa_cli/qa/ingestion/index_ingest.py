@@ -18,7 +18,7 @@ from esa_cli.qa.finding.words import SentenceWords, sentence_words
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance
 from esa_cli.qa.ingestion.library_texts import INDEX
 from esa_cli.storage.library import Entry
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.stored_document import Writer
 from esa_cli.storage.memory_store import split_rows
 from esa_cli.system.progress import Progress
 

@@ -22,7 +22,7 @@ from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.library_texts import record_document, restored
 from esa_cli.qa.presets.preset import Preset
 from esa_cli.storage.library import Entry, Layout, Library
-from esa_cli.storage.library.entry_writer import Writer
+from esa_cli.storage.library.stored_document import Writer
 from esa_cli.system.files import resolved_path
 from esa_cli.system.progress import Progress, WaitNotice, combined
 from esa_cli.version import __version__

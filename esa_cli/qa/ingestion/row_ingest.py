@@ -17,11 +17,10 @@ from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.qa.planning.plan import STORED_AT_ONCE
 from esa_cli.qa.planning.row_storage import hindrance, layout, maps
 from esa_cli.qa.presets.cache_key import cache_key
-from esa_cli.storage.joined_store import PrefilledDocument
 from esa_cli.storage.library import SEGMENT, Entry, Layout
-from esa_cli.storage.library.checksummed_file import damage_error
-from esa_cli.storage.library.entry_writer import Writer
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths, damage_error
+from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.memory_store import PrefilledDocument
 from esa_cli.system.progress import Progress
 
 if TYPE_CHECKING:  # they import transformers

@@ -35,7 +35,7 @@ from esa_cli.qa.presets.preset_files import (
     shipped,
 )
 from esa_cli.system.registry import nearest
-from esa_cli.system.strict_yaml import MOST_DEEP, dump_yaml, load_yaml
+from esa_cli.system.text import MAX_DEPTH, dump_yaml, load_yaml
 
 DEFAULT = "default"
 PROMPT = "Question: {question}\nText: {passage}\nQuestion: {question}\nAnswer:"
@@ -185,9 +185,9 @@ def parse_override(text: str) -> dict[str, Any]:
             f"quote it; {problem}" if problem else "quote it",
         ) from error
     parts = key.strip().split(".")
-    if len(parts) > MOST_DEEP:
+    if len(parts) > MAX_DEPTH:
         raise PresetError(
-            f"a key of --set must have at most {MOST_DEEP} parts, got {len(parts)}",
+            f"a key of --set must have at most {MAX_DEPTH} parts, got {len(parts)}",
             "see `esa presets show`",
         )
     for part in reversed(parts):

@@ -19,7 +19,7 @@ from esa_cli.system.registry import nearest
 
 if TYPE_CHECKING:
     from esa_cli.attention.method import Method
-    from esa_cli.storage.joined_store import PrefilledDocument
+    from esa_cli.storage.memory_store import PrefilledDocument
 
 MEMBERS = {
     "selector": ("Selector", ("sums_layers", "surveys", "observes", "window_size")),

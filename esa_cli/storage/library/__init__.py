@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from esa_cli.storage.library.catalogue import Catalogue, FileRecord
-from esa_cli.storage.library.library import Library
-from esa_cli.storage.library.library_paths import default_root
-from esa_cli.storage.library.maintenance import PruneResult
+from esa_cli.storage.library.disk import default_root
+from esa_cli.storage.library.library import Library, PruneResult
 from esa_cli.storage.library.manifest import SEGMENT, Entry, Layout
 
 __all__ = [

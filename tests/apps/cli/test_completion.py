@@ -14,7 +14,7 @@ from test_library import ingest
 
 from esa_cli.__main__ import main
 from esa_cli.storage.library import Library, manifest
-from esa_cli.storage.library.library_paths import LibraryPaths
+from esa_cli.storage.library.disk import LibraryPaths
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def keep(library: Library, name: str, start: int) -> str:
     """A stored document of that name; its id."""
     entry = ingest(library, [*range(start, start + 20)])
     named = replace(entry, provenance={**entry.provenance, "name": name})
-    manifest.write(LibraryPaths(library.root), named)
+    manifest.write_manifest(LibraryPaths(library.root), named)
     return entry.id
 
 

@@ -60,7 +60,7 @@ def test_the_reference_is_that_of_the_help() -> None:
         ("ask a Q --score=sum", "ask a Q --set answer.from=rows --set score.name=sum"),
         ("ask a Q --selector topk", "ask a Q --set answer.from=rows --set selector.name=topk"),
         ("batch q --evidence=4", "batch q --top 4"),
-        ("library push s3://x id", "library copy library s3://x id"),
+        ("library push /x id", "library copy library /x id"),
         ("library export -o a.tar", "library copy library a.tar"),
         ("library import a.tar", "library copy a.tar library"),
         ("ask a Q --answer span --dtype int8", "ask a Q --answer span --set dtype=int8"),

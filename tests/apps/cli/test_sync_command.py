@@ -127,7 +127,7 @@ def test_the_model_reads_what_is_new(run: Esa) -> None:
 
 
 def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(*folders: str) -> Iterator[None]:
+    def changes() -> Iterator[None]:
         yield
         write("mill", "A mill. " * 9)
         yield
@@ -136,7 +136,7 @@ def test_watching_says_what_has_changed(run: Esa, monkeypatch: pytest.MonkeyPatc
         yield
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "folder_changes", changes)
+    monkeypatch.setattr(files, "poll_changes", changes)
     done = run("ingest", "--words", "town", "--watch")
     assert done.code == 130
     lines = done.out.splitlines()

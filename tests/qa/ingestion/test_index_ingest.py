@@ -23,7 +23,8 @@ from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.ingestion import index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
-from esa_cli.storage.library import Library, checksummed_file
+from esa_cli.storage.library import Library
+from esa_cli.storage.library.disk import pack_file
 
 TEXT = "The gate opens at nine, and the keeper has the only key. " * 30
 MORE = "A grey boat lies at the pier, and nobody knows whose it is. " * 20
@@ -212,7 +213,7 @@ def test_memory_and_room_are_asked_for(
 ) -> None:
     asked: list[int] = []
 
-    def none(self: Library, nbytes: int) -> None:
+    def none(root: Path, nbytes: int) -> None:
         raise DiskError(f"no room for {nbytes}", "")
 
     with esa(loaded, library, finder, planner=SimpleNamespace(check=asked.append)) as one:
@@ -223,7 +224,7 @@ def test_memory_and_room_are_asked_for(
         del books, again
         one.ingest(note(MORE + TEXT))
         assert len(asked) == 3
-        monkeypatch.setattr(Library, "check_room", none)
+        monkeypatch.setattr("esa_cli.storage.library.disk.check_room", none)
         ids = loaded.tokenizer("x" + TEXT, add_special_tokens=False)["input_ids"]
         with pytest.raises(DiskError, match=str(library.size_of(len(ids), index_layout(DIM)))):
             one.ingest(note("x" + TEXT))
@@ -247,7 +248,7 @@ def test_the_words_are_stored_beside_the_index(
     with monkeypatch.context() as patch:
         patch.setattr(index_ingest, "sentence_words", None)  # the stored words are used
         opened()
-    foreign = checksummed_file.encode("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
+    foreign = pack_file("words", b"0" * 40 + b"\n" + made.words.as_bytes())[0]
     for damaged in (b"", stored[:-1] + bytes([stored[-1] ^ 1]), foreign, None):
         path.unlink()
         if damaged is not None:

@@ -108,7 +108,7 @@ def test_an_update_that_is_stopped_continues(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [write(f"{at}.txt", f"harp {at}") for at in range(9)]
-    monkeypatch.setattr("esa_cli.storage.library.catalogue.MOST_WRITES", 2)
+    monkeypatch.setattr("esa_cli.storage.library.catalogue.MAX_WRITES", 2)
     opened = list[str]()
 
     def read(path: str) -> Document:

@@ -76,7 +76,7 @@ def write_preset(
     from esa_cli.qa.presets.preset_files import SUFFIXES
     from esa_cli.system.files import replacing
     from esa_cli.system.machine import in_home
-    from esa_cli.system.strict_yaml import dump_yaml
+    from esa_cli.system.text import dump_yaml
 
     parent = extended
     if extended.endswith(SUFFIXES) or "/" in extended:

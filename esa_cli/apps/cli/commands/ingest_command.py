@@ -21,7 +21,7 @@ from esa_cli.apps.cli.output.terminal import Reporter, as_json, one_line, print_
 from esa_cli.errors import PARTIAL, UsageError
 from esa_cli.storage.library import Library
 from esa_cli.system.machine import size_text, time_text
-from esa_cli.system.work_shard import WorkShard
+from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
@@ -102,7 +102,7 @@ def ingest(
         def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
             from esa_cli.apps.ingest_report import ingest_document
             from esa_cli.qa.opening import prepare
-            from esa_cli.storage.library.library_paths import default_root
+            from esa_cli.storage.library.disk import default_root
 
             if is_local:
                 for document in documents:
@@ -181,7 +181,7 @@ def _follow(
     reads them, too."""
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.qa.ingestion.library_texts import check_folder
-    from esa_cli.system.files import folder_changes
+    from esa_cli.system.files import poll_changes
 
     def read(path: str) -> str | None:
         assert asker is not None
@@ -195,7 +195,7 @@ def _follow(
         _show_update(update.run(), in_json)
     if watch:
         reporter.note(f"esa: waiting for changes of {', '.join(names)}, until Ctrl-C")
-        for _ in folder_changes(*paths):
+        for _ in poll_changes():
             time.sleep(SETTLE_S)
             for update in updates:
                 if update.run().is_changed:

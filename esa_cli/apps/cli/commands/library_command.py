@@ -22,9 +22,9 @@ from esa_cli.system.progress import WaitNotice
 
 app = typer.Typer(help="List, check, copy and remove the documents that are kept.")
 HERE = "library"
-"""In place of a folder, URL or archive: the library that commands use."""
+"""In place of a folder or archive: the library that commands use."""
 _ID = "The beginning of an id from `esa library list`, or a document's name."
-_PLACE = "`library`, a folder, a URL (s3:// or whatever fsspec has), or an archive FILE.tar"
+_PLACE = "`library`, a folder, or an archive FILE.tar"
 Id = Annotated[str, typer.Argument(metavar="ID", help=_ID, autocompletion=documents)]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help=_ID, autocompletion=documents)]
 AnyIds = Annotated[
@@ -181,12 +181,12 @@ def copy(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Copy documents to or from a folder, URL or archive.
+    """Copy documents to or from a folder or archive.
 
     The place then is a library, too. Every file is checked.
     """
     from esa_cli.apps.cli.options import output_paths
-    from esa_cli.storage.library.library_copy import is_archive, pull, push, without_password
+    from esa_cli.storage.library.library_copy import is_archive, pull, push
 
     if (source == HERE) == (target == HERE):
         raise UsageError(
@@ -212,8 +212,8 @@ def copy(
     if as_json:
         print_json(
             {
-                "source": without_password(source),
-                "target": without_password(target),
+                "source": source,
+                "target": target,
                 "copied": [key[:12] for key in result.copied],
                 "there": result.there,
                 "bytes": result.bytes,

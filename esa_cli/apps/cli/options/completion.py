@@ -22,12 +22,12 @@ def documents(incomplete: str) -> list[str]:
     """Names of stored documents, and ids that begin so."""
     from esa_cli.errors import EsaError
     from esa_cli.storage.library import manifest
-    from esa_cli.storage.library.library_paths import LibraryPaths, default_root
+    from esa_cli.storage.library.disk import LibraryPaths, default_root
 
     try:
         paths = LibraryPaths(default_root())
         paths.check()
-        known = {entry.key: entry.name for entry in manifest.read_all(paths)}
+        known = {entry.key: entry.name for entry in manifest.read_entries(paths)}
     except (EsaError, OSError):
         return []
     times = Counter(known.values())

@@ -20,7 +20,7 @@ import typer
 from esa_cli.apps.cli.options import completion
 from esa_cli.apps.cli.options.command_help import option
 from esa_cli.errors import UsageError
-from esa_cli.system.work_shard import WorkShard
+from esa_cli.system.progress import WorkShard
 
 if TYPE_CHECKING:
     from esa_cli.qa.opening import ModelPlace

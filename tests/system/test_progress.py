@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from esa_cli.errors import UsageError
-from esa_cli.system.work_shard import WorkShard
+from esa_cli.system.progress import WorkShard
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 16, 17])
