@@ -10,7 +10,7 @@ import pytest
 import sample_files as make
 
 from esa_cli.documents.document import Document, join, read_document, read_documents
-from esa_cli.documents.readers.encoding import looks_like_cp1252
+from esa_cli.documents.readers.plain_text import looks_like_cp1252
 from esa_cli.errors import DocumentError, UsageError
 
 POLISH = "Zażółć gęślą jaźń. Wszyscy ludzie rodzą się wolni i równi pod względem swych praw. " * 20

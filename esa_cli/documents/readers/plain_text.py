@@ -1,9 +1,8 @@
-"""From the bytes of a plain text to its characters: refuses binary files and doubtful encodings.
+"""Plain text, source code and Markdown: from bytes to characters.
 
-The order is: byte order mark, UTF-16 by its NUL bytes, strict UTF-8, Windows-1252 where its bytes
-leave no doubt (statistics do: a dozen encodings share its letters), and last charset-normalizer.
-Its answer is taken only when enough bytes speak for it and no other encoding comes close. Other
-text is refused with the command that converts it.
+An encoding is told by its byte order mark, the NUL bytes of UTF-16, strict UTF-8, then Windows-1252
+where its bytes leave no doubt (a dozen encodings share its letters), and last charset-normalizer,
+where many bytes speak for one encoding and no other comes close. Other text is refused.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import codecs
 import re
 import string
+from collections.abc import Iterator
 from contextlib import suppress
 
-from esa_cli.documents.readers.text_builder import STDIN, label
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError
 
 _MARKS = (
@@ -24,18 +24,15 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 BYTE_ORDER_MARKS = tuple(mark for mark, _ in _MARKS)
-WIDER = {
-    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874",
-    "tis-620": "cp874", "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932",
-    "euc_kr": "cp949",
+_WIDER = {
+    "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949",
 }  # fmt: skip
-"""Declared encoding -> what browsers read it as, and pages rely on: the same characters, and
-more."""
+"""Declared encoding -> its superset by which browsers read it, and on which pages rely."""
 _ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
-"""What encodings of files have in common, but not EBCDIC nor notations such as `unicode_escape`,
+"""Bytes that all encodings of files share, but not EBCDIC nor notations such as `unicode_escape`,
 some of which take minutes."""
-
-_BY_HAND = {
+_BINARY = {
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
         "an old Office file (doc, xls, ppt)",
         "open it and save it as docx, xlsx or pptx, without a password",
@@ -47,22 +44,20 @@ _BY_HAND = {
     b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
     b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
 }
-"""Beginning of a file -> what it is, and how to get text out of it."""
+"""Beginning of a file -> its format, and how to get text out of it."""
 
 # Bytes of Windows-1252 that text of other encodings does not use for something else: signs, and
 # accented letters of Western languages without those where Turkish and Baltic encodings differ.
-_SIGNS = bytes(
-    [0x80, 0x85, *range(0x91, 0x98), 0xA0, 0xA1, 0xA3, 0xA7, 0xAA, 0xAB, 0xB0, 0xB7, 0xBB]
-)
-_OTHERS = (0xD0, 0xD7, 0xDD, 0xDE, 0xF0, 0xF7, 0xFD, 0xFE)
-_WESTERN = frozenset(_SIGNS + b"\x8c\x9c") | set(range(0xC0, 0x100)).difference(_OTHERS)
+_SIGNS = b"\x80\x85\x91\x92\x93\x94\x95\x96\x97\xa0\xa1\xa3\xa7\xaa\xab\xb0\xb7\xbb\x8c\x9c"
+_NOT_COMMON = b"\xd0\xd7\xdd\xde\xf0\xf7\xfd\xfe"
+_WESTERN = frozenset(_SIGNS) | set(range(0xC0, 0x100)).difference(_NOT_COMMON)
 # The question mark of Spanish stands before a capital; the same byte is a Polish letter.
 _QUESTION = re.compile(rb"(?:^|[\s\"(\xab])\xbf(?=[A-Z\xc0-\xdc])")
 _HIGH = bytes(range(0x80, 0x100))
 # A capital with an accent inside a word of small letters is another encoding's small letter; three
 # accented letters in a row are rare in Western words, and the rule in Cyrillic.
 _NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
-_MOST_FOREIGN = 0.3
+_MAX_FOREIGN = 0.3
 
 # charset-normalizer says how messy a decoding looks (chaos) and how much like a language it
 # reads (coherence), both from 0 to 1. These bounds refuse every wrong answer seen among samples
@@ -74,11 +69,27 @@ _MIN_COHERENCE = 0.25
 _CLEAR_LEAD = 0.1
 
 
-def decode(data: bytes, name: str) -> tuple[str, str]:
-    """The text of a document and the Python name of its encoding.
+def read_text(data: bytes, name: str) -> ExtractedText:
+    """Reads plain text or source code as it is."""
+    text, encoding = decode_lines(data, name)
+    return ExtractedText(text, encoding=encoding)
 
-    Args:
-        data: at least one byte. name: its path, or "standard input".
+
+def read_markdown(data: bytes, name: str) -> ExtractedText:
+    """Reads Markdown as it is, with its headings for chapters."""
+    text, encoding = decode_lines(data, name)
+    marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
+    return ExtractedText(text, marks, encoding=encoding)
+
+
+def decode_lines(data: bytes, name: str) -> tuple[str, str]:
+    """Returns the text with \\n line endings, and its encoding; raises as `decode_text`."""
+    text, encoding = decode_text(data, name)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
+
+
+def decode_text(data: bytes, name: str) -> tuple[str, str]:
+    """Returns the text of the document `name`, and the Python name of its encoding.
 
     Raises:
         DocumentError: it is binary, or its encoding is broken or cannot be told.
@@ -92,7 +103,7 @@ def decode(data: bytes, name: str) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
     if not encoding:
-        guess, clear = ("cp1252", True) if looks_like_cp1252(data) else guess_encoding(data)
+        guess, clear = ("cp1252", True) if looks_like_cp1252(data) else _guess_encoding(data)
         with suppress(UnicodeDecodeError):  # only a sample was looked at
             if clear:
                 return data.decode(guess), guess
@@ -100,25 +111,28 @@ def decode(data: bytes, name: str) -> tuple[str, str]:
         encoding = guess or "ENCODING"
     path = "FILE" if name == STDIN else name
     raise DocumentError(
-        f"{label(name)} {problem}",
+        f"{label_document(name)} {problem}",
         "convert it to UTF-8, naming the encoding it is in, for example: "
         f"iconv -f {encoding.upper()} -t UTF-8 {path} > utf8.txt",
     )
 
 
-def declared_codec(charset: str) -> str:
-    """The Python name of the encoding that a file declares. Raises LookupError, ValueError: there
-    is none, or it is not used for files."""
+def look_up_encoding(charset: str) -> str:
+    """Returns the Python name of a declared encoding, or of the superset by which browsers read it.
+
+    Raises:
+        LookupError, ValueError: the name is unknown, or no encoding of files.
+    """
     codec = codecs.lookup(charset).name
     if codec == "idna":  # of names of hosts
         raise LookupError(charset)
     if not codec.startswith(("utf-16", "utf-32")) and _ASCII.decode(codec) != _ASCII.decode():
         raise LookupError(charset)
-    return codec
+    return _WIDER.get(codec, codec)
 
 
-def guess_encoding(data: bytes) -> tuple[str, bool]:
-    """The most likely encoding, empty if there is none; and whether it is clearly the best."""
+def _guess_encoding(data: bytes) -> tuple[str, bool]:
+    """Returns the most likely encoding, empty if unknown; and whether it is clearly the best."""
     from charset_normalizer import from_bytes
 
     sample = data[:_SAMPLE]
@@ -144,7 +158,7 @@ def looks_like_cp1252(data: bytes) -> bool:
     """True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
     high = len(data) - len(data.translate(None, _HIGH))
     letters = len(data) - len(data.translate(None, string.ascii_letters.encode()))
-    if not high or high > _MOST_FOREIGN * letters:
+    if not high or high > _MAX_FOREIGN * letters:
         return False
     used = set(data).intersection(_HIGH)
     if len(_QUESTION.findall(data)) == data.count(b"\xbf"):
@@ -155,15 +169,15 @@ def looks_like_cp1252(data: bytes) -> bool:
 
 
 def _refuse_binary(data: bytes, name: str) -> None:
-    for magic, (what, hint) in _BY_HAND.items():
+    for magic, (what, hint) in _BINARY.items():
         if data.startswith(magic):
             raise DocumentError(
-                f"{label(name)} looks like {what}, which is not among the formats that are read",
+                f"{label_document(name)} looks like {what}, a format that esa does not read",
                 hint.format(name=name),
             )
     if b"\0" in data:
         raise DocumentError(
-            f"{label(name)} is binary: it has a NUL at byte {data.index(0)}",
+            f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}",
             "give a document with text in it; unpack an archive first",
         )
 
@@ -172,7 +186,7 @@ def is_binary(head: bytes) -> bool:
     """True if a file that begins like this is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    return head.startswith(tuple(_BY_HAND)) or (b"\0" in head and not _utf16_order(head))
+    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _utf16_order(head))
 
 
 def _utf16_order(data: bytes) -> str:
@@ -183,3 +197,42 @@ def _utf16_order(data: bytes) -> str:
     if half > 1 and odd > 0.7 * half and even == 0:
         return "utf-16le"
     return "utf-16be" if half > 1 and even > 0.7 * half and odd == 0 else ""
+
+
+_HEADING_LINE = re.compile(
+    r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    re.MULTILINE,
+)
+"""A line that may be a heading, underline the one above it, or fence code."""
+_NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
+_SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
+
+
+def find_headings(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the start and the words of every heading of a Markdown text."""
+    settings = _SETTINGS_END.search(text, 4) if text.startswith("---\n") else None
+    fence, after = "", settings.end() + 1 if settings else 0
+    for found in _HEADING_LINE.finditer(text, after):
+        if fence:
+            line = found[0].strip()
+            if line.startswith(fence) and not line.strip(fence[0]):
+                fence, after = "", found.end() + 1
+        elif found["fence"]:
+            fence = found["fence"]
+        elif found["line"]:
+            # Below a list, a quotation or a blank line it is a rule, not an underline.
+            start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = text[start : max(start, found.start() - 1)]
+            if not _NO_TITLE.match(above):
+                yield start, above.strip()
+            after = found.end() + 1
+        elif title := _without_closing_signs(found["title"]):
+            yield found.start(), title
+            after = found.end() + 1
+
+
+def _without_closing_signs(title: str) -> str:
+    """A heading's words without the signs # that may close it."""
+    title = title.strip(" \t")
+    words = title.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title
