@@ -1,26 +1,18 @@
 """Selection by the scores of all layers so far, in whole windows of tokens.
 
 The paper selects in every layer for itself. In a small model few layers find a passage (retrieval
-heads), and the layers that would use it do not select it once M is large: answers collapse between
-12k and 24k tokens (docs/results.md). Here each layer adds its scores to those of the layers before
-it and selects by the sum; no training. The answer's tokens keep the last layer's selection, and
-with two rounds so does the question.
+heads), and the layers that would use it do not select it once M is large (docs/results.md). Here
+each layer adds its scores to those of the layers before it and selects by the sum. The answer's
+tokens keep the last layer's selection, and with two rounds so does the question. All chunks of a
+forward call pass a layer before the next one, so scores are kept by the start of their chunk.
 
-`passage` selects windows of that many tokens with the highest score left, until the budget is used:
-a small model uses few whole passages better than many torn ones (docs/results.md). Windows are
-ranked by their mean score and centred on it; `esa heads` compares heads by them, too.
-
-A forward call may have several chunks, and all of them pass a layer before the next one: scores are
-kept by the position at which their chunk starts. Not in the paper; measured in docs/results.md.
-
-The selector `fused-consensus`: retrieval heads and words together.
+The selector `fused-consensus` adds a second score, as of words. Both are standardised for each
+question, so that a score that finds nothing in particular does not outvote one that does:
 
     z(w)   a window's mean score, less the mean over all windows, by their standard deviation
     F(w)   z of the scores summed over layers + weight * z of the second score
 
-A window is any `passage` neighbouring tokens. Both are standardised for each question, so that a
-score that finds nothing in particular does not outvote one that does. Ours; recipe
-`esa-consensus-bm25`.
+Ours, after the paper; measured in docs/results.md.
 """
 
 from __future__ import annotations
@@ -44,18 +36,18 @@ from esa_cli.methods.voting import PLAIN, esa_vote
 
 
 def mean_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Mean scores of each window of `size` tokens, one every `stride` tokens: (X, M) -> (X, W)."""
+    """Averages scores (X, M) over windows of `size` tokens, one every `stride`: (X, W)."""
     return functional.avg_pool1d(scores, size, stride)
 
 
 def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """First tokens of the windows of `size` around `centre`, inside the M tokens."""
+    """Returns the first tokens of the windows of `size` around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
 def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Ascending offsets of whole windows of `size` tokens, those with the highest scores, at most
-    `count` tokens; a count below `size` is one shorter window.
+    """Returns the ascending offsets, at most `count`, of the windows of `size` tokens with the
+    highest mean score, each centred on its scores; a count below `size` gives one shorter window.
 
     Args:
         scores: (M,). share: windows with less than this share of the best one's score
@@ -85,10 +77,10 @@ def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> T
 
 @dataclass
 class LayerScores:
-    """Accumulated scores (M,) of the tokens from position `low` on, layers up to `layer`.
+    """Scores (M,) of the tokens from position `low` on, summed over the layers up to `layer`.
 
     Args:
-        start: of the chunk. chosen: absolute positions selected by them, once computed.
+        start: first position of the chunk. chosen: absolute positions selected by the scores.
     """
 
     start: int
@@ -98,14 +90,9 @@ class LayerScores:
     chosen: Tensor | None = None
 
 
-def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
-    """Ascending offsets (count,) of the passages with the highest scores.
-
-    Args:
-        scores: (M,). smooth: tokens over which scores are averaged, odd; a passage that many
-            words of the question match then beats a single token. epsilon: of Eq. (8), so passages
-            are at least 2 epsilon + 1 tokens long.
-    """
+def best_tokens(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
+    """Returns the ascending offsets (count,) of the tokens with the highest scores (M,), averaged
+    over `smooth` tokens, then spread to `epsilon` neighbours by Eq. (8)."""
     if smooth > 1 and scores.numel():
         scores = scores - scores.amin().clamp(max=0.0)  # avg_pool1d pads with zeros
         scores = functional.avg_pool1d(scores[None], smooth, stride=1, padding=smooth // 2)[0]
@@ -114,8 +101,8 @@ def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
 
 @dataclass
 class ConsensusTurn:
-    """The accumulated scores of a turn, by the position at which their chunk starts; `surveyed`:
-    those of the question's survey pass, with which its second pass selects."""
+    """The layer scores of a turn by the start of their chunk; `surveyed`: those of the question's
+    survey pass, by which its second pass selects."""
 
     layer_scores: dict[int, LayerScores] = field(default_factory=dict)
     surveyed: LayerScores | None = None
@@ -123,13 +110,13 @@ class ConsensusTurn:
 
 @dataclass(frozen=True)
 class LayerSums(Selector):
-    """A selection by the sum of the scores of the layers so far; `best` is the rule.
+    """A selector by the sum of the scores of the layers so far; `best` is the rule.
 
     Args:
-        rounds: passes of the question; in the second, every layer selects by the first one's
-            scores of all layers.
-        answer: how the answer's tokens select: `keep`, by the question's scores, or `vote`, which
-            adds each new token's.
+        rounds: passes of the question; in the second, every layer selects by the scores that all
+            layers had in the first.
+        answer: `keep`: the answer's tokens select by the question's scores; `vote`: each of these
+            tokens adds its scores.
     """
 
     rounds: Literal[1, 2] = 1
@@ -141,7 +128,7 @@ class LayerSums(Selector):
 
     @abstractmethod
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        """Ascending offsets, at most `budget`, by the summed scores (M,) of the step's M tokens."""
+        """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
 
     @property
     def sums_layers(self) -> bool:
@@ -159,12 +146,12 @@ class LayerSums(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         turn: ConsensusTurn = step.turn_state(self)
         if turn.surveyed is not None:
-            return self._kept(turn.surveyed, step, budget)
+            return self._kept_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
         question = layer_scores[max(earlier)] if earlier else None
         if question is not None and self.answer == "keep":
-            return self._kept(question, step, budget)
+            return self._kept_selection(question, step, budget)
         same = layer_scores.get(step.start)
         if same is None or same.layer >= step.layer:
             same = question
@@ -175,7 +162,9 @@ class LayerSums(Selector):
         scores = step.scores()
         # A token without a score counts as the lowest that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
-        total = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
+        total = self._earlier_sum(same, step) + torch.where(
+            scores.isneginf(), worst, scores.nan_to_num()
+        )
         layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
@@ -193,8 +182,8 @@ class LayerSums(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _base(self, known: LayerScores | None, step: Step) -> Tensor:
-        """Accumulated scores (M,); middle tokens that are new get the lowest."""
+    def _earlier_sum(self, known: LayerScores | None, step: Step) -> Tensor:
+        """Scores (M,) summed so far; middle tokens that are new get the lowest."""
         base = torch.zeros(step.middle, device=step.queries.device)
         if known is not None and known.low == step.low and known.scores.numel():
             count = min(base.shape[0], known.scores.shape[0])
@@ -202,8 +191,8 @@ class LayerSums(Selector):
             base[count:] = known.scores.amin().clamp(max=0.0)
         return base
 
-    def _kept(self, known: LayerScores, step: Step, budget: int) -> Tensor:
-        """Selection by the question's last scores, the same for all layers and later tokens."""
+    def _kept_selection(self, known: LayerScores, step: Step, budget: int) -> Tensor:
+        """Selects by the question's last scores, alike in all layers and for all later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
             scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
             known.chosen = self.best(known.scores, scored, budget) + known.low
@@ -217,9 +206,8 @@ class Consensus(LayerSums):
     """Passages with the highest sum of the scores of the layers so far.
 
     Args:
-        smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
-        passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
-            and `share` is not used. share: see `best_windows`.
+        passage: tokens of a window; 0: single tokens are selected, see `best_tokens`.
+        share: see `best_windows`. smooth, proximity: see `best_tokens`; smooth is odd.
     """
 
     smooth: int = 33
@@ -241,7 +229,7 @@ class Consensus(LayerSums):
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         if self.passage:
             return best_windows(scores, budget, self.passage, self.share)
-        return passages(scores, budget, self.smooth, self.proximity)
+        return best_tokens(scores, budget, self.smooth, self.proximity)
 
 
 @recipe(
@@ -263,8 +251,8 @@ def esa_consensus(base: Base) -> dict[str, Any]:
     }
 
 
-def standardised(scores: Tensor, size: int) -> Tensor:
-    """Scores (M,) shifted and scaled so that the means of all windows of `size` tokens have mean 0
+def standardise(scores: Tensor, size: int) -> Tensor:
+    """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
     and standard deviation 1; zeros where all windows have the same mean.
 
     Tokens without a score (-inf) count as the lowest that has one.
@@ -282,11 +270,11 @@ def standardised(scores: Tensor, size: int) -> Tensor:
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
 class FusedConsensus(Consensus):
-    """Token windows by two standardised scores: the preset's, summed over layers, and another.
+    """Windows by two standardised scores: the preset's, summed over layers, and a second one.
 
     Args:
         second: name of a score that compares words (`step.text`), with its default settings.
-            weight: its factor; 0: none.
+            weight: factor of the second score; 0: none.
     """
 
     passage: int = 64
@@ -296,16 +284,13 @@ class FusedConsensus(Consensus):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, weight=self.weight)
-        self._second()
-
-    def _second(self) -> Score:
-        score: Score = registry.build("score", {"name": self.second})
-        return score.for_single_layers()
+        registry.build("score", {"name": self.second})
 
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         size = self.passage or self.smooth
-        second = standardised(self._second().scores(step), size)
-        both = standardised(scores, size) + self.weight * second.to(scores.device)
+        words: Score = registry.build("score", {"name": self.second}).for_single_layers()
+        second = standardise(words.scores(step), size)
+        both = standardise(scores, size) + self.weight * second.to(scores.device)
         return super().best(both, step, budget)
 
 

@@ -4,18 +4,9 @@
     s_h(m) = scale * (q_h P_g)(k_m P_g)^T, q rotated to the far distance; k P_g is kept
     choice   for each query head h the k best of s_h; attention to them is exact
 
-Source: Singhania et al., "Loki: Low-Rank Keys for Efficient Sparse Attention", arXiv 2406.02542.
-Unlike the original,
-- it fits on another text beforehand; here on the first `fit_tokens` of M, without the sinks, whose
-  keys are unlike all others;
-- it projects keys rotated to their true positions; ours are unrotated, and the query is
-  rotated to the distance (`rotate`), as in attention with all far tokens at one position;
-- it selects for tokens of an answer; here chunks select, too, by the maximum over their queries
-  (`per_head`);
-- as there, means are subtracted for the directions only, not from the scored vectors.
-
-The directions depend on the first tokens alone: cropping later ones changes neither them nor the
-projected keys that stay.
+Unlike the original, P is fitted on the first `fit_tokens` of M and not on another text, keys are
+unrotated, and chunks select, too (`per_head`). As there, means are subtracted for the directions
+only. Source: Singhania et al., arXiv 2406.02542.
 """
 
 from __future__ import annotations
@@ -31,7 +22,7 @@ from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks
 from esa_cli.attention.step import LayerState, Step, tokens_per_block
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries
+from esa_cli.methods.per_head import BlockRows, best_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -47,7 +38,11 @@ class Directions:
 
 @dataclass
 class LokiState(LayerState):
-    """The directions of one layer, and the keys projected on them, for one `settings`."""
+    """The directions of one layer, and the keys projected on them, for one `settings`.
+
+    The directions depend on the first tokens alone: cropping later ones changes neither them nor
+    the projected keys that stay.
+    """
 
     settings: tuple[int, int] | None = None
     directions: Directions | None = None
@@ -59,8 +54,8 @@ class LokiState(LayerState):
             self.directions = None
 
 
-def principal(keys: Tensor, rank: int) -> Tensor:
-    """The `rank` directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
+def principal_directions(keys: Tensor, rank: int) -> Tensor:
+    """Returns the directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
     whole = to_float64(keys)
     centred = whole - whole.mean(dim=1, keepdim=True)
     vectors: Tensor = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
@@ -85,45 +80,37 @@ class Loki(Selector):
     def __post_init__(self) -> None:
         check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
 
+    def new_layer_state(self) -> LokiState:
+        return LokiState()
+
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        basis = self._basis(step)
-        reduced = self._reduced(step, basis)
-        scores = max_over_queries(
-            lambda: self._logits(step, basis, reduced), step.queries, step.middle
-        )
-        return best_by_head(scores, budget)
+        basis = self._fitted_basis(step)
 
-    def _rank(self, step: Step) -> int:
-        dim = step.store.dim
-        return max(1, dim // 4) if self.rank is None else min(self.rank, dim)
-
-    def new_layer_state(self) -> LokiState:
-        return LokiState()
-
-    def _basis(self, step: Step) -> Tensor:
-        """(G, D, r); fitted when there is none, which drops the keys projected before."""
-        state: LokiState = step.layer_state(self)
-        settings, kept = (self._rank(step), self.fit_tokens), state.directions
-        if kept is None or state.settings != settings or kept.low != step.low:
-            upto = min(step.low + self.fit_tokens, step.high)
-            keys = step.store.span(step.low, upto)[0]
-            kept = Directions(step.low, upto, principal(keys, self._rank(step)))
-            state.settings, state.directions, state.keys = settings, kept, BlockRows()
-        return kept.basis
-
-    def _reduced(self, step: Step, basis: Tensor) -> GrowingRows:
-        """Projected keys, rows (at least M, G * r)."""
-
-        def projected(start: int, count: int) -> Tensor:
+        def project(start: int, count: int) -> Tensor:
             keys = step.store.span(start, start + count)[0].float()
             return (keys @ basis).transpose(0, 1).flatten(1)
 
-        width = step.store.heads * basis.shape[2]
         state: LokiState = step.layer_state(self)
-        return state.keys.of(step, 1, width, projected)
+        reduced = state.keys.extend(step, 1, step.store.heads * basis.shape[2], project)
+        return best_by_head(
+            lambda: self._logits(step, basis, reduced), step.queries, step.middle, budget
+        )
+
+    def _fitted_basis(self, step: Step) -> Tensor:
+        """Returns P (G, D, r); fitting it drops the keys projected before."""
+        state: LokiState = step.layer_state(self)
+        dim = step.store.dim
+        rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
+        settings, directions = (rank, self.fit_tokens), state.directions
+        if directions is None or state.settings != settings or directions.low != step.low:
+            upto = min(step.low + self.fit_tokens, step.high)
+            keys = step.store.span(step.low, upto)[0]
+            directions = Directions(step.low, upto, principal_directions(keys, rank))
+            state.settings, state.directions, state.keys = settings, directions, BlockRows()
+        return directions.basis
 
     def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
         """Yields (offset into M, s_h (H, C, n))."""

@@ -4,10 +4,8 @@ All queries of a chunk share one selection for each head, by Eq. (4) for that he
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
-With one query this orders tokens as x itself does.
-
-M begins at the same token in every step and grows at its end, so a whole block does not change: its
-row of numbers is kept in the selector's layer state, and computed again after a crop.
+With one query this orders tokens as x itself does. M begins at the same token in every step and
+grows at its end, so the row of a whole block stays until tokens are taken back.
 """
 
 from __future__ import annotations
@@ -22,40 +20,37 @@ from esa_cli.attention.selection import Blocks, top_k, two_passes
 from esa_cli.attention.step import LayerState, Step
 from esa_cli.storage.memory_store import GrowingRows
 
+TOKENS_AT_ONCE = 4096
+"""Tokens whose rows are computed at once."""
 
-def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
-    """Scores (H, count) of each head for the whole chunk.
+
+def best_by_head(
+    blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
+) -> list[Tensor]:
+    """Returns the ascending indices (budget,) of each head's best tokens or pages.
 
     Args:
-        blocks: computes the logits; called twice where they are too many to be kept.
+        blocks: computes the logits (H, C, n); called twice where they are too many to be kept.
         queries: (H, C, D). count: tokens or pages in all.
     """
     heads, chunk, _ = queries.shape
-    out = torch.empty(heads, count, device=queries.device)
+    scores = torch.empty(heads, count, device=queries.device)
     if chunk == 1:
         for offset, block in blocks():
-            out[:, offset : offset + block.shape[2]] = block[:, 0]
-        return out
+            scores[:, offset : offset + block.shape[2]] = block[:, 0]
+        return [top_k(row, budget) for row in scores]
     passes = two_passes(blocks, heads * chunk * count)
     top = torch.full((heads, chunk), float("-inf"), device=queries.device)
     for _, block in passes():
         top = torch.maximum(top, block.float().amax(dim=2))
     for offset, block in passes():
-        out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
-    return out
+        relative = block.float() - top[..., None]
+        scores[:, offset : offset + block.shape[2]] = relative.amax(dim=1)
+    return [top_k(row, budget) for row in scores]
 
 
-def best_by_head(scores: Tensor, count: int) -> list[Tensor]:
-    """Ascending indices (count,) of each row's best, for scores (H, n)."""
-    return [top_k(row, count) for row in scores]
-
-
-AT_ONCE = 4096
-"""Tokens whose rows are computed at once."""
-
-
-def tokens_of(blocks: Tensor, size: int, middle: int) -> Tensor:
-    """Offsets (K,) of the tokens of ascending blocks (n,); the last block of M may be short."""
+def tokens_of_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
+    """Returns the offsets (K,) of the tokens of ascending blocks (n,); the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
 
@@ -77,18 +72,18 @@ class BlockRows(LayerState):
         if self.rows is not None:
             self.rows.truncate((length - self.settled - self.low) // self.size)
 
-    def of(
+    def extend(
         self,
         step: Step,
         size: int,
         width: int,
-        make: Callable[[int, int], Tensor],
+        compute: Callable[[int, int], Tensor],
         settled: int = 0,
     ) -> GrowingRows:
-        """Rows (at least M // size, width) of the whole blocks of M, in the dtype of the keys.
+        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype.
 
         Args:
-            make: (first token, n) -> rows (n, width) of the n blocks there. settled: as above.
+            compute: (first token, n) -> rows (n, width) of the n blocks there.
         """
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
@@ -97,7 +92,6 @@ class BlockRows(LayerState):
         self.settled = settled
         whole = step.middle // size
         while rows.length < whole:
-            done = rows.length
-            count = min(whole - done, max(1, AT_ONCE // size))
-            rows.append(make(step.low + done * size, count))
+            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
+            rows.append(compute(step.low + rows.length * size, count))
         return rows

@@ -3,19 +3,9 @@
     u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
     choice   for each query head h the floor(budget / page) pages with the highest u_h
 
-q is rotated to the far distance and keys are unrotated, so u bounds the logit of attention at that
-distance. The original's keys are rotated to their true positions, which ours do not have; the two
-are equal where all far tokens have one position, as in the recipe.
-
-Source: Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", arXiv
-2406.10774, and its published code. Unlike the original,
-- it selects for tokens of an answer only, after a full prefill; here chunks select, too, by the
-  maximum over their queries (`per_head`);
-- it takes at least 3 pages, and its first two layers are dense: `dense_layers`, 0 here, so that
-  methods compare at one budget;
-- its newest page is always taken; here L is.
-
-Bounds of whole pages are kept; those of the last, short page are computed in every step.
+q is rotated to the far distance, keys are unrotated; the original's are at their true positions.
+Other than there, chunks select, too (`per_head`), and the newest page is not always taken: L is.
+Source: Tang et al., arXiv 2406.10774, and its published code.
 """
 
 from __future__ import annotations
@@ -30,7 +20,7 @@ from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks
 from esa_cli.attention.step import Step, tokens_per_block
 from esa_cli.methods.paper import far_away
-from esa_cli.methods.per_head import BlockRows, best_by_head, max_over_queries, tokens_of
+from esa_cli.methods.per_head import BlockRows, best_by_head, tokens_of_blocks
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -42,7 +32,7 @@ class Quest(Selector):
 
     Args:
         page: tokens in a page. dense_layers: number of first layers with full attention; the
-            original has 2.
+            original has 2, and at least 3 pages.
     """
 
     page: int = 16
@@ -56,31 +46,29 @@ class Quest(Selector):
         return BlockRows()
 
     def allowance(self, step: Step, budget: int) -> int:
-        """M in the dense layers, elsewhere the budget."""
         return step.middle if step.layer < self.dense_layers else budget
 
     def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
         """H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        pages = -(-step.middle // self.page)
-        bounds = self._bounds(step)
-        scores = max_over_queries(lambda: self._upper(step, bounds), step.queries, pages)
-        chosen = best_by_head(scores, budget // self.page)
-        return [tokens_of(row, self.page, step.middle) for row in chosen]
+        bounds, pages = self._page_bounds(step), -(-step.middle // self.page)
+        chosen = best_by_head(
+            lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
+        )
+        return [tokens_of_blocks(row, self.page, step.middle) for row in chosen]
 
-    def _bounds(self, step: Step) -> GrowingRows:
+    def _page_bounds(self, step: Step) -> GrowingRows:
         """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
 
-        def bounds(start: int, count: int) -> Tensor:
-            return bounds_of(step.store.span(start, start + count * self.page)[0], self.page)
+        def compute(start: int, count: int) -> Tensor:
+            return key_bounds(step.store.span(start, start + count * self.page)[0], self.page)
 
-        width = 2 * step.store.heads * step.store.dim
         rows: BlockRows = step.layer_state(self)
-        return rows.of(step, self.page, width, bounds)
+        return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, compute)
 
-    def _upper(self, step: Step, bounds: GrowingRows) -> Blocks:
-        """Yields (first page, u (H, C, n))."""
+    def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
+        """Yields (first page, u (H, C, n)); the bounds of a short last page are computed anew."""
         heads, chunk, dim = step.queries.shape
         groups, whole = step.store.heads, step.middle // self.page
         q = step.rotated(True).float() * step.scale
@@ -88,19 +76,19 @@ class Quest(Selector):
         both = torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1)
         both = both.view(groups, heads // groups * chunk, 2 * dim)
 
-        def upper(rows: Tensor) -> Tensor:
+        def multiply(rows: Tensor) -> Tensor:
             pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
             return (both @ pages).view(heads, chunk, -1)
 
         for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
-            yield first, upper(rows)
+            yield first, multiply(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, upper(bounds_of(keys, keys.shape[1]))
+            yield whole, multiply(key_bounds(keys, keys.shape[1]))
 
 
-def bounds_of(keys: Tensor, page: int) -> Tensor:
-    """Largest and smallest numbers (n, G * 2 D) of n whole pages of keys (G, n * page, D)."""
+def key_bounds(keys: Tensor, page: int) -> Tensor:
+    """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
     return both.transpose(0, 1).flatten(1)

@@ -1,7 +1,14 @@
 """The score `vote`: each head's logits are normalised over M before heads are combined.
 
-A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`, and
-`esa-individual`, the paper's ablation over heads.
+A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`,
+`esa-individual` (the paper's ablation over heads), and `tokenselect`:
+
+    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
+    S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
+    choice   the k best of S, after an optional maximum over `pool` neighbours
+
+Unlike the published code of TokenSelect, query head h is scored with the key head that it attends
+with, there is no selection cache, and windows, chunk and k are the preset's.
 """
 
 from __future__ import annotations
@@ -14,20 +21,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.selection import SumScore, top_k, two_passes
+from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
+from esa_cli.attention.selection import SumScore, proximity, top_k, two_passes
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
-def vote(
+def combine_votes(
     logits: Tensor, normaliser: Tensor, rule: str, sides: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
+    """Combines (H, C, n) logits, with each row's normaliser (H, C), into (n,) scores.
 
     Args:
         sides: (C,) bool each: queries inside the question span, and those of the prompt around it,
@@ -88,27 +95,39 @@ class VoteScore(Score):
         return self.rotate
 
     def for_single_layers(self) -> VoteScore:
-        """All heads score, since each layer selects for itself."""
-        return replace(self, heads=())
+        return replace(self, heads=())  # each layer selects for itself
 
     @property
     def last_layer(self) -> int | None:
         """The last layer with scoring heads; None: all layers have them."""
         return max((layer for layer, _ in self.heads), default=None)
 
-    def _for_all(self, normaliser: Tensor) -> Tensor:
-        """(H, C), or (1, C) where all heads share the maximum."""
-        return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
-
-    def _sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Queries inside the question span and around it, where the chunk has both."""
-        own, around = (step.own, step.around) if self.contrast else (None, None)
-        if own is None or around is None or not bool(own.any()) or not bool(around.any()):
-            return None
-        return own, around
-
-    def _normaliser(self, logits: Tensor) -> Tensor:
-        return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
+    def scores(self, step: Step) -> Tensor:
+        chosen_heads = self._scoring_heads(step)
+        if chosen_heads == []:
+            return torch.zeros(step.middle, device=step.queries.device)
+        sides = self._contrast_sides(step)
+        if 0 < self.shortlist < step.middle:
+            chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
+            logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
+            out = torch.full((step.middle,), -torch.inf, device=logits.device)
+            total = self._over_heads(self._over_tokens(logits))
+            out[chosen] = combine_votes(logits, total, self.rule, sides)
+            return out
+        heads, chunk, _ = step.queries.shape
+        heads = heads if chosen_heads is None else len(chosen_heads)
+        blocks = partial(step.head_logits, self.rotate, chosen_heads)
+        passes = two_passes(blocks, heads * chunk * step.middle)
+        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
+        join = torch.logaddexp if self.rule == "softmax" else torch.maximum
+        for _, logits in passes():
+            total = join(total, self._over_tokens(logits))
+        out = torch.empty(step.middle, device=step.queries.device)
+        total = self._over_heads(total)
+        for offset, logits in passes():
+            votes = combine_votes(logits, total, self.rule, sides)
+            out[offset : offset + logits.shape[2]] = votes
+        return out
 
     def _scoring_heads(self, step: Step) -> list[int] | None:
         """Heads of the step's layer that score; None: all."""
@@ -124,33 +143,20 @@ class VoteScore(Score):
             )
         return chosen_heads
 
-    def scores(self, step: Step) -> Tensor:
-        chosen_heads = self._scoring_heads(step)
-        if chosen_heads == []:
-            return torch.zeros(step.middle, device=step.queries.device)
-        if 0 < self.shortlist < step.middle:
-            return self._from_shortlist(step, chosen_heads)
-        heads, chunk, _ = step.queries.shape
-        heads = heads if chosen_heads is None else len(chosen_heads)
-        blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = two_passes(blocks, heads * chunk * step.middle)
-        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
-        join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for _, logits in passes():
-            total = join(total, self._normaliser(logits))
-        out = torch.empty(step.middle, device=step.queries.device)
-        sides, total = self._sides(step), self._for_all(total)
-        for offset, logits in passes():
-            out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, sides)
-        return out
+    def _contrast_sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Queries inside the question span and around it, where the chunk has both."""
+        own, around = (step.own, step.around) if self.contrast else (None, None)
+        if own is None or around is None or not bool(own.any()) or not bool(around.any()):
+            return None
+        return own, around
 
-    def _from_shortlist(self, step: Step, chosen_heads: list[int] | None) -> Tensor:
-        chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
-        logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
-        out = torch.full((step.middle,), float("-inf"), device=logits.device)
-        normaliser = self._for_all(self._normaliser(logits))
-        out[chosen] = vote(logits, normaliser, self.rule, self._sides(step))
-        return out
+    def _over_tokens(self, logits: Tensor) -> Tensor:
+        """(H, C): the normaliser of each row of logits (H, C, n)."""
+        return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
+
+    def _over_heads(self, normaliser: Tensor) -> Tensor:
+        """(H, C), or (1, C) where all heads share the maximum."""
+        return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
 @recipe(
@@ -173,3 +179,44 @@ def esa_individual(base: Base) -> dict[str, Any]:
 def esa_vote(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
     return {**esa(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+
+
+@register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
+@dataclass(frozen=True)
+class TokenSelect(Selector):
+    """One selection for all heads, by softmax scores summed over heads.
+
+    Args:
+        pool: tokens over which the maximum of the scores is taken, odd; 1: none.
+    """
+
+    pool: int = 1
+
+    def __post_init__(self) -> None:
+        check_odd(pool=self.pool)
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        chunk = step.queries.shape[1]
+        at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
+        rotated = step.rope.rotate(step.queries, at) * step.rope.gain(step.queries)
+        mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
+        votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
+        return top_k(proximity(votes, self.pool // 2), budget)
+
+
+@recipe(
+    "tokenselect",
+    about="tokens by softmax scores of all heads for the chunk's mean query; re-numbered in order",
+    source="Wu et al., TokenSelect: Efficient Long-Context Inference and Length Extrapolation for "
+    "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
+    cost=f"F M + {ATTENDED}",
+)
+def tokenselect(base: Base) -> dict[str, Any]:
+    return {
+        "selector": {"name": "tokenselect", "pool": 1},
+        **OWN_SCORE,
+        "position": {"name": "contiguous"},
+        "reading": "select",
+    }

@@ -23,7 +23,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.consensus import Consensus, best_windows, passages
+from esa_cli.methods.consensus import Consensus, best_tokens, best_windows
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -103,7 +103,7 @@ def test_passages_are_the_best_of_the_averaged_votes(
 ) -> None:
     votes = torch.rand(middle)
     for count in (0, 1, 5, middle, middle + 1):
-        found = passages(votes, count, smooth, epsilon)
+        found = best_tokens(votes, count, smooth, epsilon)
         assert found.dtype == torch.int64
         assert found.tolist() == best(votes.tolist(), count, smooth, epsilon)
 
@@ -112,8 +112,8 @@ def test_zeros_outside_the_middle_count_in_the_average() -> None:
     # Two equal peaks; the one at the border is averaged with what lies outside.
     votes = torch.tensor([3.0, 3, 0, 0, 0, 3, 3, 3, 0])
     assert smoothed(votes.tolist(), 3) == [2, 2, 1, 0, 1, 2, 3, 2, 1]
-    assert passages(votes, 1, 3, 0).tolist() == [6]
-    assert passages(votes, 3, 3, 0).tolist() == [0, 1, 6]
+    assert best_tokens(votes, 1, 3, 0).tolist() == [6]
+    assert best_tokens(votes, 3, 3, 0).tolist() == [0, 1, 6]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -121,7 +121,7 @@ def test_ties_go_to_the_earliest(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     votes = torch.randint(0, 3, (30,), generator=generator).float()
     for count in range(0, 31, 3):
-        assert passages(votes, count, 3, 1).tolist() == best(votes.tolist(), count, 3, 1)
+        assert best_tokens(votes, count, 3, 1).tolist() == best(votes.tolist(), count, 3, 1)
 
 
 # Windows

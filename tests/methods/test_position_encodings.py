@@ -25,9 +25,8 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
 from esa_cli.methods import registry
-from esa_cli.methods.full_attention import Full
+from esa_cli.methods.full_attention import NTK, DynamicNTK, Full, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import resolved_preset

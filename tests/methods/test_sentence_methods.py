@@ -16,8 +16,8 @@ from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import FusedConsensus, best_windows, standardised
-from esa_cli.methods.sentences import PhraseScore, WholeSentences, phrase_sums, sentence_starts
+from esa_cli.methods.consensus import FusedConsensus, best_windows, standardise
+from esa_cli.methods.sentences import PhraseScore, WholeSentences, sentence_starts, sum_phrases
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
 
@@ -73,7 +73,7 @@ def test_only_the_last_layer_scores() -> None:
     assert PhraseScore().for_single_layers().scores(step).all()
     assert PhraseScore().scores(replace(step, layer=5)).all()
     assert PhraseScore().last_layer is None
-    assert phrase_sums(torch.empty(0), 8).shape == (0,)
+    assert sum_phrases(torch.empty(0), 8).shape == (0,)
 
 
 # Whole sentences
@@ -151,13 +151,13 @@ def plain_standard(scores: Sequence[float], size: int) -> list[float]:
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_windows_are_standardised(size: int) -> None:
     scores = torch.rand(40)
-    found = standardised(scores, size)
+    found = standardise(scores, size)
     assert found.tolist() == pytest.approx(plain_standard(scores.double().tolist(), size))
-    assert standardised(torch.full((9,), 0.1), size).tolist() == [0] * 9
-    assert standardised(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
+    assert standardise(torch.full((9,), 0.1), size).tolist() == [0] * 9
+    assert standardise(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
     scores[3] = float("-inf")
     lowest = scores.masked_fill(scores.isneginf(), float(scores[scores.isfinite()].min()))
-    assert torch.equal(standardised(scores, size), standardised(lowest, size))
+    assert torch.equal(standardise(scores, size), standardise(lowest, size))
 
 
 def test_votes_and_words_are_added() -> None:
