@@ -187,7 +187,8 @@ class _HtmlWriter:
             self._out.chapter = title or self._out.chapter
         elif tag in _HEADINGS and not self._inside["h"]:
             self._out.chapter = _clean_words(_shown_text(node)) or self._out.chapter
-        if "pagebreak" in (attributes.get("epub:type") or "").split():
+        kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
+        if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""
             self._out.page = int(number) if number.isdecimal() else self._out.page
 

@@ -59,7 +59,9 @@ class ZipParts:
     def xml(self, part: str) -> Any:
         """The root element of a part; nothing is fetched, and entities are left out."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        parser = etree.XMLParser(
+            resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
+        )
         return etree.fromstring(self._markup(part), parser)
 
     def xml_if_any(self, part: str) -> Any:
