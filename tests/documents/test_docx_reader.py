@@ -45,8 +45,8 @@ def test_docx_lists_tables_and_signs() -> None:
         p("I", "T1") + p("II", "T1"),
     )  # fmt: skip
     assert found.text == (
-        "- one\n- two\n(iv) three\n(v) four\n\npara\n\nx y | z\nx y | z\n\n\ttab\n\n"
-        "a\n  b-→\n\nI\nII\n"
+        "- one\n- two\n(iv) three\n(v) four\n\npara\n\nx y | z\nx y | z\n\ntab\n\n"
+        "a\nb-→\n\nI\nII\n"
     )
 
 

@@ -1,28 +1,27 @@
 """Word documents (docx): paragraphs, tables, notes and numbered headings; headings are chapters.
 
-Read from the XML itself: python-docx has no numbers of headings and lists, no notes, no restarts of
-page numbers, and skips text in content controls, text boxes and tracked insertions. Deleted text is
-left out; headers, footers and comments are left out and reported.
+The elements are renamed to those of HTML, and written as a page. python-docx has no numbers of
+headings and lists, no notes, no restarts of page numbers, and skips text in content controls, text
+boxes and tracked insertions. Deleted text is left out; headers, footers and comments are reported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from esa_cli.documents.readers.html_reader import parse_html, write_html
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
 from esa_cli.documents.readers.zip_parts import ZipParts
 
 W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
 _FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
-_NOT_SHOWN = frozenset(
-    (_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText")
-)
+_NOT_SHOWN = (_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}instrText")
 _SHOWN = frozenset(f"{W}{tag}" for tag in ("t", "drawing", "pict", "object", "sym"))
+_HTML_TAGS = {f"{W}tbl": "table", f"{W}tr": "tr", f"{W}tc": "td", f"{W}br": "br", f"{W}cr": "br"}
 _SYMBOLS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0E0: "→", 0xF0FC: "✓"}
-_SIGNS = {f"{W}tab": "\t", f"{W}ptab": "\t", f"{W}cr": "\n", f"{W}noBreakHyphen": "-"}
+_SIGNS = {f"{W}tab": " ", f"{W}ptab": " ", f"{W}noBreakHyphen": "-"}
 _BULLET = "-"
 _LEVELS = 9
 _MAX_STYLES = 64  # that are based on each other
@@ -34,11 +33,13 @@ _ROMAN = (
 
 def read_docx(data: bytes, name: str) -> ExtractedText:
     """Reads the running text of a Word document."""
-    parts = ZipParts(data, name)
-    root = parts.xml("word/document.xml")
-    writer = _WordWriter(parts, root)
-    writer.write(root, optional_import("lxml.etree", "lxml", name))
-    missing = []
+    parts, out, missing = ZipParts(data, name), TextBuilder(), []
+    root, etree = parts.xml("word/document.xml"), optional_import("lxml.etree", "lxml", name)
+    etree.strip_elements(root, *_NOT_SHOWN, with_tail=False)
+    converter = _WordConverter(parts, root)
+    out.page = converter.page
+    converter.convert(root)
+    write_html(parse_html(etree.tostring(root, method="html", encoding="unicode"), name), out)
     edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
     if any(parts.xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
@@ -46,7 +47,7 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
         missing.append("charts and diagrams are left out")
-    return writer.out.result(missing)
+    return out.result(missing)
 
 
 def _children(root: Any, tag: str) -> list[Any]:
@@ -167,8 +168,8 @@ def _format_number(count: int, kind: str) -> str:
     return text.upper() if kind.startswith("upper") else text
 
 
-class _WordWriter:
-    """Writes the text of elements, and counts pages.
+class _WordConverter:
+    """Renames elements to those of HTML, and gives a number to those that begin a page.
 
     A docx has no pages of its own. Its program may have marked where its pages began; sections say
     where numbering restarts, so that the numbers are those printed on the pages. Without marks the
@@ -176,70 +177,48 @@ class _WordWriter:
     """
 
     def __init__(self, parts: ZipParts, root: Any) -> None:
-        self.out = TextBuilder()
         self._styles = _read_styles(parts.xml_if_any("word/styles.xml"))
         self._lists = _WordLists(parts.xml_if_any("word/numbering.xml"))
         self._notes = {kind: _read_notes(parts, kind) for kind in ("footnote", "endnote")}
-        self._tables: list[int] = []  # the number of cells in the row of each open table
-        self._in_list = False
-        self._raised = False
         self._blank = True  # nothing stands on the page yet, so that a mark is no further break
-        self._sections = root.iter(f"{W}sectPr")
+        self._section_ends = False
+        self._sections = iter(list(root.iter(f"{W}sectPr")))
         first = _first_page(next(self._sections, None))
-        if root.find(f".//{W}lastRenderedPageBreak") is not None:
-            self.out.page = first or 1
-        actions: dict[str, Callable[[Any], None]] = {
-            "t": self._write_text, "p": self._begin_paragraph, "br": self._break,
-            "sym": self._write_symbol, "lastRenderedPageBreak": self._mark_page,
-            "tbl": self._begin_table, "tr": self._begin_row, "tc": self._begin_cell,
-            "footnoteReference": self._write_note, "endnoteReference": self._write_note,
-        }  # fmt: skip
-        self._actions = {f"{W}{tag}": action for tag, action in actions.items()}
-        self._actions[_FORMULA_TEXT] = self._write_text
+        marked = root.find(f".//{W}lastRenderedPageBreak") is not None
+        self.page: int | None = (first or 1) if marked else None
 
-    def write(self, root: Any, etree: Any) -> None:
-        """Writes a tree's elements in order."""
-        events = etree.iterwalk(root, events=("start", "end"))
-        for event, element in events:
-            if event == "start" and element.tag in _NOT_SHOWN:
-                events.skip_subtree()
-            elif event == "start":
-                self._blank &= element.tag not in _SHOWN
-                self.out.exact(_SIGNS.get(element.tag, ""))
-                if action := self._actions.get(element.tag):
-                    action(element)
-            elif element.tag == f"{W}tbl":
-                self._tables.pop()
-                self.out.paragraph()
-            elif element.tag == f"{W}p" and element.find(f"{W}pPr/{W}sectPr") is not None:
-                self._end_section()
+    def convert(self, root: Any) -> None:
+        """Renames the elements of a tree, whose texts and attributes are otherwise dropped."""
+        for element in list(root.iter("*")):
+            tag, before, new = element.tag, self.page, _HTML_TAGS.get(element.tag, "span")
+            text = element.text if tag in (f"{W}t", _FORMULA_TEXT) else _SIGNS.get(tag)
+            self._blank &= tag not in _SHOWN
+            if tag == f"{W}p":
+                new, text = self._convert_paragraph(element)
+            elif tag == f"{W}lastRenderedPageBreak":
+                self._turn_page(only_if_begun=True)
+            elif tag == f"{W}br" and element.get(f"{W}type") == "page":
+                self._turn_page()
+            elif tag == f"{W}r" and _value(element, "rPr/vertAlign") == "superscript":
+                last = element.getprevious()  # a number may be cut in two
+                new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
+            elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
+                notes = self._notes[tag[len(W) : -len("Reference")]]
+                note = notes.get(element.get(f"{W}id", ""))
+                text = f" [note: {note}]" if note else None
+            elif tag == f"{W}sym":
+                text = _symbol_text(element.get(f"{W}char", ""))
+            element.attrib.clear()
+            element.tag, element.text, element.tail = new, text, None
+            if self.page != before:
+                element.set("role", "doc-pagebreak")
+                element.set("title", str(self.page))
 
-    def _begin_table(self, element: Any) -> None:
-        self.out.paragraph()
-        self._tables.append(0)
-
-    def _begin_row(self, element: Any) -> None:
-        self.out.end_line()
-        self._tables[-1:] = [0]
-
-    def _begin_cell(self, element: Any) -> None:
-        cells = self._tables[-1] if self._tables else 0
-        self.out.exact(" |" if cells else "")
-        self._tables[-1:] = [cells + 1]
-
-    def _write_text(self, element: Any) -> None:
-        raised = _value(element.getparent(), "rPr/vertAlign") == "superscript"
-        if raised and not self._raised:  # a number may be cut in two
-            self.out.raised(element.text or "")
-        self._raised = raised
-        self.out.exact(element.text or "")
-
-    def _write_note(self, element: Any) -> None:
-        notes = self._notes[element.tag[len(W) : -len("Reference")]]
-        note = notes.get(element.get(f"{W}id", ""))
-        self.out.exact(f" [note: {note}]" if note else "")
-
-    def _begin_paragraph(self, element: Any) -> None:
+    def _convert_paragraph(self, element: Any) -> tuple[str, str | None]:
+        """Returns the HTML tag of a paragraph, and its number or bullet."""
+        if self._section_ends:
+            self._end_section()
+        self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
         name = _value(element, "pPr/pStyle") or ""
         style = self._styles.get(name, _ParagraphStyle())
         number = _value(element, "pPr/numPr/numId") or style.list
@@ -247,50 +226,23 @@ class _WordWriter:
         label = self._lists.next_label(number, level, name) if number else ""
         outline = _value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
-        in_list = bool(label or style.contents) and not heading
-        if self._tables:
-            self.out.flow(" ")
-        elif self._in_list and in_list:
-            self.out.end_line()
-        else:
-            self.out.paragraph()
-        self._in_list = in_list
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._turn_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the number is on the new page
-            self._mark_page(first)
+            self._turn_page(only_if_begun=True)
+        for properties in _children(element, "pPr"):
+            element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
-        if heading and words.strip():
-            before = "" if label == _BULLET else label
-            self.out.chapter = " ".join(f"{before} {words}".split())
-        if label and words.strip():
-            self.out.lead(f"{label} ")
+        if heading:
+            label = "" if label == _BULLET else label
+            return "h1", f"{label} " if words.strip() else None
+        listed = bool(label or style.contents)
+        return "div" if listed else "p", f"{label} " if label and words.strip() else None
 
-    def _break(self, element: Any) -> None:
-        if element.get(f"{W}type") == "page":
-            self.out.end_line()
-            self._turn_page()
-        elif self._tables:
-            self.out.flow(" ")
-        else:
-            self.out.exact("\n")
-
-    def _write_symbol(self, element: Any) -> None:
-        try:
-            number = int(element.get(f"{W}char", ""), 16)
-            self.out.exact(_SYMBOLS.get(number) or chr(number))
-        except (ValueError, OverflowError):
-            self.out.exact("\ufffd")
-
-    def _mark_page(self, element: Any) -> None:
-        """Turns the page where one began in the program that saved the document."""
-        if not self._blank:
-            self._turn_page()
-
-    def _turn_page(self) -> None:
-        if self.out.page is not None:
-            self.out.page += 1
+    def _turn_page(self, *, only_if_begun: bool = False) -> None:
+        if self.page is not None and not (only_if_begun and self._blank):
+            self.page += 1
             self._blank = True
 
     def _end_section(self) -> None:
@@ -299,12 +251,12 @@ class _WordWriter:
         kind = (None if section is None else _value(section, "type")) or "nextPage"
         if kind != "continuous":
             self._turn_page()
-        if self.out.page is None:
+        if self.page is None:
             return
         if (first := _first_page(section)) is not None:
-            self.out.page = first
-        elif kind == f"{'even' if self.out.page % 2 else 'odd'}Page":
-            self.out.page += 1  # an empty page, printed without text
+            self.page = first
+        elif kind == f"{'even' if self.page % 2 else 'odd'}Page":
+            self.page += 1  # an empty page, printed without text
 
 
 def _first_page(section: Any) -> int | None:
@@ -312,6 +264,13 @@ def _first_page(section: Any) -> int | None:
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
+
+
+def _symbol_text(code: str) -> str:
+    try:
+        return _SYMBOLS.get(int(code, 16)) or chr(int(code, 16))
+    except (ValueError, OverflowError):
+        return "\ufffd"
 
 
 def _read_notes(parts: ZipParts, kind: str) -> dict[str, str]:
