@@ -12,6 +12,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from esa_cli.documents.readers import choose
@@ -24,11 +25,6 @@ _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
-_SEPARATORS = re.escape(os.sep + (os.altsep or ""))
-_ANY_FOLDERS = re.compile(
-    rf"(?:(?P<top>.*?)[{_SEPARATORS}])??\*\*(?:[{_SEPARATORS}](?P<rest>.*))?", re.DOTALL
-)
-"""A pattern with `**` as a whole name."""
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
@@ -155,35 +151,23 @@ def find_any(source: str) -> FoundFiles:
 
 
 def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files that match a pattern, hidden ones only where the pattern says so."""
-    hidden = os.path.basename(pattern).startswith(_HIDDEN)
-    for path in sorted(set(_match_paths(pattern))):
-        if os.path.isdir(path):
-            continue
-        if os.path.basename(path).startswith(_HIDDEN) and not hidden:
-            found.left_out["hidden"].append(path)
-        else:
-            yield path
+    """Yields the files that match a pattern; hidden ones only where it has a hidden name.
 
-
-def _match_paths(pattern: str) -> Iterator[str]:
-    """Yields the paths that a pattern matches, some of them several times.
-
-    `**` means folders that are neither hidden nor links: `glob` would go round in circles of links.
+    `**` follows no links: those of folders may go round in circles.
     """
-    import glob
-
-    parts = _ANY_FOLDERS.fullmatch(pattern)
-    if parts is None:
-        yield from glob.iglob(pattern)
-        return
-    top, rest = parts["top"], (parts["rest"] or "").lstrip(os.sep) or "*"
-    for start in [""] if top is None else glob.iglob(top or os.sep):
-        for where, folders, _ in os.walk(start or os.curdir):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            folder = where if start else os.path.relpath(where)
-            folder = "" if folder == os.curdir else folder
-            yield from _match_paths(os.path.join(glob.escape(folder), rest))
+    path = Path(pattern)
+    parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in path.parts]
+    parts += ["*"] * (parts[-1] == "**")
+    relative = os.path.join(*parts).removeprefix(path.anchor)
+    hidden = re.compile(r"\.(?!\.$)")
+    show_hidden = any(map(hidden.match, parts))
+    for match in sorted(Path(path.anchor).glob(relative)):
+        if match.is_dir() or (not show_hidden and any(map(hidden.match, match.parts))):
+            continue
+        if match.name.startswith("~$"):
+            found.left_out["hidden"].append(os.fspath(match))
+        else:
+            yield os.fspath(match)
 
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:

@@ -55,8 +55,7 @@ def test_standard_input_that_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "encoding", "known"),
     [
-        *(("né\n", mark, mark) for mark in ("utf-8-sig", "utf-16", "utf-32")),
-        *((GERMAN, order, order) for order in ("utf-16le", "utf-16be")),
+        *(("né\n", mark, mark) for mark in ("utf-8-sig", "utf-16")),
         (POLISH, "cp1250", "cp1250"),
         (RUSSIAN, "cp1251", "cp1251"),
         (RUSSIAN, "koi8-r", "koi8_r"),

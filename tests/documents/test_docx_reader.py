@@ -45,8 +45,7 @@ def test_docx_lists_tables_and_signs() -> None:
         p("I", "T1") + p("II", "T1"),
     )  # fmt: skip
     assert found.text == (
-        "- one\n- two\n(iv) three\n(v) four\n\npara\n\nx y | z\nx y | z\n\ntab\n\n"
-        "a\nb-→\n\nI\nII\n"
+        "- one\n- two\n(iv) three\n(v) four\n\npara\n\nx y | z\nx y | z\n\ntab\n\na\nb-→\n\nI\nII\n"
     )
 
 

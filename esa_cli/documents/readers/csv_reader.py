@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import islice
 
 from esa_cli.documents.readers.plain_text import decode_lines
 from esa_cli.documents.readers.text_builder import ExtractedText
@@ -129,33 +129,17 @@ def _count_rows_above(rows: Iterable[Sequence[str]], usual: int) -> int:
 def _is_heading(rows: Sequence[Sequence[str]]) -> bool:
     """True if the first of these rows names the columns: different words, one missing at most.
 
-    Numbers may be among the names: years where the columns below have other numbers, or a series
-    (1, 2, 3) that no other row is.
+    Years may be among the names, where the columns below have other numbers.
     """
-    cells = rows[0]
-    words = [cell for cell in cells if cell]
-    if len(words) < len(cells) - 1 or len(set(words)) < len(words):
+    names = [cell for cell in rows[0] if cell]
+    if len(names) < len(rows[0]) - 1 or len(set(names)) < len(names):
         return False  # one column may have no name, as the numbers of rows often have none
-    if any(len(cell) > _LONGEST_NAME for cell in words):
-        return False
-    numbers = [at for at, cell in enumerate(cells) if _is_number(cell)]
-    if len(numbers) > 2 and 0 not in numbers and _is_series(cells, numbers):
-        return not any(_is_series(row, numbers) for row in rows[1:])
-    for at in numbers:
+    for at, cell in enumerate(rows[0]):
         below = [row[at] for row in rows[1:] if at < len(row) and row[at]]
-        if not _is_year(cells[at]) or sum(map(_is_year, below)) * 2 > len(below):
+        years = _is_year(cell) and sum(map(_is_year, below)) * 2 <= len(below)
+        if len(cell) > _LONGEST_NAME or (_is_number(cell) and not years):
             return False
     return True
-
-
-def _is_series(cells: Sequence[str], columns: Sequence[int]) -> bool:
-    """True if the cells of these columns are whole numbers with one step between them."""
-    try:
-        numbers = [int(cells[at]) for at in columns]
-    except (ValueError, IndexError):
-        return False
-    steps = {b - a for a, b in pairwise(numbers)}
-    return len(steps) == 1 and steps != {0}
 
 
 def _is_year(text: str) -> bool:

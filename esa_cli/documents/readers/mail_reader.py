@@ -99,17 +99,13 @@ class _MailWriter:
 
     def _write_part(self, part: Any) -> None:
         kind = part.get_content_type()
-        if any("Boundary" in type(defect).__name__ for defect in part.defects):
-            self.missing["the end of the mail is missing, or where a part of it ends"] += 1
+        if part.defects:
+            self.missing["a part is damaged or cut off"] += 1
         if kind in _ENCRYPTED:
             self.missing["an encrypted or signed part cannot be read"] += 1
         elif kind.startswith("message/") and part.is_multipart():
             around = self.out.chapter
             for inner in part.get_payload():
-                if kind == "message/delivery-status":
-                    fields = (f"{field}: {value}" for field, value in inner.raw_items())
-                    self._write_words("\n".join(fields))
-                    continue
                 if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
                     data = b64decode(inner.get_payload())  # against the rules, and common
                     inner = message_from_bytes(data, policy=_POLICY)
@@ -120,8 +116,6 @@ class _MailWriter:
         elif part.is_multipart():
             for inner in part.iter_parts():
                 self._write_part(inner)
-            if (part.epilogue or "").strip():
-                self.missing["text after the last part is left out"] += 1
         elif _is_text(part):
             self._write_words(self._part_text(part))
         elif part.get_content_maintype() == "image" and not part.is_attachment():
@@ -162,8 +156,6 @@ class _MailWriter:
     def _part_text(self, part: Any) -> str:
         """Returns the words of a text part; those of a page as they are shown."""
         data = part.get_payload(decode=True) or b""
-        if any("Base64" in type(defect).__name__ for defect in part.defects):
-            self.missing["a part is damaged or cut off"] += 1
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
             return self._decode_part(data, charset)

@@ -1,8 +1,8 @@
 """Plain text, source code and Markdown: from bytes to characters.
 
-An encoding is told by its byte order mark, the NUL bytes of UTF-16, strict UTF-8, then Windows-1252
-where its bytes leave no doubt (a dozen encodings share its letters), and last charset-normalizer,
-where many bytes speak for one encoding and no other comes close. Other text is refused.
+An encoding is told by its byte order mark, strict UTF-8, then Windows-1252 where its bytes leave no
+doubt (a dozen encodings share its letters), and last charset-normalizer, where many bytes speak for
+one encoding and no other comes close. Other text is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from esa_cli.errors import DocumentError
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark its own begins with
-    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
@@ -95,7 +93,6 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
         DocumentError: it is binary, or its encoding is broken or cannot be told.
     """
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
-    encoding = encoding or _utf16_order(data)
     if not encoding:
         _refuse_binary(data, name)
     try:
@@ -186,17 +183,7 @@ def is_binary(head: bytes) -> bool:
     """True if a file that begins like this is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
-    return head.startswith(tuple(_BINARY)) or (b"\0" in head and not _utf16_order(head))
-
-
-def _utf16_order(data: bytes) -> str:
-    """The byte order of UTF-16 without a mark: every other byte of the beginning is mostly NUL."""
-    head = data[:4096]
-    half = len(head) // 2
-    even, odd = head[0::2].count(0), head[1::2].count(0)
-    if half > 1 and odd > 0.7 * half and even == 0:
-        return "utf-16le"
-    return "utf-16be" if half > 1 and even > 0.7 * half and odd == 0 else ""
+    return head.startswith(tuple(_BINARY)) or b"\0" in head
 
 
 _HEADING_LINE = re.compile(
