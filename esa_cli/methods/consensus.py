@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
-from esa_cli.attention.selection import proximity, top_k
+from esa_cli.attention.parts import Score, Selector, check_at_least
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
@@ -90,15 +89,6 @@ class LayerScores:
     chosen: Tensor | None = None
 
 
-def best_tokens(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
-    """Returns the ascending offsets (count,) of the tokens with the highest scores (M,), averaged
-    over `smooth` tokens, then spread to `epsilon` neighbours by Eq. (8)."""
-    if smooth > 1 and scores.numel():
-        scores = scores - scores.amin().clamp(max=0.0)  # avg_pool1d pads with zeros
-        scores = functional.avg_pool1d(scores[None], smooth, stride=1, padding=smooth // 2)[0]
-    return top_k(proximity(scores, epsilon), count)
-
-
 @dataclass
 class ConsensusTurn:
     """The layer scores of a turn by the start of their chunk; `surveyed`: those of the question's
@@ -115,16 +105,9 @@ class LayerSums(Selector):
     Args:
         rounds: passes of the question; in the second, every layer selects by the scores that all
             layers had in the first.
-        answer: `keep`: the answer's tokens select by the question's scores; `vote`: each of these
-            tokens adds its scores.
     """
 
     rounds: Literal[1, 2] = 1
-    answer: Literal["keep", "vote"] = "keep"
-
-    def __post_init__(self) -> None:
-        if self.rounds == 2 and self.answer == "vote":
-            raise ValueError("answer must be keep where rounds is 2, got 'vote'")
 
     @abstractmethod
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
@@ -149,22 +132,20 @@ class LayerSums(Selector):
             return self._kept_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
-        question = layer_scores[max(earlier)] if earlier else None
-        if question is not None and self.answer == "keep":
-            return self._kept_selection(question, step, budget)
-        same = layer_scores.get(step.start)
-        if same is None or same.layer >= step.layer:
-            same = question
+        if earlier:
+            return self._kept_selection(layer_scores[max(earlier)], step, budget)
+        before = layer_scores.get(step.start)
+        if before is None or before.layer >= step.layer:
+            before = None
             # Scores of layers after this one are left from an earlier pass.
-            for start, other in list(layer_scores.items()):
-                if other.layer > step.layer and other is not question:
-                    del layer_scores[start]
+            for start in [at for at, other in layer_scores.items() if other.layer > step.layer]:
+                del layer_scores[start]
         scores = step.scores()
         # A token without a score counts as the lowest that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
-        total = self._earlier_sum(same, step) + torch.where(
-            scores.isneginf(), worst, scores.nan_to_num()
-        )
+        total = torch.where(scores.isneginf(), worst, scores.nan_to_num())
+        if before is not None:
+            total = before.scores + total
         layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
@@ -182,15 +163,6 @@ class LayerSums(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _earlier_sum(self, known: LayerScores | None, step: Step) -> Tensor:
-        """Scores (M,) summed so far; middle tokens that are new get the lowest."""
-        base = torch.zeros(step.middle, device=step.queries.device)
-        if known is not None and known.low == step.low and known.scores.numel():
-            count = min(base.shape[0], known.scores.shape[0])
-            base[:count] = known.scores[:count]
-            base[count:] = known.scores.amin().clamp(max=0.0)
-        return base
-
     def _kept_selection(self, known: LayerScores, step: Step, budget: int) -> Tensor:
         """Selects by the question's last scores, alike in all layers and for all later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
@@ -200,25 +172,20 @@ class LayerSums(Selector):
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 
-@register("selector", "consensus", about="whole passages, by the scores of all layers so far")
+@register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class Consensus(LayerSums):
-    """Passages with the highest sum of the scores of the layers so far.
+    """Windows with the highest sum of the scores of the layers so far.
 
     Args:
-        passage: tokens of a window; 0: single tokens are selected, see `best_tokens`.
-        share: see `best_windows`. smooth, proximity: see `best_tokens`; smooth is odd.
+        passage: tokens of a window. share: see `best_windows`.
     """
 
-    smooth: int = 33
-    proximity: int = 16
-    passage: int = 0
+    passage: int = 64
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(0, passage=self.passage, proximity=self.proximity)
-        check_odd(smooth=self.smooth)
+        check_at_least(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -227,9 +194,7 @@ class Consensus(LayerSums):
         return self.passage
 
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        if self.passage:
-            return best_windows(scores, budget, self.passage, self.share)
-        return best_tokens(scores, budget, self.smooth, self.proximity)
+        return best_windows(scores, budget, self.passage, self.share)
 
 
 @recipe(
@@ -239,7 +204,7 @@ class Consensus(LayerSums):
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
-    selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
+    selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
         **esa_vote(base),
@@ -277,7 +242,6 @@ class FusedConsensus(Consensus):
             weight: factor of the second score; 0: none.
     """
 
-    passage: int = 64
     second: str = "bm25"
     weight: float = 1.0
 
@@ -287,10 +251,9 @@ class FusedConsensus(Consensus):
         registry.build("score", {"name": self.second})
 
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        size = self.passage or self.smooth
         words: Score = registry.build("score", {"name": self.second}).for_single_layers()
-        second = standardise(words.scores(step), size)
-        both = standardise(scores, size) + self.weight * second.to(scores.device)
+        second = standardise(words.scores(step), self.passage)
+        both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
         return super().best(both, step, budget)
 
 

@@ -67,7 +67,6 @@ class WholeSentences(LayerSums):
     tokens: int = 300
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_at_least(1, tokens=self.tokens)
 
     def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
@@ -158,7 +157,7 @@ class PhraseScore(Score):
 def infiniretri(base: Base) -> dict[str, Any]:
     return {
         **esa_consensus(base),
-        "selector": {"name": "sentences", "tokens": 300, "rounds": 2, "answer": "keep"},
+        "selector": {"name": "sentences", "tokens": 300, "rounds": 2},
         "score": {"name": "infiniretri", "phrase": 8, "layers": "last"},
     }
 
@@ -175,6 +174,6 @@ def recontext(base: Base) -> dict[str, Any]:
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,
-        "selector": {"name": "sentences", "tokens": 32, "rounds": 2, "answer": "keep"},
+        "selector": {"name": "sentences", "tokens": 32, "rounds": 2},
         "score": {**score, "contrast": False},
     }

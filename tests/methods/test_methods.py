@@ -29,7 +29,7 @@ from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry
 from esa_cli.methods.infllm import KEPT_CHUNKS, InfLLM
-from esa_cli.methods.loki import Loki
+from esa_cli.methods.per_head import Loki
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import preset, resolved_preset

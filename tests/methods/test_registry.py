@@ -208,7 +208,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
         (GOOD.replace("none-of-it", "text"), "name must be none of 'preset', 'text', got 'text'"),
         (METHOD.replace("all-of-it", "text"), "name must be none of 'preset', 'text', got 'text'"),
         (METHOD.replace("all-of-it", "preset"), "got 'preset'"),
-        (METHOD.replace("all-of-it", "quest"), "already registered by esa_cli.methods.quest"),
+        (METHOD.replace("all-of-it", "quest"), "already registered by esa_cli.methods.per_head"),
         (
             METHOD + METHOD.replace("def all_of_it", "def second"),
             "already registered by .*plugin.py",
