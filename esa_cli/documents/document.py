@@ -49,8 +49,7 @@ class Document:
 
     Attributes:
         source: the path as given, or "-" for standard input. bytes: the file's length.
-        encoding: the Python name of a plain text's encoding.
-        marks: the starts of pages and chapters. missing: what the text lacks of the file.
+        encoding, marks, missing: see `ExtractedText`.
         stamp: the file's `file_stamp` before it was read; None: it was not read from a file now.
     """
 
@@ -99,16 +98,9 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     if len(data) > limit:
         raise _size_error(path, len(data), limit)
     extracted = readers.read(data, path)
-    return Document(
-        Path(path).name or path,
-        extracted.text,
-        source,
-        extracted.encoding,
-        len(data),
-        extracted.marks,
-        extracted.missing,
-        stamp,
-    )
+    text, marks, missing = extracted.text, extracted.marks, extracted.missing
+    name, size = Path(path).name or path, len(data)
+    return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)
 
 
 @dataclass(frozen=True)
@@ -140,14 +132,10 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files of `source_files`; an unreadable file of a folder or pattern is left out.
+    """Reads the files of `source_files` by `read`, which is `read_document` by default.
 
-    Args:
-        read: `read_document`, or a function that remembers documents.
-
-    Raises:
-        DocumentError: a file that was named cannot be read; or nothing can be read, unless other
-            shards have the rest.
+    An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
+    named cannot be read; or nothing can be read, unless other shards have the rest.
     """
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in found.sources:
@@ -170,15 +158,12 @@ def read_documents(
     limit: int = LIMIT,
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
-    """Reads several documents, in order; folders and patterns mean the files they hold.
+    """Reads several documents, in order; folders and patterns mean the files they hold. Raises
+    UsageError: no source, or "-" more than once; DocumentError as `gather`.
 
     Args:
         limit: in bytes, for each document. say: called with a line for each file or folder that
             was left out, and why.
-
-    Raises:
-        UsageError: no source, or "-" more than once.
-        DocumentError: as `gather`.
     """
     if not sources:
         raise UsageError("no document was given", "name one, or - for standard input")

@@ -1,7 +1,7 @@
 """The files that the names of documents mean: folders and patterns are expanded.
 
-A folder means all readable files below it, without hidden, binary and ignored ones (`.gitignore`).
-Links that lead out of it are not followed. A path that exists is itself, whatever signs it has.
+A folder means all readable files below it, without links and hidden, binary or ignored files
+(`.gitignore`). A path that exists is itself, whatever signs it has.
 """
 
 from __future__ import annotations
@@ -64,10 +64,8 @@ class LeftOut(NamedTuple):
 class SourceFiles:
     """The files that names mean, in order, and the ones that are left out.
 
-    A file occurs as often as it is named; folders and patterns add only files that are new.
-
-    Attributes:
-        divided: whether other shards have the rest, so that a folder may have no readable file.
+    A file occurs as often as it is named; folders and patterns add only files that are new. Where
+    the files are `divided`, other shards have the rest.
     """
 
     sources: tuple[Source, ...] = ()
@@ -100,12 +98,8 @@ class FoundFiles:
 
 
 def source_files(names: Sequence[str]) -> SourceFiles:
-    """Returns the documents that names mean, in order.
-
-    Raises:
-        UsageError: standard input more than once.
-        DocumentError: a folder or pattern means no file, or too many, or may not be read.
-    """
+    """Returns the documents that names mean, in order. Raises UsageError: standard input more than
+    once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
@@ -171,11 +165,10 @@ def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
 
 
 def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
-    """Yields the files below a folder that are neither hidden nor ignored nor linked elsewhere."""
+    """Yields the files below a folder that are neither hidden nor ignored nor links."""
     from esa_cli.documents.ignore_rules import IgnoreRules
 
-    root = real_path(folder)
-    rules = IgnoreRules(root)
+    rules = IgnoreRules(real_path(folder))
 
     def report(error: OSError) -> None:
         if error.filename == folder:
@@ -192,8 +185,12 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
             kept = []
             for name in sorted(names):
                 path = os.path.join(where, name)
-                why = _hidden_or_linked(path, root)
-                if not why and rules.ignore(os.path.join(real, name), folder=is_folder):
+                why = ""
+                if name.startswith(_HIDDEN):
+                    why = "hidden"
+                elif os.path.islink(path):
+                    why = "that links elsewhere"
+                elif rules.ignore(os.path.join(real, name), folder=is_folder):
                     why = _IGNORED
                 if why:
                     prefix = "folder " if is_folder and why != "hidden" else ""
@@ -202,19 +199,6 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
                     kept.append(name)
             names[:] = kept  # os.walk goes into the folders that remain
         yield from (os.path.join(where, name) for name in files)
-
-
-def _hidden_or_linked(path: str, root: str) -> str:
-    """The reason not to read a file or folder, by its name or link; empty if none."""
-    if os.path.basename(path).startswith(_HIDDEN):
-        return "hidden"
-    if not os.path.islink(path):
-        return ""
-    try:
-        inside = os.path.realpath(path).startswith(os.path.join(root, ""))
-    except OSError:
-        return f"that {_UNREADABLE}"
-    return "" if inside and not os.path.isdir(path) else "linked elsewhere"
 
 
 def _refusal_reason(path: str) -> str:

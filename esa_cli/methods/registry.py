@@ -56,10 +56,7 @@ def register(
     kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
 ) -> Callable[[T], T]:
     """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`; see `Part`.
-
-    Raises:
-        PluginError: unknown kind, not a dataclass, or the name is taken or reserved.
-    """
+    Raises PluginError: unknown kind, not a dataclass, or the name is taken or reserved."""
 
     def add(cls: T) -> T:
         if kind not in KINDS:
@@ -68,14 +65,11 @@ def register(
             )
         if kind == "selector":
             _check_method_name(name)
-        if not dataclasses.is_dataclass(cls):
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
+        if fields is None or "name" in {field.name for field in fields}:
             raise PluginError(
-                f"{kind} {name!r} is not a dataclass", "put @dataclass(frozen=True) under @register"
-            )
-        if "name" in {field.name for field in dataclasses.fields(cls)}:
-            raise PluginError(
-                f"{kind} {name!r} has a setting 'name', which means the method itself",
-                "call it something else",
+                f"{kind} {name!r} must be a dataclass without a setting 'name', which is its own",
+                "put @dataclass(frozen=True) under @register, and call settings something else",
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
@@ -196,13 +190,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name.
-
-    Args:
-        about: one line. source: the paper. cost: of one step, in the letters of docs/plugins.md.
-        settings: returns the settings merged into a preset. full: full attention, whatever the
-            budget, during prefill, too. origin: the module or plugin file that registers it.
-    """
+    """A method by name: a line about it, its paper, its cost in one step in the letters of
+    docs/plugins.md, and a function that returns the settings merged into a preset. `full` means
+    full attention, whatever the budget; `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -219,11 +209,8 @@ RECIPES: Registry[Recipe] = Registry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Decorator of the function that returns a method's settings; see `Recipe`.
-
-    Raises:
-        PluginError: the name is taken by another function, or reserved.
-    """
+    """Decorator of the function that returns a method's settings; see `Recipe`. Raises PluginError:
+    the name is taken by another function, or reserved."""
     _check_method_name(name)
 
     def add(settings: Settings) -> Settings:
@@ -241,10 +228,7 @@ def recipes() -> list[Recipe]:
 
 def find_recipe(name: str) -> Recipe:
     """Returns the recipe of this name; a selector without one has the preset's other settings.
-
-    Raises:
-        UsageError: no recipe or selector has this name.
-    """
+    Raises UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
     selectors = names("selector")
@@ -275,9 +259,8 @@ def sources(method: Method) -> dict[str, str]:
         cls = type(getattr(method, kind))
         if not cls.__module__.startswith("esa_cli."):
             file = _source_file(cls)
-            hashes[kind] = (
-                _hash_file(file) if file else _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
-            )
+            random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
+            hashes[kind] = _hash_file(file) if file else random
     return hashes
 
 

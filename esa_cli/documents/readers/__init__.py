@@ -22,12 +22,8 @@ __all__ = ["STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose", 
 
 
 def read(data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, which is a path or "standard input".
-
-    Raises:
-        DocumentError: it cannot be read, has no text, or exceeds a limit. PluginError: a reader
-            breaks the rules. UsageError: a limit is no number.
-    """
+    """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
+    cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
     if not data:
         raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "give one with text")
     reader = choose(data, name)

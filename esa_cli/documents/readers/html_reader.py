@@ -2,8 +2,7 @@
 
 selectolax (lexbor) parses pages as browsers do, XHTML too. Everything a page shows as text is kept,
 menus included: navigation and content cannot be told apart for sure. Pictures give their
-description. The text is written by hand: inscriptis takes time quadratic in the length of a
-paragraph, and fills the columns of tables with spaces.
+description. inscriptis would take time quadratic in the length of a paragraph.
 """
 
 from __future__ import annotations

@@ -118,8 +118,6 @@ class _MailWriter:
                 self._write_part(inner)
         elif _is_text(part):
             self._write_words(self._part_text(part))
-        elif part.get_content_maintype() == "image" and not part.is_attachment():
-            self.missing["pictures are left out"] += 1
         else:
             self._attach(part)
 
@@ -137,14 +135,16 @@ class _MailWriter:
             leaves = [leaf for leaf in form.walk() if not leaf.is_multipart()]
             if any(leaf is best for leaf in leaves):
                 self._write_part(form)
-                continue
-            for leaf in leaves:
-                if leaf.get_content_type() == "text/calendar":
-                    self._attach(leaf)
-                elif not _is_text(leaf):
-                    self._write_part(leaf)
+            else:
+                for leaf in leaves:
+                    if not _is_text(leaf) or leaf.get_content_type() == "text/calendar":
+                        self._attach(leaf)
 
     def _attach(self, part: Any) -> None:
+        """Counts a picture that belongs to the text; lists the name of another file."""
+        if part.get_content_maintype() == "image" and not part.is_attachment():
+            self.missing["pictures are left out"] += 1
+            return
         name = part.get_filename() or f"({part.get_content_type()})"
         self.attached.append(" ".join(name.split()))
 

@@ -87,11 +87,8 @@ def decode_lines(data: bytes, name: str) -> tuple[str, str]:
 
 
 def decode_text(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text of the document `name`, and the Python name of its encoding.
-
-    Raises:
-        DocumentError: it is binary, or its encoding is broken or cannot be told.
-    """
+    """Returns the text of the document `name`, and the Python name of its encoding. Raises
+    DocumentError: it is binary, or its encoding is broken or cannot be told."""
     encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
     if not encoding:
         _refuse_binary(data, name)
@@ -116,10 +113,7 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
 
 def look_up_encoding(charset: str) -> str:
     """Returns the Python name of a declared encoding, or of the superset by which browsers read it.
-
-    Raises:
-        LookupError, ValueError: the name is unknown, or no encoding of files.
-    """
+    Raises LookupError, ValueError: the name is unknown, or no encoding of files."""
     codec = codecs.lookup(charset).name
     if codec == "idna":  # of names of hosts
         raise LookupError(charset)

@@ -1,4 +1,4 @@
-"""Which reader reads a document: those of plugins, and the table of the built-in ones.
+"""Chooses the reader of a document among those of plugins and the table of the built-in ones.
 
 Content that leaves no doubt chooses a binary format; else the file's name counts, then other
 content; all else is plain text. A built-in reader is imported for its first document.
@@ -26,12 +26,10 @@ READERS: Registry[type] = Registry("reader")
 
 
 class Reader(Protocol):
-    """A plugin's reader of one format.
+    """A plugin's reader of one format, called `what` in messages.
 
-    Attributes:
-        what: the words for such a file in messages, as "a PDF".
-        suffixes: in small letters, with the dot; or whole file names.
-        binary: whether `sniff` alone may choose the reader, whatever the file is called.
+    `suffixes` are in small letters, with the dot; or whole file names. With `binary` the reader is
+    chosen by `sniff`, whatever the file is called.
     """
 
     what: ClassVar[str]
@@ -39,24 +37,19 @@ class Reader(Protocol):
     binary: ClassVar[bool]
 
     def sniff(self, head: bytes) -> bool:
-        """True if a file that begins like this is of this format beyond doubt."""
+        """True if a file that begins with `head` is of this format beyond doubt."""
         return False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        """Returns the text of a document.
-
-        Args:
-            data: at least one byte. name: its path, or "standard input".
-
-        Raises:
-            DocumentError: what is wrong, and what to do. Any other exception is reported as damage.
-        """
+        """Returns the text of the document `name`, which has at least one byte. Raises
+        DocumentError; any other exception is reported as damage."""
         ...
 
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A format that esa reads by `function` of the module `module` beside this one."""
+    """A format that esa reads by `function` of a module beside this one, `in_child` in the child
+    process."""
 
     format: str
     what: str
@@ -65,7 +58,6 @@ class BuiltInReader:
     function: str
     binary: bool = False
     in_child: bool = True
-    """Whether a child process reads such files."""
 
     def read(self, data: bytes, name: str) -> ExtractedText:
         module = import_module(f"esa_cli.documents.readers.{self.module}")
@@ -118,11 +110,8 @@ _NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
 
 
 def _recognise_zip(head: bytes) -> str:
-    """Returns the format of a zipped document that begins with `head`; empty if unknown.
-
-    Parts of files inside the zip do not count: a text may embed a workbook. Where the end of the
-    zip is missing, the name of the main part suffices.
-    """
+    """Returns the format of a zipped document by its own parts, as a text may embed a workbook;
+    where the end of the zip is missing, by any name of a main part."""
     import io
     import zipfile
 
@@ -155,11 +144,8 @@ def _recognise_format(head: bytes) -> str:
 
 
 def register(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a plugin's reader known.
-
-    Raises:
-        PluginError: it lacks a member of `Reader`, or the name is taken by another class.
-    """
+    """Class decorator: makes a plugin's reader known. Raises PluginError: it lacks a member of
+    `Reader`, or the name is taken."""
 
     def add(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
@@ -191,11 +177,8 @@ def _load_entry_points() -> None:
 
 
 def choose(head: bytes, name: str) -> Reader | BuiltInReader:
-    """Returns the reader of the document `name` that begins with `head`.
-
-    Raises:
-        PluginError: the readers of an installed package do not load.
-    """
+    """Returns the reader of the document `name` that begins with `head`. Raises PluginError: the
+    readers of an installed package do not load."""
     _load_entry_points()
     path = PurePath(name.lower())
     plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
@@ -212,11 +195,8 @@ def choose(head: bytes, name: str) -> Reader | BuiltInReader:
 
 
 def read_by(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, read in this process.
-
-    Raises:
-        DocumentError: it cannot be read. PluginError: the reader breaks the rules. MemoryError.
-    """
+    """Returns the text of the document `name`, read in this process. Raises DocumentError,
+    MemoryError; PluginError: the reader breaks the rules."""
     try:
         extracted = reader.read(data, name)
     except (EsaError, MemoryError, *NOT_BLAMED):

@@ -57,7 +57,7 @@ def reading_limit(name: str) -> int:
 
 
 def check_unpacked_size(size: int, document: str) -> None:
-    """Raises DocumentError when a document unpacks to more than `size` bytes may be."""
+    """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
     limit = reading_limit(UNPACKED)
     if size > limit:
         raise _limit_error(document, f"unpack to at most {size_text(limit)}", UNPACKED)
@@ -71,11 +71,8 @@ def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
 
 
 def read_in_child(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
-    """Returns the text of the document `name`, read by the child process.
-
-    Raises:
-        DocumentError: it cannot be read, or exceeds a limit. UsageError: a limit is no number.
-    """
+    """Returns the text of the document `name`, read by the child process. Raises DocumentError: it
+    cannot be read, or exceeds a limit; UsageError: a limit is no number."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
     seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
     request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}

@@ -74,7 +74,7 @@ class _Workbook:
                 self.sheets[sheet.get("name", "") + hidden] = part
         properties, dates = root.find("{*}workbookPr"), self._utils.datetime
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
-        self._epoch = dates.CALENDAR_MAC_1904 if from_1904 else dates.CALENDAR_WINDOWS_1900
+        self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
         items = parts.elements(strings, "{*}si") if strings in parts else ()
         self._strings = [_string_text(item).replace("x005F_", "") for item in items]

@@ -27,12 +27,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class ExtractedText:
-    """The text of a document, its lines ended by \\n.
-
-    Attributes:
-        marks: starts of pages and chapters, ascending. missing: what the text lacks of the
-            document, in words. encoding: the Python name of a plain text's encoding.
-    """
+    """The text of a document, its lines ended by \\n; the starts of its pages and chapters,
+    ascending; what it lacks, in words; and the Python name of a plain text's encoding."""
 
     text: str
     marks: tuple[Mark, ...] = ()
@@ -43,12 +39,8 @@ class ExtractedText:
 class TextBuilder:
     """Builds a text and its marks from pieces in reading order.
 
-    White space inside a paragraph collapses, an empty line separates paragraphs, and a mark starts
-    at the first character of its page or chapter.
-
-    Attributes:
-        page, chapter: those of the next piece. left_out: the number of omitted pictures, charts and
-            other contents, by their name in the plural.
+    `page` and `chapter` are those of the next piece. `left_out` counts omitted pictures, charts and
+    other contents, by their name in the plural.
     """
 
     def __init__(self) -> None:
@@ -146,11 +138,8 @@ def damage_error(name: str, what: str, reason: str) -> DocumentError:
 
 
 def optional_import(module: str, package: str, name: str, *, extra: str = "") -> Any:
-    """Imports a library that the document `name` needs.
-
-    Raises:
-        DocumentError: `package` is not installed; `extra` of esa-cli has it.
-    """
+    """Imports a library that the document `name` needs. Raises DocumentError: the package is not
+    installed; `extra` of esa-cli has it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

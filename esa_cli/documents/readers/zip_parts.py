@@ -19,12 +19,10 @@ _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 
 
 class ZipParts:
-    """The parts of a zipped document by name.
+    """The parts of a zipped document by name, each no larger than the zip's directory declares.
 
-    A part unpacks to no more than the size that the zip's directory declares.
-
-    Raises:
-        DocumentError: it is an old Office file, has a password, or unpacks to more than the limit.
+    Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
+    limit.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
