@@ -38,16 +38,15 @@ def test_notebook_cells_in_order_with_their_headings_for_chapters() -> None:
     found = notebook(
         markdown(["lead\n", "\n", "# One\n", "alpha"]),
         code(["x = 1\n", "x"], {"output_type": "execute_result", "data": {"text/plain": ["1"]}}),
-        markdown("```\n# no heading"),
+        markdown("```\n# no heading\n```"),
         markdown("---\n## Two\nbeta\n"),
-        {"cell_type": "raw", "metadata": {}, "source": "# raw"},
+        {"cell_type": "raw", "metadata": {}, "source": "raw"},
         code("", {"output_type": "stream", "name": "stdout", "text": ["a\n", "b\n"]}),
         markdown("  "),
-        metadata={"language_info": {"name": "python"}},
     )
     assert found.text == (
-        "lead\n\n# One\nalpha\n\n```python\nx = 1\nx\n```\n\n```output\n1\n```\n\n"
-        "```\n# no heading\n\n---\n## Two\nbeta\n\n# raw\n\n```output\na\nb\n```\n"
+        "lead\n\n# One\nalpha\n\n```\nx = 1\nx\n```\n\n```output\n1\n```\n\n"
+        "```\n# no heading\n```\n\n---\n## Two\nbeta\n\nraw\n\n```output\na\nb\n```\n"
     )
     starts = [(found.text[mark.start :].split("\n")[0], mark.chapter) for mark in found.marks]
     assert starts == [("# One", "One"), ("## Two", "Two")]

@@ -1,16 +1,22 @@
-"""Jupyter notebooks: Markdown cells with their headings for chapters, code, printed output.
+"""Jupyter notebooks, as Markdown: cells with their headings for chapters, code and plain output.
 
-Code and outputs are fenced as in Markdown. Outputs without a plain text are counted.
+Code and outputs are fenced. Outputs without a plain text are counted.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 from esa_cli.documents.readers.plain_text import decode_lines, find_headings
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, label_document
+from esa_cli.documents.readers.text_builder import (
+    ExtractedText,
+    Mark,
+    label_document,
+    replace_unprintable,
+)
 from esa_cli.errors import DocumentError
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -28,18 +34,18 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
             f"{label_document(name)} is a notebook of format {notebook['nbformat']!r}, not 4",
             "open it in Jupyter and save it",
         )
-    out = TextBuilder()
-    language = notebook.get("metadata", {}).get("language_info", {}).get("name")
-    language = language if re.fullmatch(r"[\w+#.-]+", str(language or "")) else ""
+    parts, left_out = [], Counter[str]()
     for cell in notebook["cells"]:
         words = _join_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
-            _write_fenced(words, language, out)
-            outputs = [_output_text(output, out) for output in cell.get("outputs", [])]
-            _write_fenced("\n".join(filter(None, outputs)), "output", out)
-        elif words.strip():
-            _write_markdown(words.strip("\n"), cell.get("cell_type") == "markdown", out)
-    return out.result()
+            outputs = [_output_text(output, left_out) for output in cell.get("outputs", [])]
+            parts += [_fence(words, ""), _fence("\n".join(filter(None, outputs)), "output")]
+        else:
+            parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
+    text = "\n\n".join(replace_unprintable(part) for part in parts if part.strip()) + "\n"
+    marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
+    missing = tuple(f"{what} are left out: {count}" for what, count in left_out.items())
+    return ExtractedText(text, marks, missing)
 
 
 def _join_lines(value: str | list[str]) -> str:
@@ -47,27 +53,13 @@ def _join_lines(value: str | list[str]) -> str:
     return "".join(value if isinstance(value, list) else ["", value])
 
 
-def _write_markdown(words: str, titled: bool, out: TextBuilder) -> None:
-    words = _EMBEDDED.sub("picture", words)
-    out.paragraph()
-    begins = 0
-    # A line before it: at the beginning of a cell --- is a rule, not the frame of settings.
-    for start, title in find_headings("\n" + words) if titled else ():
-        out.exact(words[begins : start - 1])
-        out.chapter = title
-        begins = start - 1
-    out.exact(words[begins:])
-
-
-def _write_fenced(text: str, what: str, out: TextBuilder) -> None:
+def _fence(text: str, what: str) -> str:
     text = text.strip("\n")
-    if text.strip():
-        fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
-        out.paragraph()
-        out.exact(f"{fence}{what}\n{text}\n{fence}")
+    fence = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
+    return f"{fence}{what}\n{text}\n{fence}" if text.strip() else ""
 
 
-def _output_text(output: dict[str, Any], out: TextBuilder) -> str:
+def _output_text(output: dict[str, Any], left_out: Counter[str]) -> str:
     """Returns the plain text of one output; empty for pictures and widgets."""
     kind = output.get("output_type")
     if kind == "stream":
@@ -78,5 +70,5 @@ def _output_text(output: dict[str, Any], out: TextBuilder) -> str:
         picture = any(form.startswith("image/") for form in output["data"])
         text = _join_lines(output["data"].get("text/plain", ""))
         if picture or not text:
-            out.left_out["pictures" if picture else "outputs without plain text"] += 1
+            left_out["pictures" if picture else "outputs without plain text"] += 1
     return _COLOURS.sub("", text).replace("\r\n", "\n").strip("\n")
