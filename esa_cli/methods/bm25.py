@@ -56,11 +56,9 @@ class TokenWindowIndex:
 
     def score_tokens(self, question: str) -> Tensor:
         """Returns (tokens,) float32: BM25 of each token's best window; 0 without a shared word."""
-        asked = question_words(question, [self._language])
-        ids = [
-            self._vocabulary[stem] for stems in asked for stem in stems if stem in self._vocabulary
-        ]
-        windows = self._bm25.scores(ids)
+        stems = sum(question_words(question, [self._language]), ())
+        known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
+        windows = self._bm25.scores(known)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it
             windows = torch.maximum(
                 functional.pad(windows, (0, 1)), functional.pad(windows, (1, 0))

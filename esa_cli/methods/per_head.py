@@ -51,19 +51,15 @@ def best_by_head(
         queries: (H, C, D). count: tokens or pages in all.
     """
     heads, chunk, _ = queries.shape
-    scores = torch.empty(heads, count, device=queries.device)
     if chunk == 1:
-        for offset, block in blocks():
-            scores[:, offset : offset + block.shape[2]] = block[:, 0]
-        return [top_k(row, budget) for row in scores]
-    passes = two_passes(blocks, heads * chunk * count)
-    top = torch.full((heads, chunk), float("-inf"), device=queries.device)
-    for _, block in passes():
-        top = torch.maximum(top, block.float().amax(dim=2))
-    for offset, block in passes():
-        relative = block.float() - top[..., None]
-        scores[:, offset : offset + block.shape[2]] = relative.amax(dim=1)
-    return [top_k(row, budget) for row in scores]
+        parts = [block[:, 0] for _, block in blocks()]
+    else:
+        passes = two_passes(blocks, heads * chunk * count)
+        top = torch.full((heads, chunk), float("-inf"), device=queries.device)
+        for _, block in passes():
+            top = torch.maximum(top, block.float().amax(dim=2))
+        parts = [(block.float() - top[..., None]).amax(dim=1) for _, block in passes()]
+    return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
 def tokens_of_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:

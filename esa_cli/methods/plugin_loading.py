@@ -33,11 +33,8 @@ from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
 
 @cache
 def load_installed() -> None:
-    """Imports every module of the entry-point group `esa.plugins`, once a process.
-
-    Raises:
-        PluginError: one does not load; the message names the plugin.
-    """
+    """Imports every module of the entry-point group `esa.plugins`, once a process. Raises
+    PluginError, which names the plugin that does not load."""
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()
@@ -52,13 +49,8 @@ def load_installed() -> None:
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
-    """Imports a plugin file and returns the (kind, name) pairs it registered.
-
-    A file is run once in a process; a file that failed has registered nothing and may be retried.
-
-    Raises:
-        PluginError: the file is missing, does not run, or registers nothing.
-    """
+    """Imports a plugin file, once in a process, and returns the (kind, name) pairs it registered.
+    Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
         raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
@@ -125,8 +117,7 @@ from esa_cli.methods import Selector, Step, register, top_k
 class @class@(Selector):
     """The `budget` best middle tokens, by the mean over heads and current tokens.
 
-    Args:
-        rotate: score them as they will be seen, at the far distance.
+    With `rotate` they are scored as they will be seen, at the far distance.
     """
 
     rotate: bool = True
@@ -141,11 +132,8 @@ class @class@(Selector):
 
 
 def template(name: str) -> str:
-    """Returns the source of a plugin file that registers a selector `name`.
-
-    Raises:
-        PluginError: the name has other signs, or a selector has it already.
-    """
+    """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
+    name has other signs, or a selector has it already."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
@@ -157,20 +145,14 @@ def template(name: str) -> str:
             "choose another name",
         )
     words = [word for word in re.split(r"[-_]", name) if word]
-    class_name = "".join(word[0].upper() + word[1:] for word in words)
-    if not class_name.endswith("Selector"):
-        class_name += "Selector"  # so that no name is one that the file imports
-    file_name = f"{name.replace('-', '_')}.py"
-    source = _SOURCE.replace("@name@", name).replace("@file@", file_name)
-    return source.replace("@class@", class_name)
+    class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")
+    source = _SOURCE.replace("@name@", name).replace("@file@", f"{name.replace('-', '_')}.py")
+    return source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
 
 
 def write_template(name: str, folder: str | Path) -> Path:
-    """Writes `template(name)` into `folder` and returns the file's path.
-
-    Raises:
-        PluginError: the name does not hold, the folder is missing, or the file exists.
-    """
+    """Writes `template(name)` into `folder` and returns the file's path. Raises PluginError: the
+    name does not hold, the folder is missing, or the file exists."""
     source, path = template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:

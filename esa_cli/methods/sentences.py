@@ -141,10 +141,8 @@ class PhraseScore(Score):
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
-        for offset, logits in passes():
-            weights = (logits - total[..., None]).exp().sum(dim=(0, 1))
-            out[offset : offset + logits.shape[2]] = weights
-        return sum_phrases(out, self.phrase)
+        weights = [(logits - total[..., None]).exp().sum(dim=(0, 1)) for _, logits in passes()]
+        return sum_phrases(torch.cat(weights), self.phrase)
 
 
 @recipe(

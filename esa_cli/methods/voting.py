@@ -34,12 +34,8 @@ PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head",
 def combine_votes(
     logits: Tensor, normaliser: Tensor, rule: str, sides: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Combines (H, C, n) logits, with each row's normaliser (H, C), into (n,) scores.
-
-    Args:
-        sides: (C,) bool each: queries inside the question span, and those of the prompt around it,
-            whose scores are then subtracted.
-    """
+    """Combines (H, C, n) logits, with each row's normaliser (H, C), into (n,) scores; those of the
+    prompt around the question are subtracted, where `sides` (C,) bool says which queries are."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
     if sides is None:
@@ -57,15 +53,13 @@ class VoteScore(Score):
         rule: `softmax`: sum over heads of each head's attention weight over M;
             `max`: maximum over heads of the logit less that head's maximum.
         normalise: for rule max, the maximum subtracted first: `head`, each head's over M, or
-            `query`, that of all heads, which is Eq. (4) with the maximum over heads for the sum of
-            Eq. (3) (the paper's individual selection).
+            `query`, that of all heads, as in the paper's individual selection.
         rotate: score the logit of attention at the far distance.
-        contrast: where the question span is known, subtract the scores of the prompt around it: a
-            token that any prompt attends to (a sink, the document's title) answers no question.
-            Ours; measured in benchmarks/NOTES.md. Needs rule softmax.
+        contrast: with rule softmax, where the question span is known, subtract the scores of the
+            prompt around it: a token that any prompt attends to (a sink, the document's title)
+            answers no question. Ours; measured in benchmarks/NOTES.md.
         heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
-            keys. Only for selectors that sum the layers (`sums_layers`, as consensus does); with
-            others all heads score. `esa heads` finds a model's retrieval heads.
+            keys. With selectors that do not sum the layers all heads score.
         shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored.
     """
 
@@ -99,12 +93,11 @@ class VoteScore(Score):
 
     @property
     def last_layer(self) -> int | None:
-        """The last layer with scoring heads; None: all layers have them."""
         return max((layer for layer, _ in self.heads), default=None)
 
     def scores(self, step: Step) -> Tensor:
         chosen_heads = self._scoring_heads(step)
-        if chosen_heads == []:
+        if chosen_heads == [] or not step.middle:
             return torch.zeros(step.middle, device=step.queries.device)
         sides = self._contrast_sides(step)
         if 0 < self.shortlist < step.middle:
@@ -122,12 +115,8 @@ class VoteScore(Score):
         join = torch.logaddexp if self.rule == "softmax" else torch.maximum
         for _, logits in passes():
             total = join(total, self._over_tokens(logits))
-        out = torch.empty(step.middle, device=step.queries.device)
         total = self._over_heads(total)
-        for offset, logits in passes():
-            votes = combine_votes(logits, total, self.rule, sides)
-            out[offset : offset + logits.shape[2]] = votes
-        return out
+        return torch.cat([combine_votes(logits, total, self.rule, sides) for _, logits in passes()])
 
     def _scoring_heads(self, step: Step) -> list[int] | None:
         """Heads of the step's layer that score; None: all."""
