@@ -20,22 +20,13 @@ _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class _IgnoreRule(NamedTuple):
-    """One line of a .gitignore file.
-
-    `pattern` matches a path below the file's folder, or with `anywhere` its last part; newlines
-    stand for slashes.
-    """
+    """One line of a .gitignore file: a pattern for the path below the file's folder, or with
+    `anywhere` for its last part; newlines stand for slashes."""
 
     pattern: re.Pattern[str]
     anywhere: bool
     folders_only: bool
     negated: bool
-
-    def matches(self, path: str, folder: bool) -> bool:
-        if self.folders_only and not folder:
-            return False
-        path = path.rpartition("/")[2] if self.anywhere else path
-        return self.pattern.match(path.replace("\n", " ").replace("/", "\n")) is not None
 
 
 class IgnoreRules:
@@ -70,8 +61,10 @@ class IgnoreRules:
             return True
         where, inside = os.path.split(path)
         while inside:
+            lines = inside.replace("\n", " ").replace("/", "\n")
             for rule in reversed(self._rules.get(where, ())):
-                if rule.matches(inside, folder):
+                path = lines.rpartition("\n")[2] if rule.anywhere else lines
+                if (folder or not rule.folders_only) and rule.pattern.match(path):
                     return not rule.negated
             where, name = os.path.split(where)
             if not name:

@@ -37,7 +37,6 @@ def test_csv_with_lines_above_the_table() -> None:
     assert text_of(f"Statement\nOwner,Ann\n\n{table}\n", "a.csv") == (
         f"Statement\nOwner; Ann\n{rows}"
     )
-    assert text_of(f"sep=,\n{table}", "a.csv") == rows
 
 
 @pytest.mark.parametrize(

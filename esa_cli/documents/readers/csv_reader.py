@@ -19,8 +19,6 @@ from esa_cli.documents.readers.text_builder import ExtractedText
 
 _DELIMITERS = "\t|;,"
 """Of two that fit equally well the first counts: numbers have commas in them, hardly any a tab."""
-_DECLARATION = re.compile(r"sep=(.)\n")
-"""A first line in which some programs name the delimiter."""
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _SAMPLE = 1 << 16
 _ROWS_LOOKED_AT = 100
@@ -40,13 +38,11 @@ class _CsvRows:
     bytes for each byte of text. Raises csv.Error: the text is no table."""
 
     def __init__(self, text: str) -> None:
-        declared = _DECLARATION.match(text)
-        self._text = text[declared.end() :] if declared else text
+        self._text = text
         sample = self._text[:_SAMPLE]
         if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
-        signs = declared[1] if declared else _DELIMITERS
-        shares = {sign: _regular_share(sample, sign) for sign in signs}
+        shares = {sign: _regular_share(sample, sign) for sign in _DELIMITERS}
         self._delimiter = max(shares, key=lambda sign: shares[sign])
         if not shares[self._delimiter]:
             raise csv.Error("no delimiter fits")

@@ -248,15 +248,10 @@ class _WordConverter:
     def _end_section(self) -> None:
         """Turns the page as the next section says that it begins."""
         section = next(self._sections, None)
-        kind = (None if section is None else _value(section, "type")) or "nextPage"
-        if kind != "continuous":
+        if section is None or _value(section, "type") != "continuous":
             self._turn_page()
-        if self.page is None:
-            return
-        if (first := _first_page(section)) is not None:
-            self.page = first
-        elif kind == f"{'even' if self.page % 2 else 'odd'}Page":
-            self.page += 1  # an empty page, printed without text
+        if self.page is not None:
+            self.page = _first_page(section) or self.page
 
 
 def _first_page(section: Any) -> int | None:

@@ -7,10 +7,9 @@ description. inscriptis would take time quadratic in the length of a paragraph.
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -46,9 +45,9 @@ _EMPTY = re.compile(
     r"([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>"
 )
 """An XML tag that closes itself, as HTML has them for these names alone."""
-_CDATA = re.compile(r"<!\[CDATA\[([^\]]*)\]\]>")
-_CHARSET = re.compile(r"""charset\s*=\s*["']?([^\s"';]+)""", re.IGNORECASE)
-_XML = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([A-Za-z0-9_.:-]+)["']""")
+_DECLARED = re.compile(
+    rb"""<(?:meta\s[^>]*?\bcharset|\?xml\s[^>]*?\bencoding)\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE
+)
 _HEAD = 1 << 14
 """Bytes in which a page's encoding is looked for. Browsers look at 1,024 first, and read again
 when a declaration follows."""
@@ -71,8 +70,8 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     Raises DocumentError as `decode_text`.
     """
     if not data.startswith(BYTE_ORDER_MARKS):
-        for charset in _declared_encodings(data[:_HEAD], name):
-            charset = re.sub(r"^x-|-[ie]$", "", charset.strip().lower())
+        for declared in _DECLARED.findall(data[:_HEAD]):
+            charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
             charset = re.sub(r"^(?:windows|dos)-(\d+)$", r"cp\1", charset)
             with suppress(LookupError, ValueError):  # it is another one, or unknown
                 encoding = look_up_encoding(charset)
@@ -82,26 +81,12 @@ def decode_markup(data: bytes, name: str) -> tuple[str, str]:
     return decode_text(data, name)
 
 
-def _declared_encodings(head: bytes, name: str) -> Iterator[str]:
-    """Yields the encodings that <meta> elements declare, then that of the XML declaration."""
-    lexbor = optional_import("selectolax.lexbor", "selectolax", name)
-    for meta in lexbor.LexborHTMLParser(head.decode("latin-1")).css("meta"):
-        attributes = meta.attributes
-        if attributes.get("charset"):
-            yield attributes["charset"]
-        elif (attributes.get("http-equiv") or "").strip().lower() == "content-type":
-            yield from _CHARSET.findall(attributes.get("content") or "")[:1]
-    if declaration := _XML.match(head):
-        yield declaration[1].decode()
-
-
 def parse_html(text: str, name: str, *, xml: bool = False) -> Any:
     """Returns the root node of an HTML text, or with `xml` of XHTML, repaired as browsers do."""
     lexbor = optional_import("selectolax.lexbor", "selectolax", name)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     if xml:
         text = _EMPTY.sub(r"<\1\2></\1>", text)
-        text = _CDATA.sub(lambda found: html.escape(found[1]), text)
     without_events = lexbor.LexborDocumentOptions.WO_EVENTS.value  # quadratic in options of a list
     data = text.encode("utf-8", "replace")
     try:
@@ -185,7 +170,7 @@ class _HtmlWriter:
             title = self._chapters.get(attributes.get("id") or "#")
             self._out.chapter = title or self._out.chapter
         elif tag in _HEADINGS and not self._inside["h"]:
-            self._out.chapter = _clean_words(_shown_text(node)) or self._out.chapter
+            self._out.chapter = _clean_words(node.text()) or self._out.chapter
         kind = f"{attributes.get('epub:type') or ''} {attributes.get('role') or ''}".split()
         if "pagebreak" in kind or "doc-pagebreak" in kind:
             number = attributes.get("title") or attributes.get("aria-label") or ""
@@ -218,16 +203,6 @@ class _HtmlWriter:
 
 def _clean_words(text: str) -> str:
     return " ".join(replace_unprintable(text).split())
-
-
-def _shown_text(node: Any) -> str:
-    """The words of a heading that are shown."""
-    if not node.is_element_node:
-        return node.text_content or ""
-    tag = node.tag.lower()
-    if tag in _SKIPPED or _is_hidden(tag, node.attributes):
-        return ""
-    return "".join([_shown_text(child) for child in node.iter(include_text=True)])
 
 
 def _is_hidden(tag: str, attributes: Mapping[str, str | None]) -> bool:

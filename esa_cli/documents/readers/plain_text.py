@@ -1,8 +1,7 @@
 """Plain text, source code and Markdown: from bytes to characters.
 
-An encoding is told by its byte order mark, strict UTF-8, then Windows-1252 where its bytes leave no
-doubt (a dozen encodings share its letters), and last charset-normalizer, where many bytes speak for
-one encoding and no other comes close. Other text is refused.
+The encoding is that of the byte order mark, else UTF-8, else Windows-1252 where the bytes leave no
+doubt (a dozen encodings share its letters). Other text is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import codecs
 import re
 import string
 from collections.abc import Iterator
-from contextlib import suppress
 
 from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError
@@ -57,15 +55,6 @@ _HIGH = bytes(range(0x80, 0x100))
 _NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
 _MAX_FOREIGN = 0.3
 
-# charset-normalizer says how messy a decoding looks (chaos) and how much like a language it
-# reads (coherence), both from 0 to 1. These bounds refuse every wrong answer seen among samples
-# in a dozen European and Asian languages, at the price of refusing many right ones.
-_SAMPLE = 1 << 20
-_MIN_FOREIGN_BYTES = 16
-_MAX_CHAOS = 0.06
-_MIN_COHERENCE = 0.25
-_CLEAR_LEAD = 0.1
-
 
 def read_text(data: bytes, name: str) -> ExtractedText:
     """Reads plain text or source code as it is."""
@@ -96,18 +85,13 @@ def decode_text(data: bytes, name: str) -> tuple[str, str]:
         return data.decode(encoding or "utf-8"), encoding or "utf-8"
     except UnicodeDecodeError as error:
         problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
-    if not encoding:
-        guess, clear = ("cp1252", True) if looks_like_cp1252(data) else _guess_encoding(data)
-        with suppress(UnicodeDecodeError):  # only a sample was looked at
-            if clear:
-                return data.decode(guess), guess
-        problem += ", and its encoding cannot be told for sure"
-        encoding = guess or "ENCODING"
+    if not encoding and looks_like_cp1252(data):
+        return data.decode("cp1252"), "cp1252"
     path = "FILE" if name == STDIN else name
     raise DocumentError(
-        f"{label_document(name)} {problem}",
-        "convert it to UTF-8, naming the encoding it is in, for example: "
-        f"iconv -f {encoding.upper()} -t UTF-8 {path} > utf8.txt",
+        f"{label_document(name)} {problem}, and its encoding cannot be told for sure",
+        "convert it to UTF-8, naming the encoding it is in, such as CP1250, CP1251 or GB18030: "
+        f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
     )
 
 
@@ -120,29 +104,6 @@ def look_up_encoding(charset: str) -> str:
     if not codec.startswith(("utf-16", "utf-32")) and _ASCII.decode(codec) != _ASCII.decode():
         raise LookupError(charset)
     return _WIDER.get(codec, codec)
-
-
-def _guess_encoding(data: bytes) -> tuple[str, bool]:
-    """Returns the most likely encoding, empty if unknown; and whether it is clearly the best."""
-    from charset_normalizer import from_bytes
-
-    sample = data[:_SAMPLE]
-    if len(data) > _SAMPLE:
-        # A character cut in half at the end would rule out the right multi-byte encoding.
-        sample = sample[: sample.rfind(b"\n") + 1] or sample
-    matches = list(from_bytes(sample))
-    if not matches:
-        return "", False
-    best, *others = matches
-    good = best.chaos <= _MAX_CHAOS and best.coherence >= _MIN_COHERENCE
-    close = any(
-        other.coherence > best.coherence - _CLEAR_LEAD and other.chaos < best.chaos + _CLEAR_LEAD
-        for other in others
-    )
-    few = sum(byte > 127 for byte in sample) < _MIN_FOREIGN_BYTES
-    # Encodings differ in few letters: a byte the sample lacks may be the one that tells them apart.
-    unseen = data.translate(None, bytes(set(sample)))
-    return best.encoding, good and not (close or few or unseen)
 
 
 def looks_like_cp1252(data: bytes) -> bool:

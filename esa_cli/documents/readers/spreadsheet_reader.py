@@ -133,8 +133,6 @@ class _Workbook:
             return self._number_text(cell, value)
         if kind == "b":
             return str(bool(int(value))).upper()
-        if kind == "d":
-            return _date_text(self._utils.datetime.from_ISO8601(value))
         value = self._strings[int(value)] if kind == "s" else value
         return _CONTROL.sub(" ", value).strip()
 
