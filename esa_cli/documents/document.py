@@ -105,7 +105,7 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
 
 @dataclass(frozen=True)
 class GatheredDocuments:
-    """The documents of some names, in order, and the files that were left out."""
+    """The documents that were read, in order, and the files that were left out."""
 
     documents: tuple[Document, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -189,10 +189,8 @@ def join(documents: Sequence[Document]) -> str:
 
 def _read_stdin(stdin: IO[Any], limit: int) -> bytes:
     if stdin.isatty():
-        raise DocumentError(
-            "standard input is a terminal, so there is no document in it",
-            "pipe a document in: esa ask - 'question' < FILE",
-        )
+        hint = "pipe a document in: esa ask - 'question' < FILE"
+        raise DocumentError("standard input is a terminal, not a document", hint)
     try:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
@@ -204,10 +202,8 @@ def _read_file(source: str, limit: int) -> bytes:
     try:
         info = os.stat(source)
         if stat.S_ISDIR(info.st_mode):
-            raise DocumentError(
-                f"{source} is a folder, not a document",
-                f"name a file in it, for example: {os.path.join(source, 'notes.md')}",
-            )
+            hint = f"name a file in it, for example: {os.path.join(source, 'notes.md')}"
+            raise DocumentError(f"{source} is a folder, not a document", hint)
         if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for whoever writes to it
             raise DocumentError(
                 f"{source} is a pipe, socket or device, not a file",

@@ -1,10 +1,8 @@
 """Selection by the scores of all layers so far, in whole windows of tokens.
 
-The paper selects in every layer for itself. In a small model few layers find a passage (retrieval
-heads), and the layers that would use it do not select it once M is large (docs/results.md). Here
-each layer adds its scores to those of the layers before it and selects by the sum. The answer's
-tokens keep the last layer's selection, and with two rounds so does the question. All chunks of a
-forward call pass a layer before the next one, so scores are kept by the start of their chunk.
+In a small model few layers find a passage, and the layers that would use it do not select it once M
+is large. So each layer adds its scores to those of the layers before it and selects by the sum. The
+answer's tokens keep the last layer's selection, and with two rounds so does the question.
 
 The selector `fused-consensus` adds a second score, as of words. Both are standardised for each
 question, so that a score that finds nothing in particular does not outvote one that does:
@@ -46,12 +44,8 @@ def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
 
 def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
     """Returns the ascending offsets, at most `count`, of the windows of `size` tokens with the
-    highest mean score, each centred on its scores; a count below `size` gives one shorter window.
-
-    Args:
-        scores: (M,). share: windows with less than this share of the best one's score
-            are left out; so are those without any.
-    """
+    highest mean of the scores (M,), each centred on its scores; a count below `size` gives one
+    shorter window. Windows below a `share` of the best one's score are left out."""
     size = min(size, count, scores.shape[0])
     if size < 1:
         return torch.arange(0, device=scores.device)
@@ -76,11 +70,8 @@ def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> T
 
 @dataclass
 class LayerScores:
-    """Scores (M,) of the tokens from position `low` on, summed over the layers up to `layer`.
-
-    Args:
-        start: first position of the chunk. chosen: absolute positions selected by the scores.
-    """
+    """Scores (M,) of the tokens from position `low` on, summed over the layers up to `layer`, for
+    the chunk at `start`; and the absolute positions chosen by the scores, once known."""
 
     start: int
     layer: int
@@ -91,8 +82,8 @@ class LayerScores:
 
 @dataclass
 class ConsensusTurn:
-    """The layer scores of a turn by the start of their chunk; `surveyed`: those of the question's
-    survey pass, by which its second pass selects."""
+    """The layer scores of a turn by the start of their chunk, as all chunks of a call pass a layer
+    before the next one; `surveyed` are those by which the question's second pass selects."""
 
     layer_scores: dict[int, LayerScores] = field(default_factory=dict)
     surveyed: LayerScores | None = None
@@ -102,9 +93,8 @@ class ConsensusTurn:
 class LayerSums(Selector):
     """A selector by the sum of the scores of the layers so far; `best` is the rule.
 
-    Args:
-        rounds: passes of the question; in the second, every layer selects by the scores that all
-            layers had in the first.
+    With two `rounds` the question passes twice; in the second pass every layer selects by the
+    scores that all layers had in the first.
     """
 
     rounds: Literal[1, 2] = 1
@@ -175,11 +165,8 @@ class LayerSums(Selector):
 @register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class Consensus(LayerSums):
-    """Windows with the highest sum of the scores of the layers so far.
-
-    Args:
-        passage: tokens of a window. share: see `best_windows`.
-    """
+    """Windows of `passage` tokens with the highest sum of the scores of the layers so far; `share`:
+    see `best_windows`."""
 
     passage: int = 64
     share: float = 0.0
@@ -235,12 +222,8 @@ def standardise(scores: Tensor, size: int) -> Tensor:
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
 class FusedConsensus(Consensus):
-    """Windows by two standardised scores: the preset's, summed over layers, and a second one.
-
-    Args:
-        second: name of a score that compares words (`step.text`), with its default settings.
-            weight: factor of the second score; 0: none.
-    """
+    """Windows by two standardised scores: the preset's, summed over layers, and `weight` times a
+    `second` one that compares words (`step.text`), with its default settings."""
 
     second: str = "bm25"
     weight: float = 1.0

@@ -65,11 +65,7 @@ class Nothing(Selector):
 
 @dataclass(frozen=True)
 class StretchedPositions(TruePositions):
-    """True positions for a window `factor` times the trained one.
-
-    Args:
-        distance: of far tokens when they are scored. factor: s, at least 1.
-    """
+    """True positions for a window `factor` times the trained one; `distance` is for scores."""
 
     factor: float = 4.0
 
@@ -80,10 +76,7 @@ class StretchedPositions(TruePositions):
 
 def rotary_base(inverse: Tensor) -> float:
     """Returns b of inverse frequencies (D / 2,), from the last one, which keeps most of its digits.
-
-    Raises:
-        PresetError: they are not b^(-2i/D).
-    """
+    Raises PresetError: the frequencies are not b^(-2i/D)."""
     rates = inverse.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
@@ -154,11 +147,8 @@ class YaRN(StretchedPositions):
 
     With c(r) = D ln(L0 / (2 pi r)) / (2 ln b), the dimension that turns r times in L0 tokens, a
     frequency is theta_i (gamma_i + (1 - gamma_i) / s); gamma falls from 1 at c(beta_fast) to 0 at
-    c(beta_slow), both rounded outwards. Cosines and sines are multiplied by 0.1 ln s + 1.
-
-    Args:
-        trained: L0. beta_fast, beta_slow: turns in L0 tokens above which frequencies are kept, and
-            below which they are divided by s.
+    c(beta_slow), both rounded outwards. Cosines and sines are multiplied by 0.1 ln s + 1. L0 is the
+    `trained` window.
     """
 
     trained: int = 8192
@@ -208,10 +198,7 @@ class ReRoPE(FixedDistance):
     """Distances of at most w; exact where L has at least w tokens, or everything is near.
 
     The original multiplies query i by max(1, ln(i + 1) / ln L_train); the ESA paper does not
-    mention the factor, so it is off unless `trained` is given.
-
-    Args:
-        distance: w, in tokens. trained: L_train, the model's trained window; 0: no factor.
+    mention the factor, so it is off unless `trained`, L_train, is given. `distance` is w.
     """
 
     distance: int = 512

@@ -59,11 +59,8 @@ def sum_attention(step: Step) -> Tensor:
 class AttentionMass:
     """r of every token, rows (N, H) float32; zero where nothing was observed.
 
-    r cannot be computed again, because queries are not stored. So r of L before each of the last
-    chunks is kept, and restored when tokens are cropped to the start of such a chunk.
-
-    Attributes:
-        before_chunks: starts of the last chunks, and r (n, H) of the n tokens before them.
+    r cannot be computed again, because queries are not stored. So `before_chunks` keeps r (n, H) of
+    the n tokens before each of the last chunks, and is restored when tokens are cropped there.
     """
 
     rows: GrowingRows
@@ -123,11 +120,8 @@ class InfLLMState(LayerState):
 @register("selector", "infllm", about="whole blocks, by their most attended keys")
 @dataclass(frozen=True)
 class InfLLM(Selector):
-    """The best whole blocks of M, and the tokens after the last whole block.
-
-    Args:
-        block: tokens in a block. representatives: keys of a block that stand for it.
-    """
+    """The best whole blocks of `block` tokens, each by so many `representatives` of its keys, and
+    the tokens after the last whole block."""
 
     block: int = 128
     representatives: int = 4
@@ -202,24 +196,19 @@ class InfLLM(Selector):
     cost=f"H D M / 128 + {ATTENDED}",
 )
 def infllm(base: Base) -> dict[str, Any]:
-    return {
-        "selector": {"name": "infllm", "block": 128, "representatives": 4},
-        **OWN_SCORE,
-        "position": {"name": "infllm", "distance": max(base.window.local - 1, 0)},
-        "reading": "select",
-    }
+    selector = {"name": "infllm", "block": 128, "representatives": 4}
+    position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
+    return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistance):
-    """Far queries at l_L - 1 and far keys at 0, near ones in order.
+    """Far queries at l_L - 1 and far keys at 0, near ones in order; far tokens are scored at
+    `distance`, by the recipe n_local - 1.
 
     InfLLM cuts its window off at n_local tokens for each query; here a chunk's last queries attend
     to near tokens up to l_C - 1 further away.
-
-    Args:
-        distance: of far tokens when they are scored; InfLLM scores at n_local - 1.
     """
 
     distance: int = 4095

@@ -44,11 +44,10 @@ TOKENS_AT_ONCE = 4096
 def best_by_head(
     blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
 ) -> list[Tensor]:
-    """Returns the ascending indices (budget,) of each head's best tokens or pages.
+    """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
 
-    Args:
-        blocks: computes the logits (H, C, n); called twice where they are too many to be kept.
-        queries: (H, C, D). count: tokens or pages in all.
+    `blocks` computes the logits (H, C, n) of the queries (H, C, D); it is called twice where they
+    are too many to be kept.
     """
     heads, chunk, _ = queries.shape
     if chunk == 1:
@@ -73,10 +72,7 @@ class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     M begins at the same token in every step and grows at its end, so the row of a whole block stays
-    until tokens are taken back.
-
-    Args:
-        settled: tokens after a block that must be cached before its row is final.
+    until tokens are taken back: its own, or one of the `settled` ones after it.
     """
 
     low: int = 0
@@ -96,11 +92,8 @@ class BlockRows(LayerState):
         compute: Callable[[int, int], Tensor],
         settled: int = 0,
     ) -> GrowingRows:
-        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype.
-
-        Args:
-            compute: (first token, n) -> rows (n, width) of the n blocks there.
-        """
+        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
+        `compute(first token, n)` returns the rows (n, width) of the n blocks there."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
             rows = GrowingRows(width, step.queries.dtype, step.queries.device)
@@ -193,11 +186,8 @@ class Directions:
 
 @dataclass
 class LokiState(LayerState):
-    """The directions of one layer, and the keys projected on them, for one `settings`.
-
-    The directions depend on the first tokens alone: cropping later ones changes neither them nor
-    the projected keys that stay.
-    """
+    """The directions of one layer, and the keys projected on them, for one `settings`; cropping
+    changes neither while the first tokens stay."""
 
     settings: tuple[int, int] | None = None
     directions: Directions | None = None

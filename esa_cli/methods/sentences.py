@@ -43,11 +43,8 @@ TOKENS_WITHOUT_TEXT = 32
 
 
 def sentence_starts(pieces: Sequence[str]) -> Tensor:
-    """Returns the ascending positions of the first tokens of sentences, (S,), then the text's end.
-
-    Args:
-        pieces: the text of each token. A token on both sides of an end belongs to the earlier one.
-    """
+    """Returns the ascending positions of the first tokens of sentences, (S,), then the text's end;
+    `pieces` has the text of each token. A token on both sides of an end belongs to the earlier."""
     ends = [found.end() for found in SENTENCE_END.finditer("".join(pieces))]
     starts = numpy.array([0, *accumulate(map(len, pieces))])
     at = numpy.searchsorted(starts, ends)
@@ -59,8 +56,8 @@ def sentence_starts(pieces: Sequence[str]) -> Tensor:
 class WholeSentences(LayerSums):
     """Whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
-    Sentences are taken in the order of their best tokens, until the budget is used; of the last,
-    what fits around its best token. Tokens with the lowest score of all choose nothing.
+    Sentences are taken in the order of their best tokens, until the budget is used, the last one in
+    part. Tokens with the lowest score of all choose nothing.
     """
 
     rounds: Literal[1, 2] = 2
@@ -153,11 +150,9 @@ class PhraseScore(Score):
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def infiniretri(base: Base) -> dict[str, Any]:
-    return {
-        **esa_consensus(base),
-        "selector": {"name": "sentences", "tokens": 300, "rounds": 2},
-        "score": {"name": "infiniretri", "phrase": 8, "layers": "last"},
-    }
+    selector = {"name": "sentences", "tokens": 300, "rounds": 2}
+    score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
+    return {**esa_consensus(base), "selector": selector, "score": score}
 
 
 @recipe(

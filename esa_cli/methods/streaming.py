@@ -36,13 +36,8 @@ FAR_DISTANCE = 2048
 
 def _without_middle(base: Base, position: str) -> dict[str, Any]:
     """Settings that spend the whole budget on L, with a position encoding."""
-    return {
-        "window": base.local_only(),
-        "selector": {"name": "none"},
-        **OWN_SCORE,
-        "position": {"name": position},
-        "reading": "local",
-    }
+    parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
+    return {"window": base.local_only(), **parts, "reading": "local"}
 
 
 @recipe(
@@ -74,13 +69,10 @@ def lm_infinite(base: Base) -> dict[str, Any]:
     "as rows of all key heads are read for each query head",
 )
 def lm_infinite_topk(base: Base) -> dict[str, Any]:
-    placed = {"distance": min(FAR_DISTANCE, base.context // 2), "initial": base.window.initial}
-    return {
-        "selector": {"name": "lm-infinite-topk", "first_layer": 4, "count": None},
-        **OWN_SCORE,
-        "position": {"name": "lm-infinite-topk", **placed},
-        "reading": "select",
-    }
+    selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
+    distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
+    position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
+    return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 @register("selector", "lm-infinite-topk", about="tokens for each head, by the chunk's last query")
@@ -113,11 +105,7 @@ class LastQueryTopK(Selector):
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistances(PositionEncoding):
-    """Initial tokens at distance L, other far ones at `distance`; near ones in order.
-
-    Args:
-        distance: of middle tokens, when scored and when attended to. initial: I of the window.
-    """
+    """`initial` tokens at distance L, other far ones at `distance`; near ones in order."""
 
     distance: int = FAR_DISTANCE
     initial: int = 64
@@ -138,11 +126,7 @@ class TwoDistances(PositionEncoding):
 @register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
 class LMInfinitePositions(FixedDistance):
-    """Far queries at l_L and far keys at 0, near ones in order.
-
-    Args:
-        distance: of far tokens when they are scored.
-    """
+    """Far queries at l_L and far keys at 0, near ones in order; `distance` is for scores."""
 
     distance: int = 2048
 
@@ -156,9 +140,6 @@ class StreamingPositions(PositionEncoding):
     """Far keys in order from 0, far queries l_L after the last one; near ones in order.
 
     The form in InfLLM's published code of StreamingLLM: the sinks are in order, a window away.
-
-    Args:
-        distance: of far tokens when they are scored; sinks alone are not.
     """
 
     distance: int = 2048

@@ -173,11 +173,8 @@ def esa_vote(base: Base) -> dict[str, Any]:
 @register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
 @dataclass(frozen=True)
 class TokenSelect(Selector):
-    """One selection for all heads, by softmax scores summed over heads.
-
-    Args:
-        pool: tokens over which the maximum of the scores is taken, odd; 1: none.
-    """
+    """One selection for all heads, by softmax scores summed over heads, each the maximum of `pool`
+    neighbouring ones."""
 
     pool: int = 1
 
@@ -203,9 +200,5 @@ class TokenSelect(Selector):
     cost=f"F M + {ATTENDED}",
 )
 def tokenselect(base: Base) -> dict[str, Any]:
-    return {
-        "selector": {"name": "tokenselect", "pool": 1},
-        **OWN_SCORE,
-        "position": {"name": "contiguous"},
-        "reading": "select",
-    }
+    parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
+    return {**parts, **OWN_SCORE, "reading": "select"}

@@ -1,8 +1,7 @@
 """Tables in CSV: a line for each row, every value with its column's name.
 
 The delimiter is the one that cuts the first rows into equally many cells. Lines above the table are
-kept as they are. Without a heading row, or where it has too few names, columns are numbered. A file
-that is not a table is read as plain text.
+kept. Without a heading row, or where it has too few names, columns are numbered.
 """
 
 from __future__ import annotations
@@ -67,11 +66,8 @@ def _regular_share(sample: str, delimiter: str) -> float:
 
 
 def format_table(rows: Iterable[Sequence[str]]) -> str:
-    """Returns a line `name: value; name: value` for each row, without empty cells.
-
-    Args:
-        rows: of the table; they are iterated over several times.
-    """
+    """Returns a line `name: value; name: value` for each row, without empty cells; the rows are
+    iterated over several times."""
     widths = Counter(map(_filled_width, rows))
     del widths[0]
     if not widths:
@@ -123,10 +119,8 @@ def _count_rows_above(rows: Iterable[Sequence[str]], usual: int) -> int:
 
 
 def _is_heading(rows: Sequence[Sequence[str]]) -> bool:
-    """True if the first of these rows names the columns: different words, one missing at most.
-
-    Years may be among the names, where the columns below have other numbers.
-    """
+    """True if the first of these rows names the columns: different words, one missing at most, and
+    years where the columns below have other numbers."""
     names = [cell for cell in rows[0] if cell]
     if len(names) < len(rows[0]) - 1 or len(set(names)) < len(names):
         return False  # one column may have no name, as the numbers of rows often have none

@@ -67,8 +67,7 @@ def _number(text: str | None, default: int) -> int:
 
 
 class _ParagraphStyle(NamedTuple):
-    """Whether paragraphs are headings, or lines of a table of contents; the id of their list, and
-    their level in it."""
+    """A style of headings, of lines of a table of contents, or of the items of a list."""
 
     heading: bool = False
     list: str | None = None
@@ -105,9 +104,8 @@ class _ListLevel(NamedTuple):
 class _WordLists:
     """The lists of a document, and the counters of their levels.
 
-    Word computes the numbers of headings and lists when it shows a document; they are not in its
-    text. Here they are counted the same way: each paragraph increases its level's counter and
-    resets those of the levels below.
+    Numbers of headings and lists are not in the text. They are counted as Word does: each paragraph
+    increases its level's counter and resets those of the levels below.
     """
 
     def __init__(self, numbering: Any) -> None:
@@ -129,11 +127,8 @@ class _WordLists:
             }
 
     def next_label(self, number: str, level: str | None, style: str) -> str:
-        """Returns the number or bullet before the next paragraph of a list; empty for no list.
-
-        Args:
-            number: the id of the list. level: None takes the level that names the `style`.
-        """
+        """Returns the number or bullet before the next paragraph of the list with the id `number`;
+        a level of None is the one that names the `style`."""
         abstract = self._abstract.get(number, "")
         levels = self._levels.get(abstract, {})
         at = min(_number(level, 0), _LEVELS - 1)
@@ -171,9 +166,8 @@ def _format_number(count: int, kind: str) -> str:
 class _WordConverter:
     """Renames elements to those of HTML, and gives a number to those that begin a page.
 
-    A docx has no pages of its own. Its program may have marked where its pages began; sections say
-    where numbering restarts, so that the numbers are those printed on the pages. Without marks the
-    page is None.
+    The program that saved a docx may have marked where its pages began; sections say where
+    numbering restarts, as on the printed pages. Without marks the page is None.
     """
 
     def __init__(self, parts: ZipParts, root: Any) -> None:

@@ -1,7 +1,5 @@
-"""EPUB books: the text in reading order, chapters from the table of contents or from headings.
-
-Page numbers are those of the printed book where the file marks them.
-"""
+"""EPUB books: the text in reading order, chapters from the table of contents or from headings, and
+page numbers of the printed book where the file marks them."""
 
 from __future__ import annotations
 
@@ -29,7 +27,13 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
     """Reads the pages of a book in its reading order."""
     parts = ZipParts(data, name)
     folder, pages, contents = _find_pages(parts, name)
-    _refuse_locked(parts, pages, name)
+    encryption = parts.xml_if_any("META-INF/encryption.xml")  # of fonts it does not matter
+    encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
+    if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
+        raise DocumentError(
+            f"{label_document(name)} is locked (DRM): its text is encrypted",
+            "ask its seller for a copy without a lock",
+        )
     chapters = _chapter_titles(parts, contents)
     out, missing = TextBuilder(), []
     for page in pages:
@@ -98,14 +102,3 @@ def _contents_entries(root: Any) -> Iterator[tuple[str, Any]]:
         content, words = point.find("{*}content"), point.find("{*}navLabel")
         if content is not None and words is not None:
             yield content.get("src", ""), words
-
-
-def _refuse_locked(parts: ZipParts, pages: Sequence[str], name: str) -> None:
-    """Refuses a book with encrypted pages, which its seller has locked; fonts may be scrambled."""
-    encryption = parts.xml_if_any("META-INF/encryption.xml")
-    encrypted = () if encryption is None else encryption.iterfind(".//{*}CipherReference")
-    if {unquote(reference.get("URI", "")) for reference in encrypted}.intersection(pages):
-        raise DocumentError(
-            f"{label_document(name)} is locked (DRM): its text is encrypted",
-            "ask its seller for a copy without a lock",
-        )

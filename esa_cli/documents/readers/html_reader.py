@@ -64,11 +64,8 @@ def read_html(data: bytes, name: str) -> ExtractedText:
 
 
 def decode_markup(data: bytes, name: str) -> tuple[str, str]:
-    """Returns the text of an HTML or XML file, and the Python name of its encoding.
-
-    The encoding is that of the byte order mark, the declared one, or the one that the bytes tell.
-    Raises DocumentError as `decode_text`.
-    """
+    """Returns the text of an HTML or XML file, and the Python name of its encoding: the declared
+    one, or that of `decode_text`, which raises DocumentError."""
     if not data.startswith(BYTE_ORDER_MARKS):
         for declared in _DECLARED.findall(data[:_HEAD]):
             charset = re.sub(r"^x-|-[ie]$", "", declared.decode("ascii", "replace").lower())
@@ -103,11 +100,8 @@ def extract_html(text: str, name: str) -> str:
 
 
 def write_html(root: Any, out: TextBuilder, chapters: Mapping[str, str] | None = None) -> None:
-    """Appends the text of a parsed page.
-
-    Args:
-        chapters: chapter titles by the id of the element they begin at; None takes headings.
-    """
+    """Appends the text of a parsed page, with chapter titles by the id of the element they begin
+    at; None takes headings."""
     _HtmlWriter(out, chapters).write(root)
 
 

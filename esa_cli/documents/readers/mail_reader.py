@@ -122,8 +122,7 @@ class _MailWriter:
             self._attach(part)
 
     def _write_best_form(self, part: Any) -> None:
-        """Writes the form with the plain text, or with the page if that is far longer; names the
-        files of the other forms."""
+        """Writes the form with the plain text, or with the page if that is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
         texts = [leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)

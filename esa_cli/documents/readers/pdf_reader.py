@@ -65,13 +65,11 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             damaged.append(index + 1)
         pages.append(text)
     pages = tidy_pages(pages)
-    if not any(pages) and (damaged or not pages):
-        reason = f"{len(damaged)} of its {len(pages)} pages cannot be opened"
-        raise damage_error(name, "a PDF", reason)
     if not any(pages):
+        if damaged or not pages:
+            raise damage_error(name, "a PDF", f"pages that cannot be opened: {len(damaged)}")
         raise DocumentError(
-            f"{label_document(name)} has no text: its pages ({len(pages)}) are "
-            f"{'pictures, as from a scanner' if pictures else 'empty'}",
+            f"{label_document(name)} has no text: its pages ({len(pages)}) are pictures or empty",
             f"recognise its characters first: ocrmypdf {path} text.pdf",
         )
     unknown = [

@@ -1,9 +1,8 @@
 """A child process that reads documents with limits of time and memory.
 
 A stranger's small file must not take hours or gigabytes, and some libraries end their process on a
-damaged one. The child is started for the first document that needs it and reads all later ones, for
-its start takes a tenth of a second. A request is a line of JSON and the bytes of a document; a
-reply is a line of JSON.
+damaged one. The child reads all later documents, too, as its start takes a tenth of a second. A
+request is a line of JSON and the bytes of a document; a reply is a line of JSON.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ def check_unpacked_size(size: int, document: str) -> None:
 
 def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
-        f"{label_document(document)} is too large: it must {limit}",
-        f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
+        f"{label_document(document)} is too large or damaged: it must {limit}",
+        f"split it, or save it anew; if you trust it, raise the limit: set {variable}",
     )
 
 
@@ -90,14 +89,8 @@ def read_in_child(reader: BuiltInReader, data: bytes, name: str) -> ExtractedTex
     why = reply.get("ended")
     if why == "time":
         raise _limit_error(name, f"be read in {seconds:,} s of CPU time", SECONDS)
-    if why == "memory":
-        raise _limit_error(name, f"be read with at most {memory} of memory", MEMORY)
     if why:
-        raise DocumentError(
-            f"{label_document(name)} cannot be read: it is damaged, or needs more than {memory} of "
-            f"memory; the library that reads it ended ({why})",
-            f"save a new copy with another program, or, if you trust it, set {MEMORY}",
-        )
+        raise _limit_error(name, f"be read with at most {memory} of memory ({why})", MEMORY)
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
@@ -155,7 +148,7 @@ class ReadingProcess:
             return reply
         if late.is_set() or (_LATE and code == -_LATE):
             return {"ended": "time"}
-        return {"ended": f"signal {-code}" if code < 0 else f"exit code {code}"}
+        return {"ended": f"its library ended with code {code}"}
 
     def end(self) -> None:
         self._process.kill()
@@ -219,7 +212,7 @@ def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
             return {"error": fault, "last": False}
     except MemoryError:
         pass
-    return {"ended": "memory", "last": True}
+    return {"ended": "it takes more", "last": True}
 
 
 def _set_limits() -> None:

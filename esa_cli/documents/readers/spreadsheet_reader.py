@@ -48,12 +48,8 @@ def read_workbook(data: bytes, name: str) -> ExtractedText:
 
 
 class _Workbook:
-    """The strings, number formats and dates on which the cells of all sheets depend.
-
-    Attributes:
-        sheets: the parts of sheets with cells, by their title. uncomputed: the number of formulas
-            without a value.
-    """
+    """The strings, number formats and dates on which the cells of all sheets depend; the parts of
+    sheets by their title; and the number of formulas without a value."""
 
     def __init__(self, parts: ZipParts, name: str) -> None:
         self._parts = parts
@@ -79,8 +75,7 @@ class _Workbook:
         items = parts.elements(strings, "{*}si") if strings in parts else ()
         self._strings = [_string_text(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
-        self._formats: list[str] = []
-        """The number format of each style of cells."""
+        self._formats: list[str] = []  # of each style of cells
         if (root := parts.xml_if_any(styles)) is not None:
             for custom in root.iterfind("{*}numFmts/{*}numFmt"):
                 formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
