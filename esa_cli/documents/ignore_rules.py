@@ -40,7 +40,7 @@ class IgnoreRules:
         self._ignores_root = False
         for folder in reversed(folders):
             if folder.is_relative_to(repository):
-                self._ignores_root = self._ignores_root or self.ignore(str(folder), folder=True)
+                self._ignores_root = self._ignores_root or self.is_ignored(str(folder), folder=True)
                 self.enter(str(folder))
 
     def enter(self, folder: str) -> None:
@@ -55,7 +55,7 @@ class IgnoreRules:
         rules = (_parse_rule(line.removesuffix("\r")) for line in lines)
         self._rules[folder] = [rule for rule in rules if rule]
 
-    def ignore(self, path: str, *, folder: bool) -> bool:
+    def is_ignored(self, path: str, *, folder: bool) -> bool:
         """True if a file or folder is ignored; folders above it are not looked at."""
         if self._ignores_root:
             return True

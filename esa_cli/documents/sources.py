@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli.documents.readers import choose
+from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
@@ -190,7 +190,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
                     why = "hidden"
                 elif os.path.islink(path):
                     why = "that links elsewhere"
-                elif rules.ignore(os.path.join(real, name), folder=is_folder):
+                elif rules.is_ignored(os.path.join(real, name), folder=is_folder):
                     why = _IGNORED
                 if why:
                     prefix = "folder " if is_folder and why != "hidden" else ""
@@ -215,4 +215,4 @@ def _refusal_reason(path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose(head, path).binary and is_binary(head) else ""
+    return "binary" if not choose_reader(head, path).binary and is_binary(head) else ""

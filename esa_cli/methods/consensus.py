@@ -42,7 +42,7 @@ def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
-def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
+def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
     """Returns the ascending offsets, at most `count`, of the windows of `size` tokens with the
     highest mean of the scores (M,), each centred on its scores; a count below `size` gives one
     shorter window. Windows below a `share` of the best one's score are left out."""
@@ -100,7 +100,7 @@ class LayerSums(Selector):
     rounds: Literal[1, 2] = 1
 
     @abstractmethod
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
 
     @property
@@ -140,7 +140,7 @@ class LayerSums(Selector):
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
-        return self.best(total, step, budget)
+        return self.select_best(total, step, budget)
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
@@ -157,7 +157,7 @@ class LayerSums(Selector):
         """Selects by the question's last scores, alike in all layers and for all later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
             scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
-            known.chosen = self.best(known.scores, scored, budget) + known.low
+            known.chosen = self.select_best(known.scores, scored, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
@@ -166,7 +166,7 @@ class LayerSums(Selector):
 @dataclass(frozen=True)
 class Consensus(LayerSums):
     """Windows of `passage` tokens with the highest sum of the scores of the layers so far; `share`:
-    see `best_windows`."""
+    see `select_windows`."""
 
     passage: int = 64
     share: float = 0.0
@@ -180,8 +180,8 @@ class Consensus(LayerSums):
     def window_size(self) -> int:
         return self.passage
 
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        return best_windows(scores, budget, self.passage, self.share)
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        return select_windows(scores, budget, self.passage, self.share)
 
 
 @recipe(
@@ -233,11 +233,11 @@ class FusedConsensus(Consensus):
         check_at_least(0, weight=self.weight)
         registry.build("score", {"name": self.second})
 
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         words: Score = registry.build("score", {"name": self.second}).for_single_layers()
         second = standardise(words.scores(step), self.passage)
         both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
-        return super().best(both, step, budget)
+        return super().select_best(both, step, budget)
 
 
 @recipe(

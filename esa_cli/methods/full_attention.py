@@ -38,7 +38,7 @@ TOLERANCE = 0.01
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
-class Full(Selector):
+class AllTokens(Selector):
     """All middle tokens, whatever the budget."""
 
     def allowance(self, step: Step, budget: int) -> int:
@@ -56,7 +56,7 @@ class Full(Selector):
     cost="nothing",
 )
 @dataclass(frozen=True)
-class Nothing(Selector):
+class NoTokens(Selector):
     """No middle token."""
 
     def select(self, step: Step, budget: int) -> Tensor:
@@ -74,14 +74,14 @@ class StretchedPositions(TruePositions):
             raise ValueError(f"factor must be at least 1 and finite, got {self.factor}")
 
 
-def rotary_base(inverse: Tensor) -> float:
+def find_rotary_base(inverse: Tensor) -> float:
     """Returns b of inverse frequencies (D / 2,), from the last one, which keeps most of its digits.
     Raises PresetError: the frequencies are not b^(-2i/D)."""
     rates = inverse.tolist()
     dim, last = 2 * len(rates), len(rates) - 1
     if last > 0 and min(rates) > 0:
         base = float(rates[last] ** (-dim / (2 * last)))
-        pairs = zip(rates, rotary_series(base, dim), strict=True)
+        pairs = zip(rates, list_rotary_rates(base, dim), strict=True)
         if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
             return base
     raise PresetError(
@@ -91,7 +91,7 @@ def rotary_base(inverse: Tensor) -> float:
     )
 
 
-def rotary_series(base: float, dim: int) -> list[float]:
+def list_rotary_rates(base: float, dim: int) -> list[float]:
     """Returns the inverse frequencies b^(-2i/D) for i = 0 .. D/2 - 1."""
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
@@ -99,8 +99,8 @@ def rotary_series(base: float, dim: int) -> list[float]:
 def _enlarge_base(inverse: Tensor, stretch: float) -> Tensor:
     """Returns the inverse frequencies (D / 2,) of b' = b * stretch^(D / (D - 2))."""
     dim = 2 * inverse.shape[0]
-    larger = rotary_base(inverse) * stretch ** (dim / (dim - 2))
-    return inverse.new_tensor(rotary_series(larger, dim), dtype=torch.float32)
+    larger = find_rotary_base(inverse) * stretch ** (dim / (dim - 2))
+    return inverse.new_tensor(list_rotary_rates(larger, dim), dtype=torch.float32)
 
 
 @register("position", "interpolation", about="true positions, divided by a factor")
@@ -133,7 +133,7 @@ class DynamicNTK(StretchedPositions):
         check_at_least(1, trained=self.trained)
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
-        rotary_base(inverse)  # refuses a model at once, not in mid-document
+        find_rotary_base(inverse)  # refuses a model at once, not in mid-document
         if length <= self.trained:
             return inverse, factor
         stretch = self.factor * length / self.trained - (self.factor - 1)
@@ -179,8 +179,8 @@ class YaRN(StretchedPositions):
 
     def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
         dim = 2 * inverse.shape[0]
-        base = rotary_base(inverse)
-        pairs = zip(rotary_series(base, dim), self.kept_shares(base, dim), strict=True)
+        base = find_rotary_base(inverse)
+        pairs = zip(list_rotary_rates(base, dim), self.kept_shares(base, dim), strict=True)
         rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
         temperature = 0.1 * math.log(self.factor) + 1
         return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
@@ -232,7 +232,7 @@ def _add_recipe(
     recipe(name, about=f"full attention{about}", source=source, cost=cost, full=True)(settings)
 
 
-def _stretched(base: Base) -> float:
+def _compute_stretch(base: Base) -> float:
     """s of a recipe: trained windows for the document and ROOM, a whole number."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
@@ -245,15 +245,15 @@ _add_recipe("full", ", far tokens where the preset's position encoding puts them
             lambda base: dict(base.position))  # fmt: skip
 _add_recipe("interpolation", ", positions divided to fit into the trained window",
             "Chen et al. 2023, position interpolation",
-            lambda base: {"name": "interpolation", "factor": _stretched(base)})  # fmt: skip
+            lambda base: {"name": "interpolation", "factor": _compute_stretch(base)})  # fmt: skip
 _add_recipe("ntk", ", a larger rotary base for the document's length",
             "bloc97 2023, NTK-aware scaling",
-            lambda base: {"name": "ntk", "factor": _stretched(base)})  # fmt: skip
+            lambda base: {"name": "ntk", "factor": _compute_stretch(base)})  # fmt: skip
 _add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
             "emozilla 2023, dynamic NTK-aware scaling",
-            lambda base: {"name": "ntk-dynamic", "factor": _stretched(base),
+            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch(base),
                           "trained": base.context})  # fmt: skip
 _add_recipe("yarn", ", slow frequencies stretched to the document's length",
             "Peng et al. 2023, YaRN",
-            lambda base: {"name": "yarn", "factor": _stretched(base),
+            lambda base: {"name": "yarn", "factor": _compute_stretch(base),
                           "trained": base.context})  # fmt: skip

@@ -27,7 +27,7 @@ from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, tokens_of_blocks
+from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -149,7 +149,7 @@ class InfLLM(Selector):
         if not count or middle < self.block:
             return rest
         blocks = top_k(self._score_blocks(step), count)
-        return torch.cat((tokens_of_blocks(blocks, self.block, middle), rest))
+        return torch.cat((expand_blocks(blocks, self.block, middle), rest))
 
     def _score_blocks(self, step: Step) -> Tensor:
         """Returns s (n,) of every whole block of M."""

@@ -21,7 +21,7 @@ ATTENDED = "2 F (I + K + L)"
 """Numbers of keys and values that a step attends to, where all heads share the selection."""
 
 
-def far_away(base: Base) -> int:
+def choose_far_distance(base: Base) -> int:
     """Returns w: three quarters of the trained window; measured, benchmarks/NOTES.md."""
     return base.context * 3 // 4
 
@@ -36,7 +36,7 @@ def esa(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},
-        "position": {"name": "esa", "distance": far_away(base)},
+        "position": {"name": "esa", "distance": choose_far_distance(base)},
         "reading": "select",
     }
 

@@ -33,7 +33,7 @@ from esa_cli.attention.algebra import to_float64
 from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks, top_k, two_passes
 from esa_cli.attention.step import LayerState, Step, tokens_per_block
-from esa_cli.methods.paper import far_away
+from esa_cli.methods.paper import choose_far_distance
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
@@ -41,7 +41,7 @@ TOKENS_AT_ONCE = 4096
 """Tokens whose rows are computed at once."""
 
 
-def best_by_head(
+def select_by_head(
     blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
 ) -> list[Tensor]:
     """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
@@ -61,7 +61,7 @@ def best_by_head(
     return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
 
 
-def tokens_of_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
+def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
     """Returns the offsets (K,) of the tokens of ascending blocks (n,); the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
@@ -134,16 +134,16 @@ class Quest(Selector):
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
         bounds, pages = self._page_bounds(step), -(-step.middle // self.page)
-        chosen = best_by_head(
+        chosen = select_by_head(
             lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
         )
-        return [tokens_of_blocks(row, self.page, step.middle) for row in chosen]
+        return [expand_blocks(row, self.page, step.middle) for row in chosen]
 
     def _page_bounds(self, step: Step) -> GrowingRows:
         """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
 
         def compute(start: int, count: int) -> Tensor:
-            return key_bounds(step.store.span(start, start + count * self.page)[0], self.page)
+            return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
 
         rows: BlockRows = step.layer_state(self)
         return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, compute)
@@ -165,10 +165,10 @@ class Quest(Selector):
             yield first, multiply(rows)
         if whole * self.page < step.middle:
             keys = step.store.span(step.low + whole * self.page, step.high)[0]
-            yield whole, multiply(key_bounds(keys, keys.shape[1]))
+            yield whole, multiply(bound_keys(keys, keys.shape[1]))
 
 
-def key_bounds(keys: Tensor, page: int) -> Tensor:
+def bound_keys(keys: Tensor, page: int) -> Tensor:
     """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
     pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
     both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
@@ -199,7 +199,7 @@ class LokiState(LayerState):
             self.directions = None
 
 
-def principal_directions(keys: Tensor, rank: int) -> Tensor:
+def find_principal_directions(keys: Tensor, rank: int) -> Tensor:
     """Returns the directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
     whole = to_float64(keys)
     centred = whole - whole.mean(dim=1, keepdim=True)
@@ -240,7 +240,7 @@ class Loki(Selector):
 
         state: LokiState = step.layer_state(self)
         reduced = state.keys.extend(step, 1, step.store.heads * basis.shape[2], project)
-        return best_by_head(
+        return select_by_head(
             lambda: self._logits(step, basis, reduced), step.queries, step.middle, budget
         )
 
@@ -253,7 +253,7 @@ class Loki(Selector):
         if directions is None or state.settings != settings or directions.low != step.low:
             upto = min(step.low + self.fit_tokens, step.high)
             keys = step.store.span(step.low, upto)[0]
-            directions = Directions(step.low, upto, principal_directions(keys, rank))
+            directions = Directions(step.low, upto, find_principal_directions(keys, rank))
             state.settings, state.directions, state.keys = settings, directions, BlockRows()
         return directions.basis
 
@@ -275,7 +275,7 @@ def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str
         return {
             "selector": {"name": name, **options},
             **OWN_SCORE,
-            "position": {"name": "esa", "distance": far_away(base)},
+            "position": {"name": "esa", "distance": choose_far_distance(base)},
             "reading": "select",
         }
 

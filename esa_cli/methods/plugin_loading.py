@@ -131,7 +131,7 @@ class @class@(Selector):
 '''
 
 
-def template(name: str) -> str:
+def fill_template(name: str) -> str:
     """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
     name has other signs, or a selector has it already."""
     if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
@@ -151,9 +151,9 @@ def template(name: str) -> str:
 
 
 def write_template(name: str, folder: str | Path) -> Path:
-    """Writes `template(name)` into `folder` and returns the file's path. Raises PluginError: the
-    name does not hold, the folder is missing, or the file exists."""
-    source, path = template(name), Path(folder) / f"{name.replace('-', '_')}.py"
+    """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
+    does not hold, the folder is missing, or the file exists."""
+    source, path = fill_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)

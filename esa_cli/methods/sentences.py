@@ -66,7 +66,7 @@ class WholeSentences(LayerSums):
     def __post_init__(self) -> None:
         check_at_least(1, tokens=self.tokens)
 
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         bounds = self._bounds(step)
         ranked = torch.argsort(scores, descending=True, stable=True)[: self.tokens].cpu()
         ranked = ranked[(scores > scores.min()).cpu()[ranked]]

@@ -23,7 +23,7 @@ from torch import Tensor
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
 from esa_cli.attention.positions import FixedDistance, consecutive
 from esa_cli.attention.step import Positions, Step
-from esa_cli.methods.per_head import best_by_head
+from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 LM_INFINITE = (
@@ -99,7 +99,9 @@ class LastQueryTopK(Selector):
         if count == 0 or count >= step.middle:
             return torch.arange(min(count, step.middle), device=step.queries.device)
         last = replace(step, queries=step.queries[:, -1:])
-        return best_by_head(lambda: last.head_logits(rotate=True), last.queries, step.middle, count)
+        return select_by_head(
+            lambda: last.head_logits(rotate=True), last.queries, step.middle, count
+        )
 
 
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")

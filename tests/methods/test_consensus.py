@@ -23,7 +23,7 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.consensus import Consensus, best_windows
+from esa_cli.methods.consensus import Consensus, select_windows
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
@@ -110,7 +110,7 @@ def whole_windows(votes: Sequence[float], count: int, size: int, share: float) -
 def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
     votes = torch.rand(middle) ** 4
     for count in (0, 1, 3, 8, 20, middle + 5):
-        found = best_windows(votes, count, size, share)
+        found = select_windows(votes, count, size, share)
         assert found.dtype == torch.int64
         assert found.shape[0] <= count
         assert found.tolist() == whole_windows(votes.double().tolist(), count, size, share)
@@ -119,23 +119,22 @@ def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
 def test_a_window_stands_around_its_votes() -> None:
     votes = torch.zeros(50)
     votes[20:23] = 1.0
-    assert best_windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
+    assert select_windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
     votes[0] = 9.0
-    assert best_windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
-    assert best_windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
+    assert select_windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
+    assert select_windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
 
 
 def test_scores_below_zero_are_votes_too() -> None:
     votes = torch.rand(40)
-    assert (
-        best_windows(votes - 7.0, 9, 4).tolist() == best_windows(votes - votes.min(), 9, 4).tolist()
-    )
-    assert best_windows(votes - 7.0, 9, 4).shape[0] > 4
+    shifted = select_windows(votes - votes.min(), 9, 4)
+    assert select_windows(votes - 7.0, 9, 4).tolist() == shifted.tolist()
+    assert select_windows(votes - 7.0, 9, 4).shape[0] > 4
 
 
 def test_no_votes_no_window() -> None:
-    assert best_windows(torch.zeros(9), 5, 3).tolist() == []
-    assert best_windows(torch.empty(0), 5, 3).tolist() == []
+    assert select_windows(torch.zeros(9), 5, 3).tolist() == []
+    assert select_windows(torch.empty(0), 5, 3).tolist() == []
 
 
 def test_whole_passages_from_what_the_layers_agree_on() -> None:

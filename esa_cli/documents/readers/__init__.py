@@ -5,7 +5,7 @@ from __future__ import annotations
 from esa_cli.documents.readers.reader_registry import (
     BuiltInReader,
     Reader,
-    choose,
+    choose_reader,
     read_by,
     register,
 )
@@ -18,7 +18,16 @@ from esa_cli.documents.readers.text_builder import (
 )
 from esa_cli.errors import DocumentError
 
-__all__ = ["STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose", "read", "register"]
+__all__ = [
+    "STDIN",
+    "ExtractedText",
+    "Mark",
+    "Reader",
+    "TextBuilder",
+    "choose_reader",
+    "read",
+    "register",
+]
 
 
 def read(data: bytes, name: str) -> ExtractedText:
@@ -26,7 +35,7 @@ def read(data: bytes, name: str) -> ExtractedText:
     cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
     if not data:
         raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "give one with text")
-    reader = choose(data, name)
+    reader = choose_reader(data, name)
     if isinstance(reader, BuiltInReader) and reader.in_child:
         from esa_cli.documents.readers.reading_process import read_in_child
 

@@ -41,7 +41,7 @@ class _CsvRows:
         sample = self._text[:_SAMPLE]
         if len(self._text) > _SAMPLE:
             sample = sample[: sample.rfind("\n") + 1]
-        shares = {sign: _regular_share(sample, sign) for sign in _DELIMITERS}
+        shares = {sign: _measure_regularity(sample, sign) for sign in _DELIMITERS}
         self._delimiter = max(shares, key=lambda sign: shares[sign])
         if not shares[self._delimiter]:
             raise csv.Error("no delimiter fits")
@@ -54,7 +54,7 @@ def _split_lines(text: str) -> Iterator[str]:
     return (line[0] for line in _LINE.finditer(text))
 
 
-def _regular_share(sample: str, delimiter: str) -> float:
+def _measure_regularity(sample: str, delimiter: str) -> float:
     """The share of the first rows that have the usual number of cells, from 0 to 1."""
     try:
         rows = list(csv.reader(_split_lines(sample), delimiter=delimiter))
@@ -68,7 +68,7 @@ def _regular_share(sample: str, delimiter: str) -> float:
 def format_table(rows: Iterable[Sequence[str]]) -> str:
     """Returns a line `name: value; name: value` for each row, without empty cells; the rows are
     iterated over several times."""
-    widths = Counter(map(_filled_width, rows))
+    widths = Counter(map(_count_filled_cells, rows))
     del widths[0]
     if not widths:
         return ""
@@ -101,7 +101,7 @@ def _clean_cells(row: Sequence[str]) -> list[str]:
     return [" ".join(cell.split()) for cell in row]
 
 
-def _filled_width(row: Sequence[str]) -> int:
+def _count_filled_cells(row: Sequence[str]) -> int:
     """The number of cells up to the last that is not empty."""
     return next((at for at in range(len(row), 0, -1) if row[at - 1].strip()), 0)
 
@@ -111,9 +111,9 @@ def _count_rows_above(rows: Iterable[Sequence[str]], usual: int) -> int:
     the last blank line, title or very short row before the first whole one."""
     above = 0
     for number, row in enumerate(rows, 1):
-        if _filled_width(row) >= usual:
+        if _count_filled_cells(row) >= usual:
             break
-        if _filled_width(row) < 2 or len(row) < usual - 1:
+        if _count_filled_cells(row) < 2 or len(row) < usual - 1:
             above = number
     return above
 

@@ -43,25 +43,25 @@ def read_docx(data: bytes, name: str) -> ExtractedText:
     edges = [part for part in parts.names if re.fullmatch(r"word/(?:header|footer)\d*\.xml", part)]
     if any(parts.xml(part).find(f".//{W}t") is not None for part in edges):
         missing.append("headers and footers are left out")
-    if comments := len(_children(parts.xml_if_any("word/comments.xml"), "comment")):
+    if comments := len(_find_children(parts.xml_if_any("word/comments.xml"), "comment")):
         missing.append(f"{comments} comments in the margin are left out")
     if any(part.startswith(("word/charts/chart", "word/diagrams/data")) for part in parts.names):
         missing.append("charts and diagrams are left out")
     return out.result(missing)
 
 
-def _children(root: Any, tag: str) -> list[Any]:
+def _find_children(root: Any, tag: str) -> list[Any]:
     """The elements with a tag directly below a root; of a missing root none."""
     return [] if root is None else root.findall(f"{W}{tag}")
 
 
-def _value(element: Any, path: str) -> str | None:
+def _read_value(element: Any, path: str) -> str | None:
     """The `val` of the element at `path` below another, as `pPr/numPr/ilvl`."""
     below = element.find("/".join(W + tag for tag in path.split("/")))
     return None if below is None else below.get(f"{W}val")
 
 
-def _number(text: str | None, default: int) -> int:
+def _parse_number(text: str | None, default: int) -> int:
     """A whole number, or the default where the file says something else."""
     return int(text) if text and text.isdecimal() else default
 
@@ -77,19 +77,19 @@ class _ParagraphStyle(NamedTuple):
 
 def _read_styles(root: Any) -> dict[str, _ParagraphStyle]:
     """Every paragraph style by its id; a style inherits from the one it is based on."""
-    elements = {style.get(f"{W}styleId", ""): style for style in _children(root, "style")}
+    elements = {style.get(f"{W}styleId", ""): style for style in _find_children(root, "style")}
     styles = {}
     for name, element in elements.items():
-        contents = (_value(element, "name") or "").lower().startswith("toc ")
+        contents = (_read_value(element, "name") or "").lower().startswith("toc ")
         outline = number = level = None
         for _ in range(_MAX_STYLES):
             if element is None:
                 break
-            heading = re.fullmatch(r"heading ([1-9])", (_value(element, "name") or "").lower())
-            outline = outline or _value(element, "pPr/outlineLvl") or (heading and heading[1])
-            number = number or _value(element, "pPr/numPr/numId")
-            level = level or _value(element, "pPr/numPr/ilvl")
-            element = elements.get(_value(element, "basedOn") or "")
+            heading = re.fullmatch(r"heading ([1-9])", (_read_value(element, "name") or "").lower())
+            outline = outline or _read_value(element, "pPr/outlineLvl") or (heading and heading[1])
+            number = number or _read_value(element, "pPr/numPr/numId")
+            level = level or _read_value(element, "pPr/numPr/ilvl")
+            element = elements.get(_read_value(element, "basedOn") or "")
         styles[name] = _ParagraphStyle(outline not in (None, "9"), number, level, contents)
     return styles
 
@@ -112,18 +112,18 @@ class _WordLists:
         self._levels: dict[str, dict[int, _ListLevel]] = {}
         self._counts: dict[str, list[int | None]] = {}
         self._abstract = {
-            number.get(f"{W}numId", ""): _value(number, "abstractNumId") or ""
-            for number in _children(numbering, "num")
+            number.get(f"{W}numId", ""): _read_value(number, "abstractNumId") or ""
+            for number in _find_children(numbering, "num")
         }
-        for element in _children(numbering, "abstractNum"):
+        for element in _find_children(numbering, "abstractNum"):
             self._levels[element.get(f"{W}abstractNumId", "")] = {
-                _number(level.get(f"{W}ilvl"), 0): _ListLevel(
-                    _number(_value(level, "start"), 1),
-                    _value(level, "numFmt") or "decimal",
-                    _value(level, "lvlText") or "",
-                    _value(level, "pStyle"),
+                _parse_number(level.get(f"{W}ilvl"), 0): _ListLevel(
+                    _parse_number(_read_value(level, "start"), 1),
+                    _read_value(level, "numFmt") or "decimal",
+                    _read_value(level, "lvlText") or "",
+                    _read_value(level, "pStyle"),
                 )
-                for level in _children(element, "lvl")
+                for level in _find_children(element, "lvl")
             }
 
     def next_label(self, number: str, level: str | None, style: str) -> str:
@@ -131,7 +131,7 @@ class _WordLists:
         a level of None is the one that names the `style`."""
         abstract = self._abstract.get(number, "")
         levels = self._levels.get(abstract, {})
-        at = min(_number(level, 0), _LEVELS - 1)
+        at = min(_parse_number(level, 0), _LEVELS - 1)
         if level is None:
             at = next((n for n, known in levels.items() if known.style == style), 0)
         here = levels.get(at)
@@ -177,7 +177,7 @@ class _WordConverter:
         self._blank = True  # nothing stands on the page yet, so that a mark is no further break
         self._section_ends = False
         self._sections = iter(list(root.iter(f"{W}sectPr")))
-        first = _first_page(next(self._sections, None))
+        first = _read_first_page(next(self._sections, None))
         marked = root.find(f".//{W}lastRenderedPageBreak") is not None
         self.page: int | None = (first or 1) if marked else None
 
@@ -193,7 +193,7 @@ class _WordConverter:
                 self._turn_page(only_if_begun=True)
             elif tag == f"{W}br" and element.get(f"{W}type") == "page":
                 self._turn_page()
-            elif tag == f"{W}r" and _value(element, "rPr/vertAlign") == "superscript":
+            elif tag == f"{W}r" and _read_value(element, "rPr/vertAlign") == "superscript":
                 last = element.getprevious()  # a number may be cut in two
                 new = "small" if last is not None and last.tag in ("sup", "small") else "sup"
             elif tag in (f"{W}footnoteReference", f"{W}endnoteReference"):
@@ -201,7 +201,7 @@ class _WordConverter:
                 note = notes.get(element.get(f"{W}id", ""))
                 text = f" [note: {note}]" if note else None
             elif tag == f"{W}sym":
-                text = _symbol_text(element.get(f"{W}char", ""))
+                text = _decode_symbol(element.get(f"{W}char", ""))
             element.attrib.clear()
             element.tag, element.text, element.tail = new, text, None
             if self.page != before:
@@ -213,19 +213,19 @@ class _WordConverter:
         if self._section_ends:
             self._end_section()
         self._section_ends = element.find(f"{W}pPr/{W}sectPr") is not None
-        name = _value(element, "pPr/pStyle") or ""
+        name = _read_value(element, "pPr/pStyle") or ""
         style = self._styles.get(name, _ParagraphStyle())
-        number = _value(element, "pPr/numPr/numId") or style.list
-        level = _value(element, "pPr/numPr/ilvl") or style.level
+        number = _read_value(element, "pPr/numPr/numId") or style.list
+        level = _read_value(element, "pPr/numPr/ilvl") or style.level
         label = self._lists.next_label(number, level, name) if number else ""
-        outline = _value(element, "pPr/outlineLvl")
+        outline = _read_value(element, "pPr/outlineLvl")
         heading = style.heading if outline is None else outline != "9"
         if element.find(f"{W}pPr/{W}pageBreakBefore") is not None:
             self._turn_page()
         first = next(element.iter(*_SHOWN, f"{W}lastRenderedPageBreak"), None)
         if first is not None and first.tag not in _SHOWN:  # the number is on the new page
             self._turn_page(only_if_begun=True)
-        for properties in _children(element, "pPr"):
+        for properties in _find_children(element, "pPr"):
             element.remove(properties)
         words = "".join(text.text or "" for text in element.iterfind(f".//{W}t"))
         if heading:
@@ -242,20 +242,20 @@ class _WordConverter:
     def _end_section(self) -> None:
         """Turns the page as the next section says that it begins."""
         section = next(self._sections, None)
-        if section is None or _value(section, "type") != "continuous":
+        if section is None or _read_value(section, "type") != "continuous":
             self._turn_page()
         if self.page is not None:
-            self.page = _first_page(section) or self.page
+            self.page = _read_first_page(section) or self.page
 
 
-def _first_page(section: Any) -> int | None:
+def _read_first_page(section: Any) -> int | None:
     """The page number with which a section begins, where it says so."""
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
 
 
-def _symbol_text(code: str) -> str:
+def _decode_symbol(code: str) -> str:
     try:
         return _SYMBOLS.get(int(code, 16)) or chr(int(code, 16))
     except (ValueError, OverflowError):
@@ -265,7 +265,7 @@ def _symbol_text(code: str) -> str:
 def _read_notes(parts: ZipParts, kind: str) -> dict[str, str]:
     """Returns the text of every footnote or endnote by its number in the file."""
     notes = {}
-    for note in _children(parts.xml_if_any(f"word/{kind}s.xml"), kind):
+    for note in _find_children(parts.xml_if_any(f"word/{kind}s.xml"), kind):
         paragraphs = (p.iterfind(f".//{W}t") for p in note.iterfind(f".//{W}p"))
         words = " ".join("".join(text.text or "" for text in texts) for texts in paragraphs)
         notes[note.get(f"{W}id", "")] = " ".join(words.split())

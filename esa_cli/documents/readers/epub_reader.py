@@ -34,7 +34,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
             f"{label_document(name)} is locked (DRM): its text is encrypted",
             "ask its seller for a copy without a lock",
         )
-    chapters = _chapter_titles(parts, contents)
+    chapters = _read_chapter_titles(parts, contents)
     out, missing = TextBuilder(), []
     for page in pages:
         markup = parts.read(page) if page in parts else b""
@@ -76,13 +76,13 @@ def _resolve_link(folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
 
 
-def _chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[str, str]]:
     """Chapter titles by file, and in it by the id of an element ("" for the file's beginning), from
     the first table of contents that has entries."""
     for file in contents:
         chapters: dict[str, dict[str, str]] = {}
         with suppress(Exception):  # damaged: headings take its place
-            for href, words in _contents_entries(parts.xml(file)):
+            for href, words in _iterate_contents(parts.xml(file)):
                 title = " ".join("".join(words.itertext()).split())
                 if href and title:
                     target = _resolve_link(posixpath.dirname(file), href)
@@ -92,7 +92,7 @@ def _chapter_titles(parts: ZipParts, contents: Sequence[str]) -> dict[str, dict[
     return {}
 
 
-def _contents_entries(root: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_contents(root: Any) -> Iterator[tuple[str, Any]]:
     """Yields link and title of every entry of a table of contents, EPUB 3's and EPUB 2's."""
     for nav in root.iterfind(".//{*}nav"):
         kind = nav.get("{http://www.idpf.org/2007/ops}type", "toc")

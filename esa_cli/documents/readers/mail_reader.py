@@ -117,7 +117,7 @@ class _MailWriter:
             for inner in part.iter_parts():
                 self._write_part(inner)
         elif _is_text(part):
-            self._write_words(self._part_text(part))
+            self._write_words(self._extract_part(part))
         else:
             self._attach(part)
 
@@ -127,7 +127,7 @@ class _MailWriter:
         texts = [leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart()]
         best = plain or page or next(iter(texts), None)
         if plain and page:
-            drafts = (_MailWriter(self._name)._part_text(form) for form in (plain, page))
+            drafts = (_MailWriter(self._name)._extract_part(form) for form in (plain, page))
             plain_words, page_words = (len(draft.split()) for draft in drafts)
             best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():
@@ -152,7 +152,7 @@ class _MailWriter:
             self.out.paragraph()
             self.out.exact(text.strip("\r\n"))
 
-    def _part_text(self, part: Any) -> str:
+    def _extract_part(self, part: Any) -> str:
         """Returns the words of a text part; those of a page as they are shown."""
         data = part.get_payload(decode=True) or b""
         charset = part.get_content_charset()

@@ -38,7 +38,7 @@ def read_notebook(data: bytes, name: str) -> ExtractedText:
     for cell in notebook["cells"]:
         words = _join_lines(cell["source"]).replace("\r\n", "\n")
         if cell.get("cell_type") == "code":
-            outputs = [_output_text(output, left_out) for output in cell.get("outputs", [])]
+            outputs = [_extract_output(output, left_out) for output in cell.get("outputs", [])]
             parts += [_fence(words, ""), _fence("\n".join(filter(None, outputs)), "output")]
         else:
             parts.append(_EMBEDDED.sub("picture", words).strip("\n"))
@@ -59,7 +59,7 @@ def _fence(text: str, what: str) -> str:
     return f"{fence}{what}\n{text}\n{fence}" if text.strip() else ""
 
 
-def _output_text(output: dict[str, Any], left_out: Counter[str]) -> str:
+def _extract_output(output: dict[str, Any], left_out: Counter[str]) -> str:
     """Returns the plain text of one output; empty for pictures and widgets."""
     kind = output.get("output_type")
     if kind == "stream":

@@ -58,8 +58,10 @@ def read_odt(data: bytes, name: str) -> ExtractedText:
 
 def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
     """Turns the elements into those of HTML, with a number on those that begin a page."""
-    styles = {_name(style): style for root in reversed(roots) for style in _select(root, _STYLE)}
-    raised = {_name(style) for root in roots for style in _select(root, _RAISED)}
+    styles = {
+        _style_name(style): style for root in reversed(roots) for style in _select(root, _STYLE)
+    }
+    raised = {_style_name(style) for root in roots for style in _select(root, _RAISED)}
     for element in _select(body, _NOT_SHOWN):
         _replace_contents(element, "")
     for note in _select(body, "//text:note"):
@@ -67,7 +69,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
         _replace_contents(note, f" [note: {' '.join(' '.join(paragraphs).split())}]")
     page, begun = 1, False
     for element in list(body.iter("*")):
-        tag, style = _prefixed_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
+        tag, style = _read_tag(element), element.get(f"{{{_SPACES['text']}}}style-name", "")
         element.tag = "sup" if style in raised else _HTML_TAGS.get(tag, "span")
         if tag in ("text:s", "text:tab"):
             element.text = " "
@@ -87,7 +89,7 @@ def _rename_elements(body: Any, roots: list[Any], out: TextBuilder) -> None:
         begun = begun or bool((element.text or "").strip())
 
 
-def _prefixed_tag(element: Any) -> str:
+def _read_tag(element: Any) -> str:
     """Returns an element's tag with the usual prefix of its namespace, if that is known."""
     space, _, local = element.tag.removeprefix("{").partition("}")
     return f"{next((prefix for prefix in _SPACES if _SPACES[prefix] == space), '')}:{local}"
@@ -110,7 +112,7 @@ def _begins_page(name: str, styles: dict[str, Any]) -> bool:
     return not _select(style, _BREAK) and _begins_page(parent, styles)
 
 
-def _name(style: Any) -> str:
+def _style_name(style: Any) -> str:
     return str(style.get(f"{{{_SPACES['style']}}}name", ""))
 
 

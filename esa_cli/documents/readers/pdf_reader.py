@@ -89,7 +89,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             missing.append(f"{found} {what}")
     if b"%%EOF" not in data[-_TAIL:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
-    return _join_pages(pages, _bookmark_titles(document), missing)
+    return _join_pages(pages, _read_bookmarks(document), missing)
 
 
 def tidy_pages(pages: Sequence[str]) -> list[str]:
@@ -112,7 +112,7 @@ def tidy_pages(pages: Sequence[str]) -> list[str]:
     return tidied
 
 
-def _bookmark_titles(document: Any) -> dict[int, list[str]]:
+def _read_bookmarks(document: Any) -> dict[int, list[str]]:
     """Titles of the bookmarks by the index of their page."""
     titles: dict[int, list[str]] = defaultdict(list)
     for bookmark in document.get_toc():

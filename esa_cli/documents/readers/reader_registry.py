@@ -176,7 +176,7 @@ def _load_entry_points() -> None:
             ) from error
 
 
-def choose(head: bytes, name: str) -> Reader | BuiltInReader:
+def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
     """Returns the reader of the document `name` that begins with `head`. Raises PluginError: the
     readers of an installed package do not load."""
     _load_entry_points()
@@ -186,11 +186,8 @@ def choose(head: bytes, name: str) -> Reader | BuiltInReader:
     if recognised := BUILT_IN.get(_recognise_format(head)):
         claims.append(recognised)
     binary = [reader for reader in claims if reader.binary]
-    named = [
-        reader
-        for reader in (*plugins, *BUILT_IN.values())
-        if path.suffix in reader.suffixes or path.name in reader.suffixes
-    ]
+    known: list[Reader | BuiltInReader] = [*plugins, *BUILT_IN.values()]
+    named = [r for r in known if path.suffix in r.suffixes or path.name in r.suffixes]
     return [*binary, *named, *claims, _TEXT][0]
 
 

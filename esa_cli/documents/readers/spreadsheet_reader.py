@@ -73,7 +73,7 @@ class _Workbook:
         self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
         items = parts.elements(strings, "{*}si") if strings in parts else ()
-        self._strings = [_string_text(item).replace("x005F_", "") for item in items]
+        self._strings = [_join_string(item).replace("x005F_", "") for item in items]
         formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
         self._formats: list[str] = []  # of each style of cells
         if (root := parts.xml_if_any(styles)) is not None:
@@ -84,7 +84,7 @@ class _Workbook:
 
     def write_sheet(self, title: str, part: str, out: TextBuilder) -> None:
         """Writes a sheet's values as lines, without empty rows and columns."""
-        rows = self._rows(part)
+        rows = self._read_rows(part)
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
@@ -96,7 +96,7 @@ class _Workbook:
             lines = format_table([[row.get(column, "") for column in columns] for row in rows])
         out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
-    def _rows(self, part: str) -> list[dict[int, str]]:
+    def _read_rows(self, part: str) -> list[dict[int, str]]:
         """The text of cells by column, row after row; of a cell that is given twice the last one
         counts. Of empty rows one is kept, which may part a title from a table."""
         cells: dict[int, dict[int, str]] = {}
@@ -106,7 +106,7 @@ class _Workbook:
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
                 column = self._utils.column_index_from_string(letters) if letters else column + 1
-                if text := self._cell_text(cell):
+                if text := self._format_cell(cell):
                     cells.setdefault(number, {})[column] = text
         rows: list[dict[int, str]] = []
         for number in sorted(cells):
@@ -115,23 +115,23 @@ class _Workbook:
             rows.append(cells[number])
         return rows
 
-    def _cell_text(self, cell: Any) -> str:
+    def _format_cell(self, cell: Any) -> str:
         """A cell's value as text; empty where it has none."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
         for inline in cell.iterfind("{*}is"):
-            value, kind = _string_text(inline), "inline"
+            value, kind = _join_string(inline), "inline"
         if not value:
             # A string may be empty on purpose.
             self.uncomputed += kind == "n" and cell.find("{*}f") is not None
             return ""
         if kind == "n":
-            return self._number_text(cell, value)
+            return self._format_number(cell, value)
         if kind == "b":
             return str(bool(int(value))).upper()
         value = self._strings[int(value)] if kind == "s" else value
         return _CONTROL.sub(" ", value).strip()
 
-    def _number_text(self, cell: Any, text: str) -> str:
+    def _format_number(self, cell: Any, text: str) -> str:
         value = float(text) if set(text) & set(".eE") else int(text)
         style = int(cell.get("s", "0"))
         form = self._formats[style] if style < len(self._formats) else "General"
@@ -139,7 +139,7 @@ class _Workbook:
             passed = self._numbers.is_timedelta_format(form)
             try:
                 converted = self._utils.datetime.from_excel(value, self._epoch, timedelta=passed)
-                return _date_text(converted)
+                return _format_date(converted)
             except (OverflowError, ValueError):
                 return "#VALUE!"
         share = "%" in _LITERAL.sub("", form)
@@ -149,13 +149,13 @@ class _Workbook:
         return (str(int(value)) if whole else f"{value:.15g}") + "%" * share
 
 
-def _string_text(element: Any) -> str:
+def _join_string(element: Any) -> str:
     """The words of a string, without the marks of their pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)
 
 
-def _date_text(value: date | datetime | time | timedelta) -> str:
+def _format_date(value: date | datetime | time | timedelta) -> str:
     if isinstance(value, datetime):
         whole = value.time() == time()
         return str(value.date()) if whole else value.isoformat(" ", "seconds")
