@@ -19,15 +19,8 @@ from esa_cli.documents.readers.text_builder import (
 from esa_cli.errors import DocumentError
 
 __all__ = [
-    "STDIN",
-    "ExtractedText",
-    "Mark",
-    "Reader",
-    "TextBuilder",
-    "choose_reader",
-    "read",
-    "register",
-]
+    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "read", "register",
+]  # fmt: skip
 
 
 def read(data: bytes, name: str) -> ExtractedText:
@@ -44,15 +37,11 @@ def read(data: bytes, name: str) -> ExtractedText:
         try:
             extracted = read_by(reader, data, name)
         except MemoryError as error:
-            raise DocumentError(
-                f"{label_document(name)} is too large for this machine's memory",
-                "split the document",
-            ) from error
+            problem = f"{label_document(name)} is too large for this machine's memory"
+            raise DocumentError(problem, "split it and ask about the parts") from error
     if not extracted.text or extracted.text.isspace():
         raise DocumentError(
-            f"{label_document(name)} is {reader.what} without text: it has only white space, "
-            "pictures or other contents that are not read",
-            "if it shows text, save it as a PDF; recognise the characters of pictures: "
-            "ocrmypdf in.pdf text.pdf",
+            f"{label_document(name)} is {reader.what} without text, or with white space alone",
+            "save it as a PDF and recognise its characters: ocrmypdf in.pdf text.pdf",
         )
     return extracted
