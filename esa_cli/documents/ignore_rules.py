@@ -1,8 +1,7 @@
 """Rules of .gitignore files: which files of a folder are not read.
 
-A name is compared by the regular expression of `fnmatch`, whose atomic groups take time that grows
-with the product of the lengths of pattern and name, whatever the pattern. Of git's rules it lacks
-classes such as `[[:alpha:]]` and backslashes inside brackets.
+`fnmatch` translates names: its atomic groups take time of at most the product of the lengths of
+pattern and name. Classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _HIDDEN = (".", "~$")
 _IGNORED = "ignored by .gitignore"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
-"""Reasons that everyone expects, often of thousands of files: these are counted, not named."""
+"""Reasons that everyone expects, often of thousands of files, which are counted, not named."""
 
 
 class Source(NamedTuple):

@@ -20,7 +20,7 @@ _FORMULA_TEXT = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"
 _NOT_SHOWN = (_FALLBACK, f"{W}del", f"{W}moveFrom", f"{W}instrText")
 _SHOWN = frozenset(f"{W}{tag}" for tag in ("t", "drawing", "pict", "object", "sym"))
 _HTML_TAGS = {f"{W}tbl": "table", f"{W}tr": "tr", f"{W}tc": "td", f"{W}br": "br", f"{W}cr": "br"}
-_SYMBOLS = {0xF0B7: "•", 0xF0A7: "▪", 0xF0E0: "→", 0xF0FC: "✓"}
+_SYMBOLS = {"F0B7": "•", "F0A7": "▪", "F0E0": "→", "F0FC": "✓"}
 _SIGNS = {f"{W}tab": " ", f"{W}ptab": " ", f"{W}noBreakHyphen": "-"}
 _BULLET = "-"
 _LEVELS = 9
@@ -201,7 +201,7 @@ class _WordConverter:
                 note = notes.get(element.get(f"{W}id", ""))
                 text = f" [note: {note}]" if note else None
             elif tag == f"{W}sym":
-                text = _decode_symbol(element.get(f"{W}char", ""))
+                text = _SYMBOLS.get(element.get(f"{W}char", ""), "\ufffd")
             element.attrib.clear()
             element.tag, element.text, element.tail = new, text, None
             if self.page != before:
@@ -253,13 +253,6 @@ def _read_first_page(section: Any) -> int | None:
     number = None if section is None else section.find(f"{W}pgNumType")
     start = "" if number is None else number.get(f"{W}start", "")
     return int(start) if start.isdecimal() else None
-
-
-def _decode_symbol(code: str) -> str:
-    try:
-        return _SYMBOLS.get(int(code, 16)) or chr(int(code, 16))
-    except (ValueError, OverflowError):
-        return "\ufffd"
 
 
 def _read_notes(parts: ZipParts, kind: str) -> dict[str, str]:

@@ -20,7 +20,6 @@ from esa_cli.documents.readers.zip_parts import ZipParts
 from esa_cli.errors import DocumentError
 
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
-_OLDER_CONTENTS = "application/x-dtbncx+xml"
 
 
 def read_epub(data: bytes, name: str) -> ExtractedText:
@@ -61,7 +60,7 @@ def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
         items[item.get("id", "")] = file, kind
         if "nav" in item.get("properties", "").split():
             contents.insert(0, file)
-        elif kind == _OLDER_CONTENTS:
+        elif kind == "application/x-dtbncx+xml":
             contents.append(file)
     spine = root.iterfind("{*}spine/{*}itemref")
     named = (items.get(itemref.get("idref", ""), ("", "")) for itemref in spine)

@@ -1,7 +1,7 @@
 """Mail (eml), by the standard library's email: sender, addressees, date, subject, then the text.
 
-Of a text in several forms the plain one is read, unless it is far shorter than the HTML beside it.
-A mail inside a mail is read in place, as a chapter of its own. Attached files are named, not read.
+Of a text in several forms the plain one is read, unless it is far shorter than the HTML. A mail
+inside a mail is a chapter of its own. Attached files are named, not read.
 """
 
 from __future__ import annotations

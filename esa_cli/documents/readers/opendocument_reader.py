@@ -1,8 +1,7 @@
 """OpenDocument texts (odt): paragraphs, tables, lists and notes; headings are chapters.
 
 The elements are renamed to those of HTML, and written as a page. Pages are counted by the marks of
-the program that saved the document last. Deleted text, comments, headers and footers are left out;
-all but the first are reported.
+the program that saved the document last. Comments, headers and footers are reported.
 """
 
 from __future__ import annotations

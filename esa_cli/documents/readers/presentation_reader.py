@@ -1,7 +1,6 @@
 """PowerPoint presentations (pptx), by python-pptx: a page a slide, its title the chapter.
 
-Text of boxes, groups and tables in the order of the file, then the speaker's notes. Pictures give
-their description. Charts and diagrams are counted.
+Text of boxes, groups and tables in the order of the file, then the speaker's notes.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class BuiltInReader:
-    """A format that esa reads by `function` of a module beside this one, `in_child` in the child
-    process."""
+    """A format that a function of a module beside this one reads, `in_child` in a process apart."""
 
     format: str
     what: str

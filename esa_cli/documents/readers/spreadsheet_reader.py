@@ -1,8 +1,7 @@
 """Excel workbooks (xlsx): every sheet a chapter, its rows as those of CSV.
 
-Values are those stored in the file: formulas are not computed. Dates are ISO's, percentages have
-their sign; other number formats are not applied. Read from the XML itself, because openpyxl loses
-rows and cells that are out of order; it converts dates.
+Values are those stored in the file. Dates are ISO's, percentages have their sign; other number
+formats are not applied. The XML is read here, as openpyxl loses rows that are out of order.
 """
 
 from __future__ import annotations

@@ -89,11 +89,6 @@ class TextBuilder:
         """Separates the next piece by an empty line."""
         self._newlines = 2
 
-    @property
-    def begun(self) -> bool:
-        """True if the builder has text already."""
-        return bool(self._length)
-
     def result(self, missing: Iterable[str] = ()) -> ExtractedText:
         """Returns the text; `missing` is added to the contents counted in `left_out`."""
         text = "".join(self._parts)
