@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from esa_cli.documents import readers
@@ -66,3 +68,19 @@ def test_csv_with_as_many_commas_in_every_row() -> None:
     assert text_of("Lee, Ann\tUlm, DE\nKay, Bo\tRome, IT\n", "a.tsv") == (
         "Lee, Ann: Kay, Bo; Ulm, DE: Rome, IT\n"
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_csv_random_tables_give_each_value_the_name_of_its_column(seed: int) -> None:
+    draw = random.Random(seed)
+    names = [f"name {letter}" for letter in "abcdef"[: draw.randint(2, 6)]]
+    rows = [[draw.choice(("", "x", "7", 'a "b"')) for _ in names] for _ in range(20)]
+    quoted = [",".join('"' + c.replace('"', '""') + '"' for c in row) for row in (names, *rows)]
+    want = ""
+    for row in rows:
+        cells = []
+        for column in range(len(names)):
+            if row[column]:
+                cells.append(names[column] + ": " + row[column])
+        want += "; ".join(cells) + "\n" if cells else ""
+    assert text_of("\n".join(quoted), "a.csv") == want

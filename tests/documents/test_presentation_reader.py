@@ -34,6 +34,9 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
     show = pptx.Presentation()
     slide(show, "Plan", "one\ntwo\vhalf").notes_slide.notes_text_frame.text = "say it\nslowly"
     second = slide(show, "Costs\n2024", "area: 10")
+    raised = second.placeholders[1].text_frame.paragraphs[0].add_run()
+    raised.text = "6"
+    raised.font._element.set("baseline", "30000")
     table = second.shapes.add_table(2, 2, *BOX).table
     for row, cells in enumerate((("name", "sum"), ("Ann", "3"))):
         for column, cell in enumerate(cells):
@@ -44,7 +47,7 @@ def test_slides_are_pages_and_their_titles_chapters() -> None:
     found = readers.read(saved(show), "a.pptx")
     assert found.text == (
         "Plan\n\none\ntwo\nhalf\n\nNotes: say it\nslowly\n\n"
-        "Costs\n2024\n\narea: 10\n\nname | sum\nAnn | 3\n\ngrouped\n\nlast\n"
+        "Costs\n2024\n\narea: 10^6\n\nname | sum\nAnn | 3\n\ngrouped\n\nlast\n"
     )
     assert [(mark.page, mark.chapter) for mark in found.marks] == [
         (1, "Plan"), (2, "Costs 2024"), (3, "(hidden)"),

@@ -24,7 +24,6 @@ from esa_cli.documents.readers.text_builder import (
 )
 from esa_cli.errors import DocumentError
 
-_TAIL = 1024
 _CUT = "\ufffe"  # PDFium's sign for a hyphen at a line's end
 _CUT_WORD = re.compile(rf"(?:(?<!\w)(\w+))?{_CUT}(\w*)")
 _LEADERS = re.compile(r" ?(?:\. ?){6,}")
@@ -87,7 +86,7 @@ def read_pdf(data: bytes, name: str) -> ExtractedText:
             listed = first_names(list(map(str, numbers)), _MAX_LISTED)
             found = f"pages {listed} have" if numbers[1:] else f"page {listed} has"
             missing.append(f"{found} {what}")
-    if b"%%EOF" not in data[-_TAIL:]:
+    if b"%%EOF" not in data[-1024:]:
         missing.append("the end of the file is missing, and perhaps pages with it")
     return _join_pages(pages, _read_bookmarks(document), missing)
 

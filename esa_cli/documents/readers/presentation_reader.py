@@ -55,4 +55,8 @@ def _write_shape(shape: Any, out: TextBuilder) -> None:
 def _write_paragraphs(frame: Any, out: TextBuilder) -> None:
     for paragraph in frame.paragraphs:
         out.end_line()
-        out.exact(paragraph.text.replace("\v", "\n"))
+        for piece in paragraph._p.content_children:
+            properties = piece.find("{*}rPr")
+            if properties is not None and int(properties.get("baseline", "0")) > 0:
+                out.raised(piece.text)
+            out.exact(piece.text.replace("\v", "\n"))

@@ -49,16 +49,13 @@ def reading_limit(name: str) -> int:
     text = os.environ.get(name, "").strip()
     number = parse_size(text, name) if text else LIMITS[name]
     if not 1 <= number <= MAX_LIMIT:
-        raise UsageError(
-            f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", "unset it for the default"
-        )
+        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", "leave it out")
     return number
 
 
 def check_unpacked_size(size: int, document: str) -> None:
     """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
-    limit = reading_limit(UNPACKED)
-    if size > limit:
+    if size > (limit := reading_limit(UNPACKED)):
         raise _limit_error(document, f"unpack to at most {size_text(limit)}", UNPACKED)
 
 
