@@ -63,7 +63,7 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> Place:
-        """The location of the character at `offset`, at most the text's length, or IndexError."""
+        """Returns the location of the character at `offset`, at most the text's length."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"character {offset} of a text of {len(self.text)}")
         number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1

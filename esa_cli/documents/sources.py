@@ -173,8 +173,7 @@ def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
     def report(error: OSError) -> None:
         if error.filename == folder:
             raise DocumentError(
-                f"the folder {folder} may not be read: {error.strerror}",
-                f"try: chmod u+rx {folder}",
+                f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
             ) from error
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 

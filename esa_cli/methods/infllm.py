@@ -85,7 +85,7 @@ class AttentionMass:
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Keeps `length` tokens, and takes off the later ones' attention where it is known."""
+        """Keeps `length` tokens, and subtracts the attention of later ones where it is known."""
         self.rows.truncate(length)
         self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
@@ -158,14 +158,14 @@ class InfLLM(Selector):
         state: InfLLMState = step.layer_state(self)
         keys = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
-        def compute(start: int, count: int) -> Tensor:
+        def represent(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
             r = None if state.mass is None else state.mass.span(start, stop)
             return self._represent(keys, r, heads)
 
         # A block that left L receives no more. After a crop it may be in L again: computed anew.
-        rows = keys.extend(step, self.block, heads * dim, compute, settled=step.local)
+        rows = keys.extend(step, self.block, heads * dim, represent, settled=step.local)
         scores = []
         for _, block in rows.blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
             by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T

@@ -72,7 +72,7 @@ class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
     M begins at the same token in every step and grows at its end, so the row of a whole block stays
-    until tokens are taken back: its own, or one of the `settled` ones after it.
+    until tokens of the block, or of the `settled` tokens after the block, are taken back.
     """
 
     low: int = 0
@@ -133,20 +133,20 @@ class Quest(Selector):
         """H tensors (K,) of offsets into M."""
         if budget >= step.middle:
             return torch.arange(step.middle, device=step.queries.device)
-        bounds, pages = self._page_bounds(step), -(-step.middle // self.page)
+        bounds, pages = self._bound_pages(step), -(-step.middle // self.page)
         chosen = select_by_head(
             lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
         )
         return [expand_blocks(row, self.page, step.middle) for row in chosen]
 
-    def _page_bounds(self, step: Step) -> GrowingRows:
-        """Rows (whole pages, G * 2 D): a page's largest and smallest numbers of each key head."""
+    def _bound_pages(self, step: Step) -> GrowingRows:
+        """Returns rows (whole pages, G * 2 D) of the largest and smallest numbers of each page."""
 
-        def compute(start: int, count: int) -> Tensor:
+        def bound(start: int, count: int) -> Tensor:
             return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
 
         rows: BlockRows = step.layer_state(self)
-        return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, compute)
+        return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, bound)
 
     def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
         """Yields (first page, u (H, C, n)); the bounds of a short last page are computed anew."""

@@ -96,7 +96,7 @@ class VoteScore(Score):
         return max((layer for layer, _ in self.heads), default=None)
 
     def scores(self, step: Step) -> Tensor:
-        chosen_heads = self._scoring_heads(step)
+        chosen_heads = self._list_scoring_heads(step)
         if chosen_heads == [] or not step.middle:
             return torch.zeros(step.middle, device=step.queries.device)
         sides = self._contrast_sides(step)
@@ -118,8 +118,8 @@ class VoteScore(Score):
         total = self._over_heads(total)
         return torch.cat([combine_votes(logits, total, self.rule, sides) for _, logits in passes()])
 
-    def _scoring_heads(self, step: Step) -> list[int] | None:
-        """Heads of the step's layer that score; None: all."""
+    def _list_scoring_heads(self, step: Step) -> list[int] | None:
+        """Returns the heads of the step's layer that score; None: all."""
         if not self.heads:
             return None
         chosen_heads = [head for layer, head in self.heads if layer == step.layer]

@@ -564,7 +564,7 @@ def test_quest_bounds_every_logit(chunk: int) -> None:
     step = make_step(middle=70, chunk=chunk)
     selector = registry.build("selector", {"name": "quest"})
     upper = torch.cat(
-        [u for _, u in selector._upper_bounds(step, selector._page_bounds(step))], dim=2
+        [u for _, u in selector._upper_bounds(step, selector._bound_pages(step))], dim=2
     )
     assert upper.shape[2] == 5
     logits = torch.cat([block for _, block in step.head_logits(rotate=True)], dim=2)

@@ -151,7 +151,7 @@ class _WordLists:
 
 
 def _format_number(count: int, kind: str) -> str:
-    """Formats a number as a list of this kind shows it."""
+    """Formats the number of a list item in Word's number format `kind`."""
     text = str(count)
     if kind in ("lowerLetter", "upperLetter") and count > 0:
         text = chr(ord("a") + (count - 1) % 26) * min(1 + (count - 1) // 26, _LEVELS)

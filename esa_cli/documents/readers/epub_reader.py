@@ -50,7 +50,7 @@ def read_epub(data: bytes, name: str) -> ExtractedText:
 
 
 def _find_pages(parts: ZipParts, name: str) -> tuple[str, list[str], list[str]]:
-    """The folder of the package file; the pages in reading order; the tables of contents."""
+    """Returns the package file's folder, the pages in reading order, the tables of contents."""
     path = parts.xml("META-INF/container.xml").find(".//{*}rootfile").get("full-path")
     root, folder = parts.xml(path), posixpath.dirname(path)
     items: dict[str, tuple[str, str]] = {}

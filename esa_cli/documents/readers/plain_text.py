@@ -135,7 +135,7 @@ def _refuse_binary(data: bytes, name: str) -> None:
 
 
 def is_binary(head: bytes) -> bool:
-    """True if a file that begins like this is not text, whatever its encoding."""
+    """True if a file that begins with `head` is not text, whatever its encoding."""
     if head.startswith(BYTE_ORDER_MARKS):
         return False
     return head.startswith(tuple(_BINARY)) or b"\0" in head
@@ -168,13 +168,13 @@ def find_headings(text: str) -> Iterator[tuple[int, str]]:
             if not _NO_TITLE.match(above):
                 yield start, above.strip()
             after = found.end() + 1
-        elif title := _without_closing_signs(found["title"]):
+        elif title := _strip_closing_signs(found["title"]):
             yield found.start(), title
             after = found.end() + 1
 
 
-def _without_closing_signs(title: str) -> str:
-    """A heading's words without the signs # that may close it."""
+def _strip_closing_signs(title: str) -> str:
+    """Returns a heading's words without the signs # that may close it."""
     title = title.strip(" \t")
     words = title.rstrip("#")
     return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title

@@ -96,8 +96,8 @@ class _Workbook:
         out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
     def _read_rows(self, part: str) -> list[dict[int, str]]:
-        """The text of cells by column, row after row; of a cell that is given twice the last one
-        counts. Of empty rows one is kept, which may part a title from a table."""
+        """Returns the text of cells by column, row after row; of a cell that occurs twice the last
+        one counts. Of empty rows one is kept, which may part a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
         for element in self._parts.elements(part, "{*}row"):
@@ -115,7 +115,7 @@ class _Workbook:
         return rows
 
     def _format_cell(self, cell: Any) -> str:
-        """A cell's value as text; empty where it has none."""
+        """Returns a cell's value as text; empty where it has none."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
         for inline in cell.iterfind("{*}is"):
             value, kind = _join_string(inline), "inline"

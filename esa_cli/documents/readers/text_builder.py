@@ -128,7 +128,7 @@ def damage_error(name: str, what: str, reason: str) -> DocumentError:
     return DocumentError(
         f"{label_document(name)} cannot be read as {what}; it is damaged or cut off "
         f"({' '.join(reason.split())})",
-        "fetch or save it again; if other programs open it, save a new copy with one of them",
+        "fetch the file again; if another program opens it, save a new copy there",
     )
 
 

@@ -47,29 +47,29 @@ class ZipParts:
     def read(self, part: str) -> bytes:
         return self._archive.read(part)
 
-    def _markup(self, part: str) -> bytes:
-        """The bytes of an XML part; those of Strict Open XML in the usual namespaces."""
+    def _read_markup(self, part: str) -> bytes:
+        """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
         data = self.read(part)
         if not _STRICT.search(data, 0, 4096):
             return data
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
     def xml(self, part: str) -> Any:
-        """The root element of a part; nothing is fetched, and entities are left out."""
+        """Returns the root element of a part; nothing is fetched, and entities are left out."""
         etree = optional_import("lxml.etree", "lxml", self._name)
         parser = etree.XMLParser(
             resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
         )
-        return etree.fromstring(self._markup(part), parser)
+        return etree.fromstring(self._read_markup(part), parser)
 
     def xml_if_any(self, part: str) -> Any:
-        """The root element of a part; None if the document has no such part."""
+        """Returns the root element of a part; None if the document lacks the part."""
         return self.xml(part) if part in self.names else None
 
     def elements(self, part: str, tag: str) -> Iterator[Any]:
         """Yields the elements with a tag, in order, of a part whose tree would be large."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._markup(part))
+        file = io.BytesIO(self._read_markup(part))
         for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()
