@@ -22,7 +22,7 @@ PAPER = [
     "position.name=esa", "position.distance=6144",
 ]  # fmt: skip
 VOTE = ["score.name=vote", "score.contrast=false", "score.heads=[]"]
-CONSENSUS = ["selector.name=consensus", "selector.passage=0", "selector.rounds=1"]
+CONSENSUS = ["selector.name=consensus", "selector.passage=1", "selector.rounds=1"]
 ROWS: list[tuple[str, str, list[str]]] = [
     *[("proximity", f"epsilon {e}", [*PAPER, f"selector.proximity={e}"]) for e in (0, 1, 3, 5)],
     *[("dimensions", f"R = {r}", [*PAPER, f"compressor.rank={r}"]) for r in (16, 48, 96)],

@@ -23,7 +23,7 @@ from esa_cli.attention.step import ChunkTrace
 
 COMMON = [
     *("window.initial=64", "window.ending=null", "window.dense=null", "compressor.name=none"),
-    *("reading=local", "selector.passage=0", "selector.rounds=1", "score.contrast=false"),
+    *("reading=local", "selector.passage=1", "selector.rounds=1", "score.contrast=false"),
 ]
 SETTINGS = {
     "each layer for itself": [

@@ -1,11 +1,10 @@
-"""Documents as read: from files, folders, patterns or standard input to `Document`.
+"""Documents, from files, folders, patterns or standard input.
 
 A `Document` knows the page, line and chapter of each character of its text.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import stat
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from esa_cli.documents import readers
-from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label
+from esa_cli.documents.readers.text_builder import STDIN, Mark, label_document
 from esa_cli.documents.sources import LeftOut, Source, SourceFiles, source_files
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import file_stamp
@@ -29,19 +28,9 @@ from esa_cli.system.machine import size_text
 from esa_cli.system.progress import WorkShard
 
 __all__ = [
-    "Document",
-    "GatheredDocuments",
-    "LeftOut",
-    "Mark",
-    "Place",
-    "SourceFiles",
-    "gather",
-    "join",
-    "read_document",
-    "read_documents",
-    "shard_of",
-    "source_files",
-]
+    "Document", "GatheredDocuments", "LeftOut", "Mark", "Place", "SourceFiles", "gather", "join",
+    "read_document", "read_documents", "shard_of", "source_files",
+]  # fmt: skip
 
 LIMIT = 1 << 30
 
@@ -58,10 +47,10 @@ class Place(NamedTuple):
 class Document:
     """One document: its text with \\n line endings, and where it came from.
 
-    `source` is the path as given, or "-" for standard input; `bytes` the file's length; `encoding`
-    the Python name of a plain text's encoding. `marks` are the starts of pages and chapters;
-    `missing` says what the text lacks of the file. `stamp`: the file's `file_stamp`
-    before it was read; None: it was not read from a file now.
+    Attributes:
+        source: the path as given, or "-" for standard input. bytes: the file's length.
+        encoding, marks, missing: see `ExtractedText`.
+        stamp: the file's `file_stamp` before it was read; None: it was not read from a file now.
     """
 
     name: str
@@ -74,16 +63,12 @@ class Document:
     stamp: str | None = field(default=None, compare=False)
 
     def place(self, offset: int) -> Place:
-        """The location of the character at `offset`, at most the text's length, or IndexError."""
+        """Returns the location of the character at `offset`, at most the text's length."""
         if not 0 <= offset <= len(self.text):
             raise IndexError(f"character {offset} of a text of {len(self.text)}")
-        number = bisect_right(self._starts, offset) - 1
+        number = bisect_right(self.marks, offset, key=lambda mark: mark.start) - 1
         mark = self.marks[number] if number >= 0 else Mark(0)
         return Place(mark.page, bisect_left(self._newlines, offset) + 1, mark.chapter)
-
-    @cached_property
-    def _starts(self) -> array[int]:
-        return array("q", (mark.start for mark in self.marks))
 
     @cached_property
     def _newlines(self) -> array[int]:
@@ -91,11 +76,11 @@ class Document:
 
 
 def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIMIT) -> Document:
-    """Read one document.
+    """Reads one document.
 
     Args:
         source: a path, or "-" for standard input.
-        stdin: what "-" reads; sys.stdin by default. Binary, or text with a `buffer`.
+        stdin: the stream that "-" reads, sys.stdin by default; binary, or text with a `buffer`.
         limit: the most bytes a document may have.
 
     Raises:
@@ -104,50 +89,40 @@ def read_document(source: str, stdin: IO[Any] | None = None, *, limit: int = LIM
     """
     stamp, path = None, STDIN if source == "-" else source
     if source == "-":
-        data = _bytes_of_stdin(stdin or sys.stdin, limit)
+        data = _read_stdin(stdin or sys.stdin, limit)
     else:
         stamp = ""
         with suppress(OSError, ValueError):  # reading says what is wrong
             stamp = file_stamp(source)
-        data = _bytes_of_file(source, limit)
+        data = _read_file(source, limit)
     if len(data) > limit:
-        raise _too_large(path, len(data), limit)
-    extracted = readers.read(data, path) if data else ExtractedText("")
-    if not extracted.text or extracted.text.isspace():
-        what = "has nothing but white space" if data else "is empty (0 bytes)"
-        raise DocumentError(f"{label(path)} {what}", "give a document with text in it")
-    return Document(
-        Path(path).name or path,
-        extracted.text,
-        source,
-        extracted.encoding,
-        len(data),
-        extracted.marks,
-        extracted.missing,
-        stamp,
-    )
+        raise _size_error(path, len(data), limit)
+    extracted = readers.read(data, path)
+    text, marks, missing = extracted.text, extracted.marks, extracted.missing
+    name, size = Path(path).name or path, len(data)
+    return Document(name, text, source, extracted.encoding, size, marks, missing, stamp)
 
 
 @dataclass(frozen=True)
 class GatheredDocuments:
-    """The documents that names mean, in order, and what was left out."""
+    """The documents that were read, in order, and the files that were left out."""
 
     documents: tuple[Document, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
     def without_copies(self) -> GatheredDocuments:
-        """Each text once; copies are listed as left out."""
-        first: dict[str, Document] = {}
+        """Returns each text once, and lists its copies as left out."""
+        unique: dict[str, Document] = {}
         copies = []
         for document in self.documents:
-            if first.setdefault(document.text, document) is not document:
+            if unique.setdefault(document.text, document) is not document:
                 why = f"{document.source}: the same text again, asked once"
                 copies.append(LeftOut(document.source, why))
-        return GatheredDocuments(tuple(first.values()), (*self.left_out, *copies))
+        return GatheredDocuments(tuple(unique.values()), (*self.left_out, *copies))
 
 
 def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
-    """The files of a shard, each once; what is left out of folders is in every shard."""
+    """Returns the files of a shard, each once; every shard lists what is left out of folders."""
     if shard.whole:
         return found
     unique: dict[str, Source] = {}
@@ -157,16 +132,10 @@ def shard_of(found: SourceFiles, shard: WorkShard) -> SourceFiles:
 
 
 def gather(found: SourceFiles, read: Callable[[str], Document] | None = None) -> GatheredDocuments:
-    """Reads the files of `source_files`; every command gets its documents here.
+    """Reads the files of `source_files` by `read`, which is `read_document` by default.
 
-    A file of a folder or pattern that cannot be read is left out; a named one is an error.
-
-    Args:
-        read: `read_document`, or one that remembers.
-
-    Raises:
-        DocumentError: as `read_document`, for the first that was named and cannot be read; or
-            nothing can be read, unless other shards have the rest.
+    An unreadable file of a folder or pattern is left out. Raises DocumentError: a file that was
+    named cannot be read; or nothing can be read, unless other shards have the rest.
     """
     documents, left_out, refusals = [], [], list[DocumentError]()
     for path, folder in found.sources:
@@ -189,15 +158,12 @@ def read_documents(
     limit: int = LIMIT,
     say: Callable[[str], None] = warnings.warn,
 ) -> list[Document]:
-    """Read several documents, in order; folders and patterns mean the files they hold.
+    """Reads several documents, in order; folders and patterns mean the files they hold. Raises
+    UsageError: no source, or "-" more than once; DocumentError as `gather`.
 
     Args:
-        limit: in bytes, for each. say: is told what was left out of folders and patterns, and why;
-            a file of theirs that cannot be read is left out too.
-
-    Raises:
-        UsageError: no source, or "-" more than once.
-        DocumentError: as `gather`.
+        limit: in bytes, for each document. say: called with a line for each file or folder that
+            was left out, and why.
     """
     if not sources:
         raise UsageError("no document was given", "name one, or - for standard input")
@@ -208,7 +174,7 @@ def read_documents(
 
 
 def join(documents: Sequence[Document]) -> str:
-    """One text of all documents; if there are several, a line with its name is above each."""
+    """Joins documents into one text; of several, each has a line with its name above it."""
     if len(documents) == 1:
         return documents[0].text
     names = [document.name for document in documents]
@@ -221,12 +187,10 @@ def join(documents: Sequence[Document]) -> str:
     return "\n".join(parts)
 
 
-def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
+def _read_stdin(stdin: IO[Any], limit: int) -> bytes:
     if stdin.isatty():
-        raise DocumentError(
-            "standard input is a terminal, so there is no document in it",
-            "pipe a document in: esa ask - 'question' < FILE",
-        )
+        hint = "pipe a document in: esa ask - 'question' < FILE"
+        raise DocumentError("standard input is a terminal, not a document", hint)
     try:
         data: bytes = getattr(stdin, "buffer", stdin).read(limit + 1)
     except OSError as error:
@@ -234,40 +198,40 @@ def _bytes_of_stdin(stdin: IO[Any], limit: int) -> bytes:
     return data
 
 
-def _bytes_of_file(source: str, limit: int) -> bytes:
+def _read_file(source: str, limit: int) -> bytes:
     try:
         info = os.stat(source)
         if stat.S_ISDIR(info.st_mode):
-            raise DocumentError(
-                f"{source} is a folder, not a document",
-                f"name a file in it, for example: {os.path.join(source, 'notes.md')}",
-            )
+            hint = f"name a file in it, for example: {os.path.join(source, 'notes.md')}"
+            raise DocumentError(f"{source} is a folder, not a document", hint)
         if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for whoever writes to it
             raise DocumentError(
                 f"{source} is a pipe, socket or device, not a file",
                 f"give its contents on standard input: esa ask - 'question' < {source}",
             )
         if info.st_size > limit:
-            raise _too_large(source, info.st_size, limit)
+            raise _size_error(source, info.st_size, limit)
         with open(source, "rb") as stream:
             return stream.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DocumentError(f"there is no document {source}", _near(source)) from error
+        raise DocumentError(f"there is no document {source}", _suggest_path(source)) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = f"try: chmod u+r {source}" if isinstance(error, PermissionError) else ""
         raise DocumentError(f"the document {source} cannot be read: {reason}", hint) from error
 
 
-def _too_large(name: str, size: int, limit: int) -> DocumentError:
+def _size_error(name: str, size: int, limit: int) -> DocumentError:
     return DocumentError(
-        f"{label(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
+        f"{label_document(name)} is {size_text(size)}, more than the limit of {size_text(limit)}",
         "split it and ask about the parts",
     )
 
 
-def _near(source: str) -> str:
-    """A hint for a file that is not there."""
+def _suggest_path(source: str) -> str:
+    """Returns a hint for a file that does not exist: the one with the most similar name."""
+    import difflib
+
     if source.startswith(("http://", "https://")):
         return "documents are files: fetch the page first, and name the file"
     folder, name = os.path.split(source)
@@ -276,6 +240,6 @@ def _near(source: str) -> str:
     except OSError:
         return f"there is no folder {folder} either"
     stems = {Path(other).stem: other for other in others}  # a common ending is no likeness
-    for near in difflib.get_close_matches(Path(name).stem, stems, n=1):
-        return f"did you mean {os.path.join(folder, stems[near])}?"
+    for similar in difflib.get_close_matches(Path(name).stem, stems, n=1):
+        return f"did you mean {os.path.join(folder, stems[similar])}?"
     return "check the path; it is relative to the current folder"

@@ -1,8 +1,7 @@
 """Rules of .gitignore files: which files of a folder are not read.
 
-A name is compared by the regular expression of `fnmatch`, whose atomic groups take time that grows
-with the product of the lengths of pattern and name, whatever the pattern. Of git's rules it lacks
-classes such as `[[:alpha:]]` and backslashes inside brackets.
+`fnmatch` translates names: its atomic groups take time of at most the product of the lengths of
+pattern and name. Classes such as `[[:alpha:]]` and backslashes inside brackets are not supported.
 """
 
 from __future__ import annotations
@@ -14,64 +13,57 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-MOST_BYTES = 1 << 18
-"""Of a .gitignore file; a larger one, and one that is no file, is not read."""
+MAX_BYTES = 1 << 18
+"""Length of a .gitignore file that is read; a longer one is not."""
 _QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
-class IgnoreRule(NamedTuple):
-    """One line of a .gitignore file.
-
-    `pattern` matches a path below the file's folder, or with `anywhere` its last part; newlines
-    are in place of slashes.
-    """
+class _IgnoreRule(NamedTuple):
+    """One line of a .gitignore file: a pattern for the path below the file's folder, or with
+    `anywhere` for its last part; newlines stand for slashes."""
 
     pattern: re.Pattern[str]
     anywhere: bool
-    folders: bool
+    folders_only: bool
     negated: bool
-
-    def matches(self, path: str, folder: bool) -> bool:
-        if self.folders and not folder:
-            return False
-        path = path.rpartition("/")[2] if self.anywhere else path
-        return self.pattern.match(path.replace("\n", " ").replace("/", "\n")) is not None
 
 
 class IgnoreRules:
-    """Rules of the .gitignore files above a path; the nearest file decides."""
+    """Rules of the .gitignore files of a folder's repository; the nearest file decides."""
 
     def __init__(self, root: str) -> None:
-        self._rules: dict[str, list[IgnoreRule]] = {}
-        above = Path(root)
-        folders = (above, *above.parents)
+        self._rules: dict[str, list[_IgnoreRule]] = {}
+        folders = (Path(root), *Path(root).parents)
         # Not `Path.exists`, which raises where a folder may not be searched.
-        repository = next((p for p in folders if os.path.exists(p / ".git")), above)
-        self._whole = False
+        repository = next((p for p in folders if os.path.exists(p / ".git")), folders[0])
+        self._ignores_root = False
         for folder in reversed(folders):
             if folder.is_relative_to(repository):
-                self._whole = self._whole or self.names(str(folder), folder=True)
+                self._ignores_root = self._ignores_root or self.is_ignored(str(folder), folder=True)
                 self.enter(str(folder))
 
     def enter(self, folder: str) -> None:
-        """Adds the rules of a folder's own file; a second time they are read again."""
+        """Adds the rules of a folder's own file."""
         path = os.path.join(folder, ".gitignore")
         data = b""
         # Not of a pipe or a device, which may have no end.
         with suppress(OSError):
-            if os.path.isfile(path) and os.path.getsize(path) <= MOST_BYTES:
+            if os.path.isfile(path) and os.path.getsize(path) <= MAX_BYTES:
                 data = Path(path).read_bytes()
         lines = os.fsdecode(data).removeprefix("\ufeff").split("\n")
-        self._rules[folder] = [rule for line in lines if (rule := parse(line.removesuffix("\r")))]
+        rules = (_parse_rule(line.removesuffix("\r")) for line in lines)
+        self._rules[folder] = [rule for rule in rules if rule]
 
-    def names(self, path: str, *, folder: bool) -> bool:
-        """Whether a file or folder is ignored; those that it is in are not."""
-        if self._whole:
+    def is_ignored(self, path: str, *, folder: bool) -> bool:
+        """True if a file or folder is ignored; folders above it are not looked at."""
+        if self._ignores_root:
             return True
         where, inside = os.path.split(path)
         while inside:
+            lines = inside.replace("\n", " ").replace("/", "\n")
             for rule in reversed(self._rules.get(where, ())):
-                if rule.matches(inside, folder):
+                path = lines.rpartition("\n")[2] if rule.anywhere else lines
+                if (folder or not rule.folders_only) and rule.pattern.match(path):
                     return not rule.negated
             where, name = os.path.split(where)
             if not name:
@@ -80,35 +72,35 @@ class IgnoreRules:
         return False
 
 
-def parse(line: str) -> IgnoreRule | None:
-    """The rule of a line; None: it has none."""
+def _parse_rule(line: str) -> _IgnoreRule | None:
+    """Parses a line of a .gitignore file; None: it is empty, a comment or no pattern."""
     if line.startswith("#"):
         return None
     pattern = line.rstrip(" ")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2 and pattern != line:
-        pattern += " "  # the blank that a backslash makes a letter
+        pattern += " "  # a backslash makes the blank a letter
     negated, pattern = pattern.startswith("!"), pattern.removeprefix("!")
-    folders, pattern = pattern.endswith("/"), pattern.removesuffix("/")
+    folders_only, pattern = pattern.endswith("/"), pattern.removesuffix("/")
     if not pattern or re.search(r"(?<!\\)(?:\\\\)*\\$", pattern):
         return None
     names = pattern.removeprefix("/").split("/")
     anywhere = len(names) == 1 and "/" not in pattern
-    groups: list[str] = [""]  # what stands before, between and after the `**`
+    groups: list[str] = [""]  # the names before, between and after each `**`
     for name in names:
         if len(name) > 1 and not name.strip("*"):
             groups += [""] if groups[-1] or len(groups) == 1 else []
         else:
-            groups[-1] += _name(name) + r"\n"
+            groups[-1] += _translate_name(name) + r"\n"
     # The last one is empty after `a/**`, which is not the folder itself.
-    groups[-1] = (groups[-1] or _name("*") + r"\n").removesuffix(r"\n") + r"\Z"
-    # What follows a `**` is taken where it first fits.
+    groups[-1] = (groups[-1] or _translate_name("*") + r"\n").removesuffix(r"\n") + r"\Z"
+    # A group after `**` is taken where it first fits.
     first, *others = groups
     regex = first + "".join(rf"(?>(?:.*\n)*?{group})" for group in others)
-    return IgnoreRule(re.compile(regex), anywhere, folders, negated)
+    return _IgnoreRule(re.compile(regex), anywhere, folders_only, negated)
 
 
-def _name(pattern: str) -> str:
-    """A regular expression of one name of a path."""
+def _translate_name(pattern: str) -> str:
+    """Translates the pattern of one name of a path into a regular expression."""
     quoted = _QUOTED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], pattern)
     regex = fnmatch.translate(quoted.replace("[^", "[!"))
     return regex.removeprefix("(?s:").removesuffix(r")\Z").replace("[^", r"[^\n")

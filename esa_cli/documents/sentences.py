@@ -35,7 +35,6 @@ núm pág págs pag pagg стр рис гл табл
 NUMBERED = frozenset(_NUMBERED.split())
 """Abbreviations, in lower case, that end no sentence before a number."""
 LETTERS = re.compile(r"(?<!\w)(\w+)\.$")
-"""The word that a full stop follows."""
 OF_SEVERAL = re.compile(r"(?<!\w)(?!(?:a|p)\.\s?m\.)[a-z]\.\s?[a-z]\.$")
 """The end of an abbreviation of several letters (`i.e.`, `z. B.`); the hours a.m. and p.m. may end
 a sentence."""
@@ -53,16 +52,15 @@ WORDS = 5
 
 
 class Sentences:
-    """Finds the sentence around a character; paragraphs are found once, and cut when they are first
-    asked for."""
+    """The sentences of a text; a paragraph is cut when a character of it is first asked for."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._cut: dict[int, list[int]] = {}
 
     def around(self, at: int) -> tuple[int, int]:
-        """[start, end) of the sentence or line that character `at` is in, white space around it
-        left out; empty where there is nothing but white space."""
+        """Returns [start, end) of the sentence or line around character `at`, without white space
+        at its ends; empty where the text has only white space."""
         place = bisect_right(self._paragraphs, at) - 1
         first = self._paragraphs[place] if place >= 0 else 0
         if first not in self._cut:
@@ -75,7 +73,7 @@ class Sentences:
 
     @cached_property
     def _paragraphs(self) -> array[int]:
-        """Starts of all paragraphs but the first: behind each two newlines in a row."""
+        """Starts of all paragraphs but the first: after each two newlines in a row."""
         starts, at = array("q"), self.text.find("\n\n")
         while at >= 0:
             starts.append(at + 2)
@@ -84,18 +82,22 @@ class Sentences:
 
 
 def cuts(text: str, first: int, last: int) -> list[int]:
-    """Ends of the sentences and lines of the paragraph [first, last), ascending; the last one is
-    `last`. None is longer than LONGEST."""
-    ends = [*_ends(text, first, last), last]
-    out: list[int] = []
+    """Returns the ascending ends of the sentences and lines of the paragraph [first, last), each of
+    at most LONGEST characters; the last end is `last`."""
+    ends: list[int] = []
     start = first
-    for end in ends:
-        out += _shorter(text, start, end)
+    for end in (*_sentence_ends(text, first, last), last):
+        while end - start > LONGEST:
+            cut = text.rfind("\n", start + 1, start + LONGEST)
+            cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
+            start = cut + 1 if cut > start else start + LONGEST
+            ends.append(start)
+        ends.append(end)
         start = end
-    return out
+    return ends
 
 
-def _ends(text: str, first: int, last: int) -> Iterator[int]:
+def _sentence_ends(text: str, first: int, last: int) -> Iterator[int]:
     line = first
     for found in END.finditer(text, first, last):
         end = found.end()
@@ -136,18 +138,8 @@ def _goes_on(line: str, follows: str) -> bool:
     return len(line) in PROSE and len(line.split()) >= WORDS and line[:1] not in "#|>-*"
 
 
-def _shorter(text: str, start: int, end: int) -> Iterator[int]:
-    """Ends of the pieces of [start, end), none longer than LONGEST."""
-    while end - start > LONGEST:
-        cut = text.rfind("\n", start + 1, start + LONGEST)
-        cut = cut if cut > start else text.rfind(" ", start + 1, start + LONGEST)
-        start = cut + 1 if cut > start else start + LONGEST
-        yield start
-    yield end
-
-
 def bare(text: str, start: int, end: int) -> tuple[int, int]:
-    """[start, end) without white space at its ends."""
+    """Returns [start, end) without white space at its ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

@@ -1,42 +1,34 @@
-"""Files that names of documents mean: folders and patterns are expanded, exclusions are reported.
+"""The files that the names of documents mean: folders and patterns are expanded.
 
-A folder means all readable files below it, without hidden, binary and ignored ones (`.gitignore`).
-Links that lead out of it are not followed. A path that exists is itself, whatever signs it has.
+A folder means all readable files below it, without links and hidden, binary or ignored files
+(`.gitignore`). A path that exists is itself, whatever signs it has.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from esa_cli.documents.ignore_rules import IgnoreRules
-from esa_cli.documents.readers import choose
-from esa_cli.documents.readers.encoding import is_binary
+from esa_cli.documents.readers.reader_registry import choose_reader
 from esa_cli.documents.readers.text_builder import first_names
 from esa_cli.errors import DocumentError, UsageError
 from esa_cli.system.files import real_path
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 _HEAD = 1 << 13
 _SIGNS = ("*", "?", "[")
 _HIDDEN = (".", "~$")
 """Beginnings of names; Word and Excel write `~$x.docx` while x.docx is open."""
-_SEPARATORS = re.escape(os.sep + (os.altsep or ""))
-_ANY_FOLDERS = re.compile(
-    rf"(?:(?P<top>.*?)[{_SEPARATORS}])??\*\*(?:[{_SEPARATORS}](?P<rest>.*))?", re.DOTALL
-)
-"""A pattern with `**` as a whole name."""
 _IGNORED = "ignored by .gitignore"
-_ELSEWHERE = "linked elsewhere"
 _UNREADABLE = "may not be read"
 _UNNAMED = ("hidden", _IGNORED, f"folder {_IGNORED}")
-"""Left out as everyone expects, and often thousands: counted only."""
+"""Reasons that everyone expects, often of thousands of files, which are counted, not named."""
 
 
 class Source(NamedTuple):
@@ -47,9 +39,9 @@ class Source(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A file, or the files of a folder or pattern, that are not read, and `why`, in words.
+    """A file, or some files of a folder or pattern, that are not read, and `why`, in words.
 
-    `files`: how many files of the folder or pattern are left to read.
+    `files` is the number of files of the folder or pattern that remain to be read.
     """
 
     source: str
@@ -70,15 +62,15 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files that names mean, in order; and what is left out.
+    """The files that names mean, in order, and the ones that are left out.
 
-    A file is there as often as it is named; folders and patterns add only files that are new.
+    A file occurs as often as it is named; folders and patterns add only files that are new. Where
+    the files are `divided`, other shards have the rest.
     """
 
     sources: tuple[Source, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     divided: bool = False
-    """Whether other shards have the rest, so that a folder may have no readable file here."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -87,13 +79,13 @@ class SourceFiles:
 
 @dataclass
 class FoundFiles:
-    """The files of one folder or pattern, and why others are not among them."""
+    """The files of one folder or pattern, and the paths that are left out, by the reason."""
 
     files: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def rest(self, source: str) -> tuple[LeftOut, ...]:
-        """Files of this folder or pattern that were left out; empty when none was."""
+        """Counts the files of `source` that were left out, with reasons; empty if none was."""
         reasons = []
         for why, paths in sorted(self.left_out.items()):
             several = why.replace("folder", "folders") if len(paths) > 1 else why
@@ -105,44 +97,15 @@ class FoundFiles:
         return (LeftOut(source, ", ".join(reasons), len(self.files)),) if reasons else ()
 
 
-def is_several(source: str) -> bool:
-    """True if a source is a folder or a pattern, not one document."""
-    if source == "-" or "\0" in source:
-        return False
-    if os.path.lexists(source):
-        return os.path.isdir(source)
-    return any(sign in source for sign in _SIGNS)
-
-
-def find_any(source: str) -> FoundFiles:
-    """The files of a folder or pattern, sorted. Raises DocumentError: there are too many."""
-    found = FoundFiles()
-    for path in _below(source, found) if os.path.isdir(source) else _matches(source, found):
-        if why := _why_not(path):
-            found.left_out[why].append(path)
-            continue
-        found.files.append(path)
-        if len(found.files) > MOST_FILES:
-            raise DocumentError(
-                f"{source} has more than {MOST_FILES:,} readable files",
-                "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'",
-            )
-    return found
-
-
 def source_files(names: Sequence[str]) -> SourceFiles:
-    """The documents that names mean, in order.
-
-    Raises:
-        UsageError: standard input more than once.
-        DocumentError: a folder or pattern means no file, or too many, or may not be read.
-    """
+    """Returns the documents that names mean, in order. Raises UsageError: standard input more than
+    once; DocumentError: a folder or pattern means no file, or too many, or may not be read."""
     if list(names).count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
     sources: list[Source] = []
     left_out: list[LeftOut] = []
     for name in names:
-        if not is_several(name):
+        if not _is_folder_or_pattern(name):
             sources.append(Source(name))
             continue
         found = find_any(name)
@@ -156,80 +119,91 @@ def source_files(names: Sequence[str]) -> SourceFiles:
     return SourceFiles(tuple(sources), tuple(left_out))
 
 
-def _matches(pattern: str, found: FoundFiles) -> Iterator[str]:
-    hidden = os.path.basename(pattern).startswith(_HIDDEN)
-    for path in sorted(set(_matching(pattern))):
-        if os.path.isdir(path):
+def _is_folder_or_pattern(source: str) -> bool:
+    if source == "-" or "\0" in source:
+        return False
+    if os.path.lexists(source):
+        return os.path.isdir(source)
+    return any(sign in source for sign in _SIGNS)
+
+
+def find_any(source: str) -> FoundFiles:
+    """Finds the files of a folder or pattern. Raises DocumentError: it has too many."""
+    found = FoundFiles()
+    paths = _walk_folder(source, found) if os.path.isdir(source) else _match_files(source, found)
+    for path in paths:
+        if why := _refusal_reason(path):
+            found.left_out[why].append(path)
             continue
-        if os.path.basename(path).startswith(_HIDDEN) and not hidden:
-            found.left_out["hidden"].append(path)
+        found.files.append(path)
+        if len(found.files) > MAX_FILES:
+            raise DocumentError(
+                f"{source} has more than {MAX_FILES:,} readable files",
+                "name fewer: a folder further down, or a pattern such as 'docs/**/*.md'",
+            )
+    return found
+
+
+def _match_files(pattern: str, found: FoundFiles) -> Iterator[str]:
+    """Yields the files that match a pattern; hidden ones only where it has a hidden name.
+
+    `**` follows no links: those of folders may go round in circles.
+    """
+    path = Path(pattern)
+    parts = [part if part == "**" else re.sub(r"\*\*+", "*", part) for part in path.parts]
+    parts += ["*"] * (parts[-1] == "**")
+    relative = os.path.join(*parts).removeprefix(path.anchor)
+    hidden = re.compile(r"\.(?!\.$)")
+    show_hidden = any(map(hidden.match, parts))
+    for match in sorted(Path(path.anchor).glob(relative)):
+        if match.is_dir() or (not show_hidden and any(map(hidden.match, match.parts))):
+            continue
+        if match.name.startswith("~$"):
+            found.left_out["hidden"].append(os.fspath(match))
         else:
-            yield path
+            yield os.fspath(match)
 
 
-def _matching(pattern: str) -> Iterator[str]:
-    """Paths that a pattern matches, some of them several times. `**` means folders that are neither
-    hidden nor links: `glob` would go round in circles of links."""
-    parts = _ANY_FOLDERS.fullmatch(pattern)
-    if parts is None:
-        yield from glob.iglob(pattern)
-        return
-    top, rest = parts["top"], (parts["rest"] or "").lstrip(os.sep) or "*"
-    for start in [""] if top is None else glob.iglob(top or os.sep):
-        for where, folders, _ in os.walk(start or os.curdir):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            folder = where if start else os.path.relpath(where)
-            folder = "" if folder == os.curdir else folder
-            yield from _matching(os.path.join(glob.escape(folder), rest))
+def _walk_folder(folder: str, found: FoundFiles) -> Iterator[str]:
+    """Yields the files below a folder that are neither hidden nor ignored nor links."""
+    from esa_cli.documents.ignore_rules import IgnoreRules
 
+    rules = IgnoreRules(real_path(folder))
 
-def _below(folder: str, found: FoundFiles) -> Iterator[str]:
-    root = real_path(folder)
-    ignored = IgnoreRules(root)
-
-    def refused(error: OSError) -> None:
+    def report(error: OSError) -> None:
         if error.filename == folder:
             raise DocumentError(
-                f"the folder {folder} may not be read: {error.strerror}",
-                f"try: chmod u+rx {folder}",
+                f"the folder {folder} cannot be read: {error.strerror}", f"try: chmod u+rx {folder}"
             ) from error
         found.left_out[f"folder that {_UNREADABLE}"].append(str(error.filename))
 
-    def why_not(where: str, real: str, name: str, *, is_folder: bool) -> str:
-        why = _hidden_or_linked(os.path.join(where, name), root)
-        if not why and ignored.names(os.path.join(real, name), folder=is_folder):
-            why = _IGNORED
-        return f"folder {why}" if is_folder and why and why != "hidden" else why
-
-    for where, folders, files in os.walk(folder, onerror=refused):
+    for where, folders, files in os.walk(folder, onerror=report):
         real = real_path(where)
-        ignored.enter(real)
-        for name in sorted(folders):
-            if why := why_not(where, real, name, is_folder=True):
-                found.left_out[why].append(os.path.join(where, name))
-                folders.remove(name)
-        folders.sort()
-        for name in sorted(files):
-            if why := why_not(where, real, name, is_folder=False):
-                found.left_out[why].append(os.path.join(where, name))
-            else:
-                yield os.path.join(where, name)
+        rules.enter(real)
+        for names, is_folder in ((folders, True), (files, False)):
+            kept = []
+            for name in sorted(names):
+                path = os.path.join(where, name)
+                why = ""
+                if name.startswith(_HIDDEN):
+                    why = "hidden"
+                elif os.path.islink(path):
+                    why = "that links elsewhere"
+                elif rules.is_ignored(os.path.join(real, name), folder=is_folder):
+                    why = _IGNORED
+                if why:
+                    prefix = "folder " if is_folder and why != "hidden" else ""
+                    found.left_out[prefix + why].append(path)
+                else:
+                    kept.append(name)
+            names[:] = kept  # os.walk goes into the folders that remain
+        yield from (os.path.join(where, name) for name in files)
 
 
-def _hidden_or_linked(path: str, root: str) -> str:
-    if os.path.basename(path).startswith(_HIDDEN):
-        return "hidden"
-    if not os.path.islink(path):
-        return ""
-    try:
-        inside = os.path.realpath(path).startswith(os.path.join(root, ""))
-    except OSError:
-        return f"that {_UNREADABLE}"
-    return "" if inside and not os.path.isdir(path) else _ELSEWHERE
+def _refusal_reason(path: str) -> str:
+    """The reason why a file is no document, in words that follow a number; empty if it is one."""
+    from esa_cli.documents.readers.plain_text import is_binary
 
-
-def _why_not(path: str) -> str:
-    """The reason why a file is no document, in words that follow a number; empty when it is one."""
     try:
         info = os.stat(path)
         if not stat.S_ISREG(info.st_mode):
@@ -240,4 +214,4 @@ def _why_not(path: str) -> str:
             head = stream.read(_HEAD)
     except OSError:
         return f"that {_UNREADABLE}"
-    return "binary" if not choose(head, path).binary and is_binary(head) else ""
+    return "binary" if not choose_reader(head, path).binary and is_binary(head) else ""

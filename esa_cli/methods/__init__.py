@@ -1,41 +1,27 @@
-"""Published methods by name, one method a file, and all that a plugin imports.
+"""Published methods, and all names that a plugin imports; each name is loaded when first used.
 
-    from esa_cli.methods import Selector, Step, register, top_k
-
-The names below are looked up when they are first used; `plugin_loading` lists the registered files.
+from esa_cli.methods import Selector, Step, register, top_k
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-_PLACES = {
-    "Base": "esa_cli.methods.registry",
-    "Compressor": "esa_cli.attention.parts",
-    "LayerState": "esa_cli.attention.step",
-    "Linear": "esa_cli.attention.compression",
-    "Moments": "esa_cli.attention.parts",
-    "OWN_SCORE": "esa_cli.methods.registry",
-    "PositionEncoding": "esa_cli.attention.parts",
-    "Positions": "esa_cli.attention.step",
-    "Projection": "esa_cli.attention.step",
-    "Score": "esa_cli.attention.parts",
-    "Selection": "esa_cli.attention.step",
-    "Selector": "esa_cli.attention.parts",
-    "Step": "esa_cli.attention.step",
-    "proximity": "esa_cli.attention.selection",
-    "recipe": "esa_cli.methods.registry",
-    "register": "esa_cli.methods.registry",
-    "top_k": "esa_cli.attention.selection",
+_NAMES = {
+    "esa_cli.attention.compression": "Linear",
+    "esa_cli.attention.parts": "Compressor Moments PositionEncoding Score Selector",
+    "esa_cli.attention.selection": "proximity top_k",
+    "esa_cli.attention.step": "LayerState Positions Projection Selection Step",
+    "esa_cli.methods.registry": "Base OWN_SCORE recipe register",
 }
-"""Name -> the module that defines it."""
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_PLACES]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_PLACES[name]), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

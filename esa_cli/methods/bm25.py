@@ -4,15 +4,9 @@
     s(w)      BM25 of the window's words for the question's, see `system.bm25_scores`
     F_s(m)    the highest s(w) of the (at most two) windows that contain m
 
-Words are those of `system.content_words`; a word belongs to the token with its first character.
-The selector `consensus` with windows of the same size then selects exactly the best windows.
-Neither queries nor keys are read, and all layers would score the same: with `layers: first`, the
-scores of the first one are the sum over all.
-
-Source: Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it. The recipe is
-what people use in place of attention: windows are found by words, and the model answers from their
-stored rows. Window size, share, prompt and positions are those of `esa-consensus`, so a comparison
-with it compares the finding alone.
+Neither queries nor keys are read. The recipe has window size, share, prompt and positions of
+`esa-consensus`, so that a comparison with it compares the finding alone.
+Source: Robertson et al., Okapi at TREC-3, 1994, as the library bm25s computes it.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from esa_cli.system.content_words import language_of, located_words, question_wo
 
 
 class TokenWindowIndex:
-    """The words of a text's token windows.
+    """The content words of a text's token windows; a word belongs to the token of its first letter.
 
     Args:
         pieces: the text of each token. window: tokens of a window, even.
@@ -60,13 +54,11 @@ class TokenWindowIndex:
         texts = [first + second for first, second in pairwise(halves)] or halves
         self._bm25 = Bm25.of(texts, len(self._vocabulary))
 
-    def scores(self, question: str) -> Tensor:
-        """(tokens,) float32: BM25 of each token's best window; 0 where no word is shared."""
-        asked = question_words(question, [self._language])
-        ids = [
-            self._vocabulary[stem] for stems in asked for stem in stems if stem in self._vocabulary
-        ]
-        windows = self._bm25.scores(ids)
+    def score_tokens(self, question: str) -> Tensor:
+        """Returns (tokens,) float32: BM25 of each token's best window; 0 without a shared word."""
+        stems = sum(question_words(question, [self._language]), ())
+        known = [self._vocabulary[stem] for stem in stems if stem in self._vocabulary]
+        windows = self._bm25.scores(known)
         if self._tokens > self._half:  # a half is in the windows that begin with it and before it
             windows = torch.maximum(
                 functional.pad(windows, (0, 1)), functional.pad(windows, (1, 0))
@@ -107,7 +99,7 @@ class Bm25Score(Score):
         index = text.once(
             ("bm25", self.window), lambda: TokenWindowIndex(text.pieces(), self.window)
         )
-        scores = index.scores(text.question)[step.low : step.high]
+        scores = index.score_tokens(text.question)[step.low : step.high]
         out[: scores.shape[0]] = scores.to(out)
         return out
 

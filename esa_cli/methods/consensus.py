@@ -1,26 +1,16 @@
 """Selection by the scores of all layers so far, in whole windows of tokens.
 
-The paper selects in every layer for itself. In a small model few layers find a passage (retrieval
-heads), and the layers that would use it do not select it once M is large: answers collapse between
-12k and 24k tokens (docs/results.md). Here each layer adds its scores to those of the layers before
-it and selects by the sum; no training. The answer's tokens keep the last layer's selection, and
-with two rounds so does the question.
+In a small model few layers find a passage, and the layers that would use it do not select it once M
+is large. So each layer adds its scores to those of the layers before it and selects by the sum. The
+answer's tokens keep the last layer's selection, and with two rounds so does the question.
 
-`passage` selects windows of that many tokens with the highest score left, until the budget is used:
-a small model uses few whole passages better than many torn ones (docs/results.md). Windows are
-ranked by their mean score and centred on it; `esa heads` compares heads by them, too.
-
-A forward call may have several chunks, and all of them pass a layer before the next one: scores are
-kept by the position at which their chunk starts. Not in the paper; measured in docs/results.md.
-
-The selector `fused-consensus`: retrieval heads and words together.
+The selector `fused-consensus` adds a second score, as of words. Both are standardised for each
+question, so that a score that finds nothing in particular does not outvote one that does:
 
     z(w)   a window's mean score, less the mean over all windows, by their standard deviation
     F(w)   z of the scores summed over layers + weight * z of the second score
 
-A window is any `passage` neighbouring tokens. Both are standardised for each question, so that a
-score that finds nothing in particular does not outvote one that does. Ours; recipe
-`esa-consensus-bm25`.
+Ours, after the paper; measured in docs/results.md.
 """
 
 from __future__ import annotations
@@ -34,8 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
-from esa_cli.attention.selection import proximity, top_k
+from esa_cli.attention.parts import Score, Selector, check_at_least
 from esa_cli.attention.step import Step
 from esa_cli.methods import registry
 from esa_cli.methods.paper import ATTENDED
@@ -44,23 +33,19 @@ from esa_cli.methods.voting import PLAIN, esa_vote
 
 
 def mean_scores(scores: Tensor, size: int, stride: int = 1) -> Tensor:
-    """Mean scores of each window of `size` tokens, one every `stride` tokens: (X, M) -> (X, W)."""
+    """Averages scores (X, M) over windows of `size` tokens, one every `stride`: (X, W)."""
     return functional.avg_pool1d(scores, size, stride)
 
 
 def centred_start(centre: Tensor, size: int, middle: int) -> Tensor:
-    """First tokens of the windows of `size` around `centre`, inside the M tokens."""
+    """Returns the first tokens of the windows of `size` around `centre`, inside the M tokens."""
     return (centre - (size - 1) / 2).round().clamp(0, middle - size)
 
 
-def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
-    """Ascending offsets of whole windows of `size` tokens, those with the highest scores, at most
-    `count` tokens; a count below `size` is one shorter window.
-
-    Args:
-        scores: (M,). share: windows with less than this share of the best one's score
-            are left out; so are those without any.
-    """
+def select_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> Tensor:
+    """Returns the ascending offsets, at most `count`, of the windows of `size` tokens with the
+    highest mean of the scores (M,), each centred on its scores; a count below `size` gives one
+    shorter window. Windows below a `share` of the best one's score are left out."""
     size = min(size, count, scores.shape[0])
     if size < 1:
         return torch.arange(0, device=scores.device)
@@ -85,11 +70,8 @@ def best_windows(scores: Tensor, count: int, size: int, share: float = 0.0) -> T
 
 @dataclass
 class LayerScores:
-    """Accumulated scores (M,) of the tokens from position `low` on, layers up to `layer`.
-
-    Args:
-        start: of the chunk. chosen: absolute positions selected by them, once computed.
-    """
+    """Scores (M,) of the tokens from position `low` on, summed over the layers up to `layer`, for
+    the chunk at `start`; and the absolute positions chosen by the scores, once known."""
 
     start: int
     layer: int
@@ -98,24 +80,10 @@ class LayerScores:
     chosen: Tensor | None = None
 
 
-def passages(scores: Tensor, count: int, smooth: int, epsilon: int) -> Tensor:
-    """Ascending offsets (count,) of the passages with the highest scores.
-
-    Args:
-        scores: (M,). smooth: tokens over which scores are averaged, odd; a passage that many
-            words of the question match then beats a single token. epsilon: of Eq. (8), so passages
-            are at least 2 epsilon + 1 tokens long.
-    """
-    if smooth > 1 and scores.numel():
-        scores = scores - scores.amin().clamp(max=0.0)  # avg_pool1d pads with zeros
-        scores = functional.avg_pool1d(scores[None], smooth, stride=1, padding=smooth // 2)[0]
-    return top_k(proximity(scores, epsilon), count)
-
-
 @dataclass
 class ConsensusTurn:
-    """The accumulated scores of a turn, by the position at which their chunk starts; `surveyed`:
-    those of the question's survey pass, with which its second pass selects."""
+    """The layer scores of a turn by the start of their chunk, as all chunks of a call pass a layer
+    before the next one; `surveyed` are those by which the question's second pass selects."""
 
     layer_scores: dict[int, LayerScores] = field(default_factory=dict)
     surveyed: LayerScores | None = None
@@ -123,25 +91,17 @@ class ConsensusTurn:
 
 @dataclass(frozen=True)
 class LayerSums(Selector):
-    """A selection by the sum of the scores of the layers so far; `best` is the rule.
+    """A selector by the sum of the scores of the layers so far; `best` is the rule.
 
-    Args:
-        rounds: passes of the question; in the second, every layer selects by the first one's
-            scores of all layers.
-        answer: how the answer's tokens select: `keep`, by the question's scores, or `vote`, which
-            adds each new token's.
+    With two `rounds` the question passes twice; in the second pass every layer selects by the
+    scores that all layers had in the first.
     """
 
     rounds: Literal[1, 2] = 1
-    answer: Literal["keep", "vote"] = "keep"
-
-    def __post_init__(self) -> None:
-        if self.rounds == 2 and self.answer == "vote":
-            raise ValueError("answer must be keep where rounds is 2, got 'vote'")
 
     @abstractmethod
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        """Ascending offsets, at most `budget`, by the summed scores (M,) of the step's M tokens."""
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        """Selects ascending offsets, at most `budget`, by the summed scores (M,)."""
 
     @property
     def sums_layers(self) -> bool:
@@ -159,28 +119,28 @@ class LayerSums(Selector):
             return torch.arange(step.middle, device=step.queries.device)
         turn: ConsensusTurn = step.turn_state(self)
         if turn.surveyed is not None:
-            return self._kept(turn.surveyed, step, budget)
+            return self._kept_selection(turn.surveyed, step, budget)
         layer_scores = turn.layer_scores
         earlier = [start for start in layer_scores if start < step.start] if step.decoding else []
-        question = layer_scores[max(earlier)] if earlier else None
-        if question is not None and self.answer == "keep":
-            return self._kept(question, step, budget)
-        same = layer_scores.get(step.start)
-        if same is None or same.layer >= step.layer:
-            same = question
+        if earlier:
+            return self._kept_selection(layer_scores[max(earlier)], step, budget)
+        before = layer_scores.get(step.start)
+        if before is None or before.layer >= step.layer:
+            before = None
             # Scores of layers after this one are left from an earlier pass.
-            for start, other in list(layer_scores.items()):
-                if other.layer > step.layer and other is not question:
-                    del layer_scores[start]
+            for start in [at for at, other in layer_scores.items() if other.layer > step.layer]:
+                del layer_scores[start]
         scores = step.scores()
         # A token without a score counts as the lowest that has one.
         worst = scores.masked_fill(scores.isneginf(), 0.0).amin().clamp(max=0.0)
-        total = self._base(same, step) + torch.where(scores.isneginf(), worst, scores.nan_to_num())
+        total = torch.where(scores.isneginf(), worst, scores.nan_to_num())
+        if before is not None:
+            total = before.scores + total
         layer_scores[step.start] = LayerScores(step.start, step.layer, step.low, total)
         if step.query.surveying:
             # No middle tokens: those that half of the layers select change the others' scores.
             return torch.arange(0, device=step.queries.device)
-        return self.best(total, step, budget)
+        return self.select_best(total, step, budget)
 
     def survey_complete(self, step: Step) -> bool:
         """Whether all scoring layers have scored the last chunk of the question."""
@@ -193,44 +153,26 @@ class LayerSums(Selector):
         layer_scores = turn.layer_scores if turn else {}
         return ConsensusTurn(surveyed=layer_scores[max(layer_scores)] if layer_scores else None)
 
-    def _base(self, known: LayerScores | None, step: Step) -> Tensor:
-        """Accumulated scores (M,); middle tokens that are new get the lowest."""
-        base = torch.zeros(step.middle, device=step.queries.device)
-        if known is not None and known.low == step.low and known.scores.numel():
-            count = min(base.shape[0], known.scores.shape[0])
-            base[:count] = known.scores[:count]
-            base[count:] = known.scores.amin().clamp(max=0.0)
-        return base
-
-    def _kept(self, known: LayerScores, step: Step, budget: int) -> Tensor:
-        """Selection by the question's last scores, the same for all layers and later tokens."""
+    def _kept_selection(self, known: LayerScores, step: Step, budget: int) -> Tensor:
+        """Selects by the question's last scores, alike in all layers and for all later tokens."""
         if known.chosen is None or known.chosen.shape[0] > budget:
             scored = replace(step, low=known.low, high=known.low + known.scores.shape[0])
-            known.chosen = self.best(known.scores, scored, budget) + known.low
+            known.chosen = self.select_best(known.scores, scored, budget) + known.low
         chosen = known.chosen.to(step.queries.device) - step.low
         return chosen[(chosen >= 0) & (chosen < step.middle)]
 
 
-@register("selector", "consensus", about="whole passages, by the scores of all layers so far")
+@register("selector", "consensus", about="whole windows, by the scores of all layers so far")
 @dataclass(frozen=True)
 class Consensus(LayerSums):
-    """Passages with the highest sum of the scores of the layers so far.
+    """Windows of `passage` tokens with the highest sum of the scores of the layers so far; `share`:
+    see `select_windows`."""
 
-    Args:
-        smooth: tokens over which scores are averaged, odd. proximity: epsilon, see `passages`.
-        passage: tokens of a window; 0: single tokens are selected by `smooth` and `proximity`,
-            and `share` is not used. share: see `best_windows`.
-    """
-
-    smooth: int = 33
-    proximity: int = 16
-    passage: int = 0
+    passage: int = 64
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(0, passage=self.passage, proximity=self.proximity)
-        check_odd(smooth=self.smooth)
+        check_at_least(1, passage=self.passage)
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must be from 0 to 1, got {self.share}")
 
@@ -238,10 +180,8 @@ class Consensus(LayerSums):
     def window_size(self) -> int:
         return self.passage
 
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        if self.passage:
-            return best_windows(scores, budget, self.passage, self.share)
-        return passages(scores, budget, self.smooth, self.proximity)
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        return select_windows(scores, budget, self.passage, self.share)
 
 
 @recipe(
@@ -251,7 +191,7 @@ class Consensus(LayerSums):
     cost=f"F M for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def esa_consensus(base: Base) -> dict[str, Any]:
-    selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2, "answer": "keep"}
+    selector = {"name": "consensus", "passage": 64, "share": 0.5, "rounds": 2}
     vote = {"name": "vote", "rule": "softmax", "rotate": True, "contrast": True}
     return {
         **esa_vote(base),
@@ -263,8 +203,8 @@ def esa_consensus(base: Base) -> dict[str, Any]:
     }
 
 
-def standardised(scores: Tensor, size: int) -> Tensor:
-    """Scores (M,) shifted and scaled so that the means of all windows of `size` tokens have mean 0
+def standardise(scores: Tensor, size: int) -> Tensor:
+    """Shifts and scales scores (M,) so that the means of all windows of `size` tokens have mean 0
     and standard deviation 1; zeros where all windows have the same mean.
 
     Tokens without a score (-inf) count as the lowest that has one.
@@ -282,31 +222,22 @@ def standardised(scores: Tensor, size: int) -> Tensor:
 @register("selector", "fused-consensus", about="as consensus, with a second score added")
 @dataclass(frozen=True)
 class FusedConsensus(Consensus):
-    """Token windows by two standardised scores: the preset's, summed over layers, and another.
+    """Windows by two standardised scores: the preset's, summed over layers, and `weight` times a
+    `second` one that compares words (`step.text`), with its default settings."""
 
-    Args:
-        second: name of a score that compares words (`step.text`), with its default settings.
-            weight: its factor; 0: none.
-    """
-
-    passage: int = 64
     second: str = "bm25"
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, weight=self.weight)
-        self._second()
+        registry.build("score", {"name": self.second})
 
-    def _second(self) -> Score:
-        score: Score = registry.build("score", {"name": self.second})
-        return score.for_single_layers()
-
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
-        size = self.passage or self.smooth
-        second = standardised(self._second().scores(step), size)
-        both = standardised(scores, size) + self.weight * second.to(scores.device)
-        return super().best(both, step, budget)
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+        words: Score = registry.build("score", {"name": self.second}).for_single_layers()
+        second = standardise(words.scores(step), self.passage)
+        both = standardise(scores, self.passage) + self.weight * second.to(scores.device)
+        return super().select_best(both, step, budget)
 
 
 @recipe(

@@ -1,35 +1,50 @@
-"""Selectors without a score: `full` selects all of M, `none` nothing.
+"""Full attention, and the position encodings that stretch the trained window for it.
 
-`full` is full attention, for encodings that stretch the window; `none` leaves I and L. Recipes:
-`origin` at true positions, `full` at the preset's. The factor s of methods that stretch the window
-is the document's length plus 256 tokens in trained windows, rounded up to a whole number.
+    interpolation   positions, or equally frequencies, divided by s       Chen et al. 2023
+    ntk             base b' = b s^(D / (D - 2))                           bloc97 2023
+    ntk-dynamic     b' = b (s N / L0 - (s - 1))^(D / (D - 2)), N tokens cached   emozilla 2023
+    yarn            slow frequencies interpolated, fast ones kept, a ramp between   Peng et al. 2023
+    rerope          distances min(i - j, w)                               Su 2023
+
+Inverse frequencies are b^(-2i/D), i = 0 .. D/2 - 1, in Python floats, so that they are the same on
+every device; only interpolation takes others (llama3, yarn or linear scaling). Cached keys are
+unrotated, so `ntk-dynamic` rotates all tokens of a step by one b': N is the end of the chunk. The
+ESA paper does not say which form of NTK it runs; `ntk` is the fixed one. The factor s of a recipe
+is the document's length plus ROOM in trained windows, rounded up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Selector
+from esa_cli.attention.parts import Selector, check_at_least
+from esa_cli.attention.positions import ROTATED, FixedDistance, TruePositions
 from esa_cli.attention.step import Step
+from esa_cli.errors import PresetError
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+
+ROOM = 256
+"""Tokens for the prompt, the question and the answer."""
+TOLERANCE = 0.01
+"""Largest relative error of a frequency that belongs to the series. Rounding to bfloat16 makes
+0.004, the scalings in use make far more."""
 
 
 @register("selector", "full", about="all middle tokens, whatever the budget")
 @dataclass(frozen=True)
-class Full(Selector):
+class AllTokens(Selector):
     """All middle tokens, whatever the budget."""
 
     def allowance(self, step: Step, budget: int) -> int:
-        """All of M."""
         return step.middle
 
     def select(self, step: Step, budget: int) -> Tensor:
-        """(M,) offsets, or the first `budget` of them where less is allowed."""
         return torch.arange(min(budget, step.middle), device=step.queries.device)
 
 
@@ -41,47 +56,204 @@ class Full(Selector):
     cost="nothing",
 )
 @dataclass(frozen=True)
-class Nothing(Selector):
+class NoTokens(Selector):
     """No middle token."""
 
     def select(self, step: Step, budget: int) -> Tensor:
-        """(0,) offsets."""
         return torch.arange(0, device=step.queries.device)
 
 
-FULL_COST = "H C N D: every cached token is attended to"
-ROOM = 256
-"""Tokens for the prompt, the question and the answer."""
+@dataclass(frozen=True)
+class StretchedPositions(TruePositions):
+    """True positions for a window `factor` times the trained one; `distance` is for scores."""
+
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise ValueError(f"factor must be at least 1 and finite, got {self.factor}")
 
 
-def everything(position: dict[str, Any]) -> dict[str, Any]:
-    """Settings of full attention with this position encoding."""
-    return {"selector": {"name": "full"}, **OWN_SCORE, "position": position, "reading": "select"}
+def find_rotary_base(inverse: Tensor) -> float:
+    """Returns b of inverse frequencies (D / 2,), from the last one, which keeps most of its digits.
+    Raises PresetError: the frequencies are not b^(-2i/D)."""
+    rates = inverse.tolist()
+    dim, last = 2 * len(rates), len(rates) - 1
+    if last > 0 and min(rates) > 0:
+        base = float(rates[last] ** (-dim / (2 * last)))
+        pairs = zip(rates, list_rotary_rates(base, dim), strict=True)
+        if base > 1 and all(abs(rate / plain - 1) < TOLERANCE for rate, plain in pairs):
+            return base
+    raise PresetError(
+        "the model's rotary frequencies must be a series b^(-2i/D), got others; its window may "
+        "have been stretched already, or part of a head does not rotate",
+        "use position `true` or `interpolation` with this model",
+    )
 
 
-def whole_stretch(base: Base) -> float:
+def list_rotary_rates(base: float, dim: int) -> list[float]:
+    """Returns the inverse frequencies b^(-2i/D) for i = 0 .. D/2 - 1."""
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def _enlarge_base(inverse: Tensor, stretch: float) -> Tensor:
+    """Returns the inverse frequencies (D / 2,) of b' = b * stretch^(D / (D - 2))."""
+    dim = 2 * inverse.shape[0]
+    larger = find_rotary_base(inverse) * stretch ** (dim / (dim - 2))
+    return inverse.new_tensor(list_rotary_rates(larger, dim), dtype=torch.float32)
+
+
+@register("position", "interpolation", about="true positions, divided by a factor")
+@dataclass(frozen=True)
+class Interpolation(StretchedPositions):
+    """True positions divided by `factor`; `distance` is that before the division."""
+
+    def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+        return inverse.float() / self.factor, factor
+
+
+@register("position", "ntk", about="true positions, a larger rotary base")
+@dataclass(frozen=True)
+class NTK(StretchedPositions):
+    """True positions, the base enlarged for a text `factor` times the trained window."""
+
+    def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+        return _enlarge_base(inverse, self.factor), factor
+
+
+@register("position", "ntk-dynamic", about="true positions, a base that grows with the text")
+@dataclass(frozen=True)
+class DynamicNTK(StretchedPositions):
+    """True positions, the base enlarged as the text grows beyond L0, the `trained` window."""
+
+    trained: int = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, trained=self.trained)
+
+    def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+        find_rotary_base(inverse)  # refuses a model at once, not in mid-document
+        if length <= self.trained:
+            return inverse, factor
+        stretch = self.factor * length / self.trained - (self.factor - 1)
+        return _enlarge_base(inverse, stretch), factor
+
+
+@register("position", "yarn", about="true positions, slow frequencies stretched")
+@dataclass(frozen=True)
+class YaRN(StretchedPositions):
+    """True positions at YaRN's frequencies for a text `factor` times the trained window.
+
+    With c(r) = D ln(L0 / (2 pi r)) / (2 ln b), the dimension that turns r times in L0 tokens, a
+    frequency is theta_i (gamma_i + (1 - gamma_i) / s); gamma falls from 1 at c(beta_fast) to 0 at
+    c(beta_slow), both rounded outwards. Cosines and sines are multiplied by 0.1 ln s + 1. L0 is the
+    `trained` window.
+    """
+
+    trained: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, trained=self.trained)
+        if not self.beta_fast >= self.beta_slow > 0:
+            raise ValueError(
+                f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow} and "
+                f"{self.beta_fast}"
+            )
+
+    def kept_shares(self, base: float, dim: int) -> list[float]:
+        """gamma_i, the share of each of the D / 2 frequencies that is not interpolated."""
+
+        def turning(turns: float) -> float:
+            return dim * math.log(self.trained / (2 * math.pi * turns)) / (2 * math.log(base))
+
+        low: float = max(math.floor(turning(self.beta_fast)), 0)
+        high: float = min(math.ceil(turning(self.beta_slow)), dim - 1)
+        if low == high:
+            high += 0.001  # a step in place of a ramp, without dividing by zero
+        ramp = ((i - low) / (high - low) for i in range(dim // 2))
+        return [1 - min(max(x, 0.0), 1.0) for x in ramp]
+
+    def frequencies(self, inverse: Tensor, factor: float, length: int) -> tuple[Tensor, float]:
+        dim = 2 * inverse.shape[0]
+        base = find_rotary_base(inverse)
+        pairs = zip(list_rotary_rates(base, dim), self.kept_shares(base, dim), strict=True)
+        rates = [rate * (kept + (1 - kept) / self.factor) for rate, kept in pairs]
+        temperature = 0.1 * math.log(self.factor) + 1
+        return inverse.new_tensor(rates, dtype=torch.float32), factor * temperature
+
+
+@register(
+    "position",
+    "rerope",
+    about="no token further away than a fixed distance",
+    source="Su 2023, Rectified Rotary Position Embeddings (ReRoPE)",
+    cost=f"{ROTATED}, those of L and C twice, for two kinds of logits",
+)
+@dataclass(frozen=True)
+class ReRoPE(FixedDistance):
+    """Distances of at most w; exact where L has at least w tokens, or everything is near.
+
+    The original multiplies query i by max(1, ln(i + 1) / ln L_train); the ESA paper does not
+    mention the factor, so it is off unless `trained`, L_train, is given. `distance` is w.
+    """
+
+    distance: int = 512
+    trained: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, distance=self.distance)
+        if self.trained < 0 or self.trained == 1:
+            raise ValueError(f"trained must be 0 or at least 2 tokens, got {self.trained}")
+
+    @property
+    def max_distance(self) -> int:
+        return self.distance
+
+    def query_scale(self, at: Tensor) -> Tensor | None:
+        if not self.trained:
+            return None
+        return ((at + 1).float().log() / math.log(self.trained)).clamp(min=1.0)
+
+
+def _add_recipe(
+    name: str, about: str, source: str, position: Callable[[Base], dict[str, Any]]
+) -> None:
+    """Registers full attention with a position encoding as a recipe."""
+
+    def settings(base: Base) -> dict[str, Any]:
+        everything = {"selector": {"name": "full"}, **OWN_SCORE, "reading": "select"}
+        return {**everything, "position": position(base)}
+
+    cost = "H C N D: every cached token is attended to"
+    recipe(name, about=f"full attention{about}", source=source, cost=cost, full=True)(settings)
+
+
+def _compute_stretch(base: Base) -> float:
     """s of a recipe: trained windows for the document and ROOM, a whole number."""
     taken = base.length + ROOM if base.length else 0
     return float(max(1, math.ceil(taken / base.context)))
 
 
-@recipe(
-    "origin",
-    about="full attention as the model was trained",
-    source="appendix of the ESA paper",
-    cost=FULL_COST,
-    full=True,
-)
-def origin(base: Base) -> dict[str, Any]:
-    return everything({"name": "true"})
-
-
-@recipe(
-    "full",
-    about="full attention, far tokens where the preset's position encoding puts them",
-    source="Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
-    cost=FULL_COST,
-    full=True,
-)
-def full(base: Base) -> dict[str, Any]:
-    return everything(dict(base.position))
+_add_recipe("origin", " as the model was trained", "appendix of the ESA paper",
+            lambda base: {"name": "true"})  # fmt: skip
+_add_recipe("full", ", far tokens where the preset's position encoding puts them",
+            "Vaswani et al. 2017, Attention Is All You Need, arXiv 1706.03762",
+            lambda base: dict(base.position))  # fmt: skip
+_add_recipe("interpolation", ", positions divided to fit into the trained window",
+            "Chen et al. 2023, position interpolation",
+            lambda base: {"name": "interpolation", "factor": _compute_stretch(base)})  # fmt: skip
+_add_recipe("ntk", ", a larger rotary base for the document's length",
+            "bloc97 2023, NTK-aware scaling",
+            lambda base: {"name": "ntk", "factor": _compute_stretch(base)})  # fmt: skip
+_add_recipe("ntk-dynamic", ", a rotary base that grows with the tokens cached",
+            "emozilla 2023, dynamic NTK-aware scaling",
+            lambda base: {"name": "ntk-dynamic", "factor": _compute_stretch(base),
+                          "trained": base.context})  # fmt: skip
+_add_recipe("yarn", ", slow frequencies stretched to the document's length",
+            "Peng et al. 2023, YaRN",
+            lambda base: {"name": "yarn", "factor": _compute_stretch(base),
+                          "trained": base.context})  # fmt: skip

@@ -1,36 +1,16 @@
 """InfLLM: whole blocks, scored by each block's few keys that received most attention.
 
-    r_h(m)   attention that token m received from head h while near
+    r_h(m)   attention that token m received from head h while in L or C, at its true distance:
+             sum over queries c of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
     K_h,b    mean of the `representatives` unrotated keys of block b with the highest r_h
     s(b)     sum over h of mean over c of R(q_h,c, n_local - 1) . K_h,b, the same for all heads
-    choice   the blocks with the highest s that fit the budget
+    choice   the blocks with the highest s that fit the budget, and the tokens after them
 
-A block is `block` tokens that have left L, counted from the first token of M. Tokens that do not
-fill a block yet are selected as well, within the same budget.
-
-Source: Xiao et al., "InfLLM: Training-Free Long-Context Extrapolation for LLMs with an Efficient
-Context Memory", arXiv 2402.04617, and its published code. Unlike the original,
-- its local window is n_local tokens for each query; here, as in Eq. (1), all of C attends to all of
-  L, and r counts all of it;
-- one retrieval serves a chunk of the preset's size (512 there), and windows are the preset's (there
-  128 initial, 4096 local, 16 blocks);
-- tokens that do not fill a block come on top of its 16 blocks; here they count in the budget;
-- a block without r (prefilled with another method) is represented by the mean of all its keys.
-n_local - 1 is the position encoding's `distance`, which the recipe sets.
-
-Positions: far queries at n_local - 1, far keys at 0; near ones at true distances. InfLLM cuts its
-window off at n_local tokens for each query; here a chunk's last queries attend to near tokens up
-to l_C - 1 further away.
-
-The attention that every token received while it was near is summed over queries:
-
-    r_h(m) = sum over queries c, while m is in L or C, of exp( scale * R(q_h,c) . R(k_m) - lse_h,c )
-
-lse is the log-sum-exp of the whole attention, far tokens included, so r sums shares of one softmax.
-Distances are the true ones, as position encodings have them for L and C.
-
-r cannot be computed again, because the queries are not stored. So r of L before each of the last
-chunks is kept, and restored when tokens are cropped to the start of one of them.
+A block is `block` tokens that have left L, counted from the first token of M. n_local - 1 is the
+position encoding's `distance`, which the recipe sets. Unlike the published code, all of C attends
+to all of L, chunks and windows are the preset's, tokens that do not fill a block count in the
+budget, and a block without r (prefilled with another method) has the mean of all its keys.
+Source: Xiao et al., arXiv 2402.04617.
 """
 
 from __future__ import annotations
@@ -47,18 +27,17 @@ from esa_cli.attention.positions import FixedDistance
 from esa_cli.attention.selection import top_k
 from esa_cli.attention.step import LayerState, Positions, Step, tokens_per_block
 from esa_cli.methods.paper import ATTENDED
-from esa_cli.methods.per_head import AT_ONCE, BlockRows, tokens_of
+from esa_cli.methods.per_head import TOKENS_AT_ONCE, BlockRows, expand_blocks
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
 KEPT_CHUNKS = 8
 """Chunks that can be cropped exactly; a question is one or two."""
-OBSERVED_AT_ONCE = 8192
-"""Tokens whose r is added at once."""
+TOKENS_ADDED_AT_ONCE = 8192
 
 
-def chunk_mass(step: Step) -> Tensor:
-    """Attention of the chunk to each token of L and C, (H, L + C), for a step with its `lse`."""
+def sum_attention(step: Step) -> Tensor:
+    """Sums the attention weights of the chunk's queries to each token of L and C: (H, L + C)."""
     assert step.lse is not None, "observe needs a step with lse"
     heads, chunk, dim = step.queries.shape
     first, stop = step.start - step.local, step.start + chunk
@@ -76,20 +55,16 @@ def chunk_mass(step: Step) -> Tensor:
     return out
 
 
-@dataclass(frozen=True)
-class MassBefore:
-    """r (n, H) of the n tokens before `start`, without the chunk that begins there."""
-
-    start: int
-    before: Tensor
-
-
 @dataclass
 class AttentionMass:
-    """r of every token, rows (N, H) float32; zero where nothing was observed."""
+    """r of every token, rows (N, H) float32; zero where nothing was observed.
+
+    r cannot be computed again, because queries are not stored. So `before_chunks` keeps r (n, H) of
+    the n tokens before each of the last chunks, and is restored when tokens are cropped there.
+    """
 
     rows: GrowingRows
-    before_chunks: list[MassBefore] = field(default_factory=list)
+    before_chunks: dict[int, Tensor] = field(default_factory=dict)
     answering: bool = False
 
     @torch.no_grad()
@@ -98,32 +73,29 @@ class AttentionMass:
         first, stop = step.start - step.local, step.start + step.queries.shape[1]
         if stop <= self.rows.length:
             return
-        shares = chunk_mass(step).T
-        missing = stop - self.rows.length
-        if missing > 0:
-            self.rows.append(shares.new_zeros(missing, self.rows.width))
+        shares = sum_attention(step).T
+        self.rows.append(shares.new_zeros(stop - self.rows.length, self.rows.width))
         if not (self.answering and step.decoding):
-            earlier = [mass for mass in self.before_chunks if mass.start < step.start]
-            before = self.rows.span(first, step.start).clone()
-            self.before_chunks = [*earlier, MassBefore(step.start, before)][-KEPT_CHUNKS:]
+            kept = {start: r for start, r in self.before_chunks.items() if start < step.start}
+            kept[step.start] = self.rows.span(first, step.start).clone()
+            self.before_chunks = dict([*kept.items()][-KEPT_CHUNKS:])
         self.answering = step.decoding
-        for at, view in self.rows.blocks(first, stop, OBSERVED_AT_ONCE):
+        for at, view in self.rows.blocks(first, stop, TOKENS_ADDED_AT_ONCE):
             view += shares[at - first : at - first + view.shape[0]]
 
     @torch.no_grad()
     def crop(self, length: int) -> None:
-        """Keeps `length` tokens, and takes off the later ones' attention where it is known."""
+        """Keeps `length` tokens, and subtracts the attention of later ones where it is known."""
         self.rows.truncate(length)
-        self.before_chunks = [mass for mass in self.before_chunks if mass.start <= length]
+        self.before_chunks = {at: r for at, r in self.before_chunks.items() if at <= length}
         self.answering = False
-        if self.before_chunks and self.before_chunks[-1].start == length:
-            before = self.before_chunks[-1].before
+        if (before := self.before_chunks.get(length)) is not None:
             first = length - before.shape[0]
-            for at, view in self.rows.blocks(first, length, OBSERVED_AT_ONCE):
+            for at, view in self.rows.blocks(first, length, TOKENS_ADDED_AT_ONCE):
                 view.copy_(before[at - first : at - first + view.shape[0]])
 
-    def of(self, start: int, stop: int) -> Tensor:
-        """r (stop - start, H) of the tokens [start, stop)."""
+    def span(self, start: int, stop: int) -> Tensor:
+        """Returns r (stop - start, H) of the tokens [start, stop)."""
         out = torch.zeros(stop - start, self.rows.width, device=self.rows.device)
         known = min(stop, self.rows.length)
         if known > start:
@@ -148,13 +120,8 @@ class InfLLMState(LayerState):
 @register("selector", "infllm", about="whole blocks, by their most attended keys")
 @dataclass(frozen=True)
 class InfLLM(Selector):
-    """The best whole blocks of M, and the tokens after them.
-
-    A budget below `block` has room for the latter only.
-
-    Args:
-        block: tokens in a block. representatives: keys of a block that stand for it.
-    """
+    """The best whole blocks of `block` tokens, each by so many `representatives` of its keys, and
+    the tokens after the last whole block."""
 
     block: int = 128
     representatives: int = 4
@@ -166,7 +133,6 @@ class InfLLM(Selector):
         return InfLLMState()
 
     def observe(self, step: Step) -> None:
-        """Adds the attention of the chunk's queries to each token of L and C."""
         state: InfLLMState = step.layer_state(self)
         if state.mass is None:
             rows = GrowingRows(step.queries.shape[0], torch.float32, step.queries.device)
@@ -174,7 +140,6 @@ class InfLLM(Selector):
         state.mass.add(step)
 
     def select(self, step: Step, budget: int) -> Tensor:
-        """(K,) int64 offsets into M."""
         device, middle = step.queries.device, step.middle
         if budget >= middle:
             return torch.arange(middle, device=device)
@@ -183,38 +148,32 @@ class InfLLM(Selector):
         count = (budget - left) // self.block
         if not count or middle < self.block:
             return rest
-        blocks = top_k(self._scores(step), count)
-        return torch.cat((tokens_of(blocks, self.block, middle), rest))
+        blocks = top_k(self._score_blocks(step), count)
+        return torch.cat((expand_blocks(blocks, self.block, middle), rest))
 
-    def _scores(self, step: Step) -> Tensor:
-        """s (n,) of every whole block of M."""
+    def _score_blocks(self, step: Step) -> Tensor:
+        """Returns s (n,) of every whole block of M."""
         heads, _, dim = step.queries.shape
         mean = step.rotated(True).float().mean(dim=1)
-        whole, parts = step.middle // self.block, []
-        for _, rows in self._keys(step).blocks(0, whole, AT_ONCE):
-            by_head = (rows.float().view(-1, heads, dim) * mean).sum(dim=2).T
-            parts.append(by_head.sum(dim=0))
-        return torch.cat(parts)
-
-    def _keys(self, step: Step) -> GrowingRows:
-        """K, rows (at least the whole blocks of M, H * D).
-
-        A block that left L receives no more. After a crop it may be in L again: computed anew.
-        """
-        heads, _, dim = step.queries.shape
         state: InfLLMState = step.layer_state(self)
-        rows = state.keys.setdefault((self.block, self.representatives), BlockRows())
+        keys = state.keys.setdefault((self.block, self.representatives), BlockRows())
 
-        def representatives(start: int, count: int) -> Tensor:
+        def represent(start: int, count: int) -> Tensor:
             stop = start + count * self.block
             keys = step.store.span(start, stop)[0].reshape(-1, count, self.block, dim)
-            r = None if state.mass is None else state.mass.of(start, stop)
+            r = None if state.mass is None else state.mass.span(start, stop)
             return self._represent(keys, r, heads)
 
-        return rows.of(step, self.block, heads * dim, representatives, settled=step.local)
+        # A block that left L receives no more. After a crop it may be in L again: computed anew.
+        rows = keys.extend(step, self.block, heads * dim, represent, settled=step.local)
+        scores = []
+        for _, block in rows.blocks(0, step.middle // self.block, TOKENS_AT_ONCE):
+            by_head = (block.float().view(-1, heads, dim) * mean).sum(dim=2).T
+            scores.append(by_head.sum(dim=0))
+        return torch.cat(scores)
 
     def _represent(self, keys: Tensor, r: Tensor | None, heads: int) -> Tensor:
-        """K (n, H * D) of n blocks of `block` tokens, keys (G, n, block, D), r (n * block, H)."""
+        """Returns K (n, H * D) of n blocks: keys (G, n, block, D), r (n * block, H)."""
         groups, count, size, dim = keys.shape
         share = heads // groups
         mean = keys.float().mean(dim=2).repeat_interleave(share, dim=0)
@@ -237,22 +196,19 @@ class InfLLM(Selector):
     cost=f"H D M / 128 + {ATTENDED}",
 )
 def infllm(base: Base) -> dict[str, Any]:
-    memory = {"block": 128, "representatives": 4}
-    return {
-        "selector": {"name": "infllm", **memory},
-        **OWN_SCORE,
-        "position": {"name": "infllm", "distance": max(base.window.local - 1, 0)},
-        "reading": "select",
-    }
+    selector = {"name": "infllm", "block": 128, "representatives": 4}
+    position = {"name": "infllm", "distance": max(base.window.local - 1, 0)}
+    return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 @register("position", "infllm", about="far tokens at one distance, the last inside L")
 @dataclass(frozen=True)
 class InfLLMPositions(FixedDistance):
-    """Far queries at l_L - 1 and far keys at 0, near ones in order.
+    """Far queries at l_L - 1 and far keys at 0, near ones in order; far tokens are scored at
+    `distance`, by the recipe n_local - 1.
 
-    Args:
-        distance: of far tokens when they are scored; InfLLM scores at n_local - 1.
+    InfLLM cuts its window off at n_local tokens for each query; here a chunk's last queries attend
+    to near tokens up to l_C - 1 further away.
     """
 
     distance: int = 4095

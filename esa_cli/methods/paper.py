@@ -21,8 +21,8 @@ ATTENDED = "2 F (I + K + L)"
 """Numbers of keys and values that a step attends to, where all heads share the selection."""
 
 
-def far_away(base: Base) -> int:
-    """w: three quarters of the trained window; measured, benchmarks/NOTES.md."""
+def choose_far_distance(base: Base) -> int:
+    """Returns w: three quarters of the trained window; measured, benchmarks/NOTES.md."""
     return base.context * 3 // 4
 
 
@@ -36,28 +36,25 @@ def esa(base: Base) -> dict[str, Any]:
     return {
         "selector": {"name": "topk", "proximity": 3},
         "score": {"name": "sum", "rotate": False},
-        "position": {"name": "esa", "distance": far_away(base)},
+        "position": {"name": "esa", "distance": choose_far_distance(base)},
         "reading": "select",
     }
 
 
-STORED = "R M to score, R stored a token"
-NEIGHBOURS = "Wu et al., TokenSelect, arXiv 2411.02886"
-ROFORMER = "Su et al. 2021, RoFormer, arXiv 2104.09864"
-
+_STORED = "R M to score, R stored a token"
 for kind, name, part, about, cost, source in (
     ("compressor", "none", NoCompression, "scores with whole keys", "F M to score", PAPER),
     ("compressor", "closed-form", ClosedForm, "the best linear maps for the text's first tokens",
-     f"{STORED}; F^3 once a layer to fit", f"this project; the minimum of Eq. (7) of {PAPER}"),
+     f"{_STORED}; F^3 once a layer to fit", f"this project; the minimum of Eq. (7) of {PAPER}"),
     ("compressor", "pca", Pca, "the directions in which the keys are largest",
-     f"{STORED}; F^3 once a layer to fit", f"{PAPER}, compares with it in Section 4"),
+     f"{_STORED}; F^3 once a layer to fit", f"{PAPER}, compares with it in Section 4"),
     ("compressor", "learned", Learned, "linear maps from a file of `esa calibrate`",
-     f"{STORED}; trained beforehand", f"{PAPER}, Eqs. (5)-(7)"),
+     f"{_STORED}; trained beforehand", f"{PAPER}, Eqs. (5)-(7)"),
     ("position", "esa", FixedDistance, "all far tokens at one fixed distance", ROTATED, PAPER),
     ("position", "contiguous", Contiguous, "far tokens re-numbered in order, right before L",
-     ROTATED, NEIGHBOURS),
+     ROTATED, "Wu et al., TokenSelect, arXiv 2411.02886"),
     ("position", "true", TruePositions, "every token at its position in the document", ROTATED,
-     ROFORMER),
+     "Su et al. 2021, RoFormer, arXiv 2104.09864"),
     ("score", "sum", SumScore, "summed over heads, then maximum over queries",
      "R M with a compressor, F M without", f"{PAPER}, Eqs. (3)-(4)"),
     ("selector", "topk", TopK, "tokens with the best scores, with their neighbours",

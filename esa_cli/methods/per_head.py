@@ -1,61 +1,68 @@
-"""Scores and selections for each query head, and blocks of M with a row of numbers each.
+"""Quest and Loki: pages or tokens for each query head, by cheap bounds or logits of its own.
 
 All queries of a chunk share one selection for each head, by Eq. (4) for that head alone:
 
     s_h(m) = max over c of ( x_h,c(m) - max over m' of x_h,c(m') )
 
-With one query this orders tokens as x itself does.
+Quest (Tang et al., arXiv 2406.10774): x is an upper bound of a page's best logit,
 
-M begins at the same token in every step and grows at its end, so a whole block does not change: its
-row of numbers is kept in the selector's layer state, and computed again after a crop.
+    u_h(p) = scale * sum over d of max( q_d max_{m in p} k_m,d , q_d min_{m in p} k_m,d )
+
+and the floor(budget / page) pages with the highest are taken. Loki (Singhania et al., arXiv
+2406.02542): x is the logit in the first principal directions of the keys; attention to the k best
+tokens is exact:
+
+    P_g    (D, r) directions of largest variance of key head g's unrotated keys
+    s_h(m) = scale * (q_h P_g)(k_m P_g)^T, where k P_g is kept
+
+Unlike the originals, q is rotated to the far distance and keys are unrotated; chunks select, too,
+and not an answer's tokens alone; P is fitted on the first tokens of M and not on another text; the
+newest page is not always taken, as L is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from esa_cli.attention.algebra import to_float64
+from esa_cli.attention.parts import Selector, check_at_least
 from esa_cli.attention.selection import Blocks, top_k, two_passes
-from esa_cli.attention.step import LayerState, Step
+from esa_cli.attention.step import LayerState, Step, tokens_per_block
+from esa_cli.methods.paper import choose_far_distance
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 from esa_cli.storage.memory_store import GrowingRows
 
-
-def max_over_queries(blocks: Callable[[], Blocks], queries: Tensor, count: int) -> Tensor:
-    """Scores (H, count) of each head for the whole chunk.
-
-    Args:
-        blocks: computes the logits; called twice where they are too many to be kept.
-        queries: (H, C, D). count: tokens or pages in all.
-    """
-    heads, chunk, _ = queries.shape
-    out = torch.empty(heads, count, device=queries.device)
-    if chunk == 1:
-        for offset, block in blocks():
-            out[:, offset : offset + block.shape[2]] = block[:, 0]
-        return out
-    passes = two_passes(blocks, heads * chunk * count)
-    top = torch.full((heads, chunk), float("-inf"), device=queries.device)
-    for _, block in passes():
-        top = torch.maximum(top, block.float().amax(dim=2))
-    for offset, block in passes():
-        out[:, offset : offset + block.shape[2]] = (block.float() - top[..., None]).amax(dim=1)
-    return out
-
-
-def best_by_head(scores: Tensor, count: int) -> list[Tensor]:
-    """Ascending indices (count,) of each row's best, for scores (H, n)."""
-    return [top_k(row, count) for row in scores]
-
-
-AT_ONCE = 4096
+TOKENS_AT_ONCE = 4096
 """Tokens whose rows are computed at once."""
 
 
-def tokens_of(blocks: Tensor, size: int, middle: int) -> Tensor:
-    """Offsets (K,) of the tokens of ascending blocks (n,); the last block of M may be short."""
+def select_by_head(
+    blocks: Callable[[], Blocks], queries: Tensor, count: int, budget: int
+) -> list[Tensor]:
+    """Returns the ascending indices (budget,) of each head's best of `count` tokens or pages.
+
+    `blocks` computes the logits (H, C, n) of the queries (H, C, D); it is called twice where they
+    are too many to be kept.
+    """
+    heads, chunk, _ = queries.shape
+    if chunk == 1:
+        parts = [block[:, 0] for _, block in blocks()]
+    else:
+        passes = two_passes(blocks, heads * chunk * count)
+        top = torch.full((heads, chunk), float("-inf"), device=queries.device)
+        for _, block in passes():
+            top = torch.maximum(top, block.float().amax(dim=2))
+        parts = [(block.float() - top[..., None]).amax(dim=1) for _, block in passes()]
+    return [top_k(row, budget) for row in torch.cat(parts, dim=1)]
+
+
+def expand_blocks(blocks: Tensor, size: int, middle: int) -> Tensor:
+    """Returns the offsets (K,) of the tokens of ascending blocks (n,); the last may be short."""
     tokens = blocks[:, None] * size + torch.arange(size, device=blocks.device)
     return tokens[tokens < middle]
 
@@ -64,8 +71,8 @@ def tokens_of(blocks: Tensor, size: int, middle: int) -> Tensor:
 class BlockRows(LayerState):
     """Rows (n, width) of the first n whole blocks of `size` tokens from token `low` on.
 
-    Args:
-        settled: tokens after a block that must be cached before its row is final.
+    M begins at the same token in every step and grows at its end, so the row of a whole block stays
+    until tokens of the block, or of the `settled` tokens after the block, are taken back.
     """
 
     low: int = 0
@@ -77,19 +84,16 @@ class BlockRows(LayerState):
         if self.rows is not None:
             self.rows.truncate((length - self.settled - self.low) // self.size)
 
-    def of(
+    def extend(
         self,
         step: Step,
         size: int,
         width: int,
-        make: Callable[[int, int], Tensor],
+        compute: Callable[[int, int], Tensor],
         settled: int = 0,
     ) -> GrowingRows:
-        """Rows (at least M // size, width) of the whole blocks of M, in the dtype of the keys.
-
-        Args:
-            make: (first token, n) -> rows (n, width) of the n blocks there. settled: as above.
-        """
+        """Returns rows (at least M // size, width) of the whole blocks of M, in the keys' dtype;
+        `compute(first token, n)` returns the rows (n, width) of the n blocks there."""
         rows = self.rows
         if rows is None or (self.low, self.size, rows.width) != (step.low, size, width):
             rows = GrowingRows(width, step.queries.dtype, step.queries.device)
@@ -97,7 +101,194 @@ class BlockRows(LayerState):
         self.settled = settled
         whole = step.middle // size
         while rows.length < whole:
-            done = rows.length
-            count = min(whole - done, max(1, AT_ONCE // size))
-            rows.append(make(step.low + done * size, count))
+            count = min(whole - rows.length, max(1, TOKENS_AT_ONCE // size))
+            rows.append(compute(step.low + rows.length * size, count))
         return rows
+
+
+@register("selector", "quest", about="pages for each head, by a bound of their logits")
+@dataclass(frozen=True)
+class Quest(Selector):
+    """Whole pages for each query head; fewer than `page` tokens of budget take none.
+
+    Args:
+        page: tokens in a page. dense_layers: number of first layers with full attention; the
+            original has 2, and at least 3 pages.
+    """
+
+    page: int = 16
+    dense_layers: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, page=self.page)
+        check_at_least(0, dense_layers=self.dense_layers)
+
+    def new_layer_state(self) -> BlockRows:
+        return BlockRows()
+
+    def allowance(self, step: Step, budget: int) -> int:
+        return step.middle if step.layer < self.dense_layers else budget
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """H tensors (K,) of offsets into M."""
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        bounds, pages = self._bound_pages(step), -(-step.middle // self.page)
+        chosen = select_by_head(
+            lambda: self._upper_bounds(step, bounds), step.queries, pages, budget // self.page
+        )
+        return [expand_blocks(row, self.page, step.middle) for row in chosen]
+
+    def _bound_pages(self, step: Step) -> GrowingRows:
+        """Returns rows (whole pages, G * 2 D) of the largest and smallest numbers of each page."""
+
+        def bound(start: int, count: int) -> Tensor:
+            return bound_keys(step.store.span(start, start + count * self.page)[0], self.page)
+
+        rows: BlockRows = step.layer_state(self)
+        return rows.extend(step, self.page, 2 * step.store.heads * step.store.dim, bound)
+
+    def _upper_bounds(self, step: Step, bounds: GrowingRows) -> Blocks:
+        """Yields (first page, u (H, C, n)); the bounds of a short last page are computed anew."""
+        heads, chunk, dim = step.queries.shape
+        groups, whole = step.store.heads, step.middle // self.page
+        q = step.rotated(True).float() * step.scale
+        # max(q a, q b) with a >= b is q a where q > 0, and q b elsewhere.
+        both = torch.cat((q.clamp(min=0), q.clamp(max=0)), dim=-1)
+        both = both.view(groups, heads // groups * chunk, 2 * dim)
+
+        def multiply(rows: Tensor) -> Tensor:
+            pages = rows.float().view(-1, groups, 2 * dim).permute(1, 2, 0)
+            return (both @ pages).view(heads, chunk, -1)
+
+        for first, rows in bounds.blocks(0, whole, tokens_per_block(heads * chunk)):
+            yield first, multiply(rows)
+        if whole * self.page < step.middle:
+            keys = step.store.span(step.low + whole * self.page, step.high)[0]
+            yield whole, multiply(bound_keys(keys, keys.shape[1]))
+
+
+def bound_keys(keys: Tensor, page: int) -> Tensor:
+    """Returns the largest and smallest numbers (n, G * 2 D) of n pages of keys (G, n * page, D)."""
+    pages = keys.reshape(keys.shape[0], -1, page, keys.shape[2])
+    both = torch.cat((pages.amax(dim=2), pages.amin(dim=2)), dim=-1)
+    return both.transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Principal directions (G, D, r) of the keys of tokens [low, upto)."""
+
+    low: int
+    upto: int
+    basis: Tensor
+
+
+@dataclass
+class LokiState(LayerState):
+    """The directions of one layer, and the keys projected on them, for one `settings`; cropping
+    changes neither while the first tokens stay."""
+
+    settings: tuple[int, int] | None = None
+    directions: Directions | None = None
+    keys: BlockRows = field(default_factory=BlockRows)
+
+    def crop(self, length: int) -> None:
+        self.keys.crop(length)
+        if self.directions is not None and length < self.directions.upto:
+            self.directions = None
+
+
+def find_principal_directions(keys: Tensor, rank: int) -> Tensor:
+    """Returns the directions of largest variance (G, D, rank) of keys (G, n, D), best first."""
+    whole = to_float64(keys)
+    centred = whole - whole.mean(dim=1, keepdim=True)
+    vectors: Tensor = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
+    return vectors[..., -rank:].flip(-1).float().to(keys.device)
+
+
+@register("selector", "loki", about="tokens for each head, in the keys' main directions")
+@dataclass(frozen=True)
+class Loki(Selector):
+    """The best middle tokens of each query head, on keys of `rank` numbers.
+
+    Args:
+        rank: r; None: a quarter of D. fit_tokens: middle tokens that the directions are fitted on;
+            fewer, if the first selection comes before.
+        rotate: score the logit of attention at the far distance.
+    """
+
+    rank: int | None = None
+    fit_tokens: int = 2048
+    rotate: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, rank=self.rank, fit_tokens=self.fit_tokens)
+
+    def new_layer_state(self) -> LokiState:
+        return LokiState()
+
+    def select(self, step: Step, budget: int) -> Tensor | list[Tensor]:
+        """H tensors (K,) of offsets into M."""
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        basis = self._fitted_basis(step)
+
+        def project(start: int, count: int) -> Tensor:
+            keys = step.store.span(start, start + count)[0].float()
+            return (keys @ basis).transpose(0, 1).flatten(1)
+
+        state: LokiState = step.layer_state(self)
+        reduced = state.keys.extend(step, 1, step.store.heads * basis.shape[2], project)
+        return select_by_head(
+            lambda: self._logits(step, basis, reduced), step.queries, step.middle, budget
+        )
+
+    def _fitted_basis(self, step: Step) -> Tensor:
+        """Returns P (G, D, r); fitting it drops the keys projected before."""
+        state: LokiState = step.layer_state(self)
+        dim = step.store.dim
+        rank = max(1, dim // 4) if self.rank is None else min(self.rank, dim)
+        settings, directions = (rank, self.fit_tokens), state.directions
+        if directions is None or state.settings != settings or directions.low != step.low:
+            upto = min(step.low + self.fit_tokens, step.high)
+            keys = step.store.span(step.low, upto)[0]
+            directions = Directions(step.low, upto, find_principal_directions(keys, rank))
+            state.settings, state.directions, state.keys = settings, directions, BlockRows()
+        return directions.basis
+
+    def _logits(self, step: Step, basis: Tensor, reduced: GrowingRows) -> Blocks:
+        """Yields (offset into M, s_h (H, C, n))."""
+        heads, chunk, dim = step.queries.shape
+        groups = step.store.heads
+        q = step.rotated(self.rotate).float() * step.scale
+        q = q.reshape(groups, heads // groups * chunk, dim) @ basis
+        for at, rows in reduced.blocks(0, step.middle, tokens_per_block(heads * chunk)):
+            keys = rows.float().view(rows.shape[0], groups, -1).permute(1, 2, 0)
+            yield at, (q @ keys).view(heads, chunk, -1)
+
+
+def _add_recipe(name: str, about: str, source: str, cost: str, options: dict[str, Any]) -> None:
+    """Registers a selector with these settings as a recipe; all far tokens are at one distance."""
+
+    def settings(base: Base) -> dict[str, Any]:
+        return {
+            "selector": {"name": name, **options},
+            **OWN_SCORE,
+            "position": {"name": "esa", "distance": choose_far_distance(base)},
+            "reading": "select",
+        }
+
+    cost = (
+        f"{cost} + 2 F (I + L) + 2 H D K as published; here {cost} + 2 F L + 2 H F (I + K), "
+        "as rows of all key heads are read for each query head"
+    )
+    recipe(name, about=about, source=source, cost=cost)(settings)
+
+
+_add_recipe("quest", "pages of 16 tokens for each head, by an upper bound of their best logit",
+        "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, "
+        "arXiv 2406.10774", "2 F M / 16", {"page": 16, "dense_layers": 0})  # fmt: skip
+_add_recipe("loki", "tokens for each head, by logits in the first principal directions of its keys",
+        "Singhania et al., Loki: Low-Rank Keys for Efficient Sparse Attention, arXiv 2406.02542",
+        "F M / 4", {"rank": None, "fit_tokens": 2048, "rotate": True})  # fmt: skip

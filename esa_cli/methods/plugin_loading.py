@@ -1,7 +1,6 @@
 """Loads plugins (the built-in methods, installed packages, files), and writes a first plugin file.
 
-The command line, `qa.presets.resolved_preset`, and the conformance suite call it; each plugin is
-loaded once. A preset names parts of plugins and never loads one.
+Each plugin is loaded once. A preset names parts of plugins and never loads one.
 """
 
 from __future__ import annotations
@@ -22,14 +21,11 @@ from esa_cli.methods import (  # noqa: F401
     consensus,
     full_attention,
     infllm,
-    loki,
     paper,
-    quest,
+    per_head,
     registry,
-    rope_scaling,
     sentences,
     streaming,
-    tokenselect,
     voting,
 )
 from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
@@ -37,18 +33,15 @@ from esa_cli.system.registry import PLUGIN_PREFIX, entries_from, remove_entries
 
 @cache
 def load_installed() -> None:
-    """Imports every module named under the entry-point group `esa.plugins`, once a process.
-
-    Raises:
-        PluginError: one does not load; it names the plugin.
-    """
+    """Imports every module of the entry-point group `esa.plugins`, once a process. Raises
+    PluginError, which names the plugin that does not load."""
     for point in entry_points(group="esa.plugins"):
         try:
             point.load()
         except NOT_BLAMED:
             raise
         except BaseException as error:
-            reason = error.message if isinstance(error, PluginError) else _reason(error)
+            reason = error.message if isinstance(error, PluginError) else _describe_error(error)
             raise PluginError(
                 f"plugin {point.name!r} ({point.value}) does not load: {reason}",
                 "update or uninstall the package it comes from",
@@ -56,13 +49,8 @@ def load_installed() -> None:
 
 
 def load_file(path: str | Path) -> list[tuple[str, str]]:
-    """Imports a plugin file and returns the (kind, name) pairs it registered.
-
-    A file is run once in a process; a file that failed has registered nothing and may be retried.
-
-    Raises:
-        PluginError: the file is missing, does not run, or registers nothing.
-    """
+    """Imports a plugin file, once in a process, and returns the (kind, name) pairs it registered.
+    Raises PluginError: the file is missing, does not run, or registers nothing."""
     path = Path(path)
     if not path.is_file():
         raise PluginError(f"no plugin file {path}", "check the path; `esa plugins new` writes one")
@@ -90,34 +78,28 @@ def load_file(path: str | Path) -> list[tuple[str, str]]:
         if isinstance(error, (PluginError, *NOT_BLAMED)):
             raise
         raise PluginError(
-            f"plugin {path} does not run: {_reason(error)}",
+            f"plugin {path} does not run: {_describe_error(error)}",
             f"`esa plugins check {path}` shows more",
         ) from error
     return entries_from(key)
 
 
-def _reason(error: BaseException) -> str:
-    """The error, and the line of the plugin it came from."""
+def _describe_error(error: BaseException) -> str:
+    """Returns the error, and the line of the plugin it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{'' if isinstance(error, SyntaxError) else where}"
 
 
-LONGEST = 32
-"""Characters in a name, so that the lines it goes into stay short."""
-
+MAX_NAME = 32
 _SOURCE = '''"""The `@name@` selector: the middle tokens with the largest mean logit.
 
 Check it:  esa plugins check @file@
 Use it:    esa ask book.txt "..." --plugin FILE
            --set answer.from=rows --set selector.name=@name@
 
-A score or a position encoding is registered the same way, in this file or another:
-- @register("score", ...): a `Score` with `scores(step)`, which returns (M,) floats, of keys or of
-  the words in `step.text`. The selector `topk` then takes the best.
-- @register("position", ...): a `PositionEncoding` with a field `distance`,
-  `near(local, chunk, start, far)` and `far(at, local, chunk, start)`, which return `Positions`.
-docs/plugins.md has all of it on one page.
+Scores, compressors, position encodings and recipes are registered the same way; docs/plugins.md has
+all of it on one page.
 """
 
 from __future__ import annotations
@@ -135,8 +117,7 @@ from esa_cli.methods import Selector, Step, register, top_k
 class @class@(Selector):
     """The `budget` best middle tokens, by the mean over heads and current tokens.
 
-    Args:
-        rotate: score them as they will be seen, at the far distance.
+    With `rotate` they are scored as they will be seen, at the far distance.
     """
 
     rotate: bool = True
@@ -150,20 +131,13 @@ class @class@(Selector):
 '''
 
 
-def _file_name(name: str) -> str:
-    return f"{name.replace('-', '_')}.py"
-
-
-def template(name: str) -> str:
-    """The source of a plugin file that registers a selector `name`.
-
-    Raises:
-        PluginError: the name is not one, or a selector has it already.
-    """
-    if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{LONGEST - 1}}}", name):
+def fill_template(name: str) -> str:
+    """Returns the source of a plugin file that registers a selector `name`. Raises PluginError: the
+    name has other signs, or a selector has it already."""
+    if not re.fullmatch(rf"[A-Za-z][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}", name):
         raise PluginError(
             f"{name!r} cannot name a method",
-            f"a letter, then letters, digits, '-' and '_', {LONGEST} in all at most",
+            f"use a letter, then letters, digits, '-' and '_', at most {MAX_NAME} in all",
         )
     if name in registry.names("selector"):
         raise PluginError(
@@ -171,20 +145,15 @@ def template(name: str) -> str:
             "choose another name",
         )
     words = [word for word in re.split(r"[-_]", name) if word]
-    class_name = "".join(word[0].upper() + word[1:] for word in words)
-    if not class_name.endswith("Selector"):
-        class_name += "Selector"  # so that no name is one that the file imports
-    source = _SOURCE.replace("@name@", name).replace("@file@", _file_name(name))
-    return source.replace("@class@", class_name)
+    class_name = "".join(word[0].upper() + word[1:] for word in words).removesuffix("Selector")
+    source = _SOURCE.replace("@name@", name).replace("@file@", f"{name.replace('-', '_')}.py")
+    return source.replace("@class@", f"{class_name}Selector")  # no name that the file imports
 
 
 def write_template(name: str, folder: str | Path) -> Path:
-    """Writes `template(name)` into `folder` and returns the file's path.
-
-    Raises:
-        PluginError: the name does not hold, the folder is missing, or the file exists.
-    """
-    source, path = template(name), Path(folder) / _file_name(name)
+    """Writes a first plugin file into `folder` and returns its path. Raises PluginError: the name
+    does not hold, the folder is missing, or the file exists."""
+    source, path = fill_template(name), Path(folder) / f"{name.replace('-', '_')}.py"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(source)

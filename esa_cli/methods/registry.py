@@ -1,10 +1,8 @@
 """Methods by name: their parts (selectors, scores, compressors, positions), and recipes.
 
-A part is a frozen dataclass; its fields are the keys a preset may set. A recipe is a whole method:
-the parts and windows of a published one, at the preset's token budget I + K + L, so that methods
-can be compared; `qa.presets.resolved_preset` merges it into a preset. Built-in methods and those of
-plugins are registered by the same decorators. This file does without torch,
-so that presets are checked quickly.
+A part is a frozen dataclass; its fields are the settings of a preset. A recipe is a whole published
+method: parts and windows at the preset's token budget I + K + L, so that methods can be compared.
+This file does without torch, so that presets are checked quickly.
 """
 
 from __future__ import annotations
@@ -28,14 +26,15 @@ if TYPE_CHECKING:
 
 KINDS = ("selector", "score", "compressor", "position")
 RESERVED = {"preset": "the preset as it is", "text": "answers from text"}
-"""Names that stand for these where methods are compared, so that no method may have them."""
+"""Names with a meaning of their own where methods are compared; no method may have them."""
 T = TypeVar("T", bound=type)
 
 
 class Part(NamedTuple):
-    """A registered class; `cost` is of one step, in the letters of `attention`. `about` is the
-    docstring's first line unless given; `source` and `cost` those of the recipe of the same name,
-    or of the first one in the same file.
+    """A registered class, with its cost in one step in the letters of docs/plugins.md.
+
+    `about` is by default the docstring's first line; `source` and `cost` are by default those of
+    the recipe of the same name, or of the first one in the same file.
     """
 
     kind: str
@@ -46,7 +45,7 @@ class Part(NamedTuple):
     cls: type
 
     def texts(self) -> dict[str, str]:
-        """All but the class."""
+        """All fields but the class."""
         return {key: value for key, value in self._asdict().items() if key != "cls"}
 
 
@@ -57,38 +56,30 @@ def register(
     kind: str, name: str, *, about: str = "", source: str = "", cost: str = ""
 ) -> Callable[[T], T]:
     """Class decorator: makes a dataclass available to presets as `kind: {name: ...}`; see `Part`.
+    Raises PluginError: unknown kind, not a dataclass, or the name is taken or reserved."""
 
-    Raises:
-        PluginError: unknown kind, not a dataclass, or the name is taken by another class; or a
-            selector's is reserved, for it is also a method's.
-    """
-
-    def keep(cls: T) -> T:
+    def add(cls: T) -> T:
         if kind not in KINDS:
             raise PluginError(
                 f"cannot register {name!r}: no such kind {kind!r}", nearest(kind, KINDS)
             )
         if kind == "selector":
-            check_method_name(name)
-        if not dataclasses.is_dataclass(cls):
+            _check_method_name(name)
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else None
+        if fields is None or "name" in {field.name for field in fields}:
             raise PluginError(
-                f"{kind} {name!r} is not a dataclass", "put @dataclass(frozen=True) under @register"
-            )
-        if "name" in {field.name for field in dataclasses.fields(cls)}:
-            raise PluginError(
-                f"{kind} {name!r} has a setting 'name', which means the method itself",
-                "call it something else",
+                f"{kind} {name!r} must be a dataclass without a setting 'name', which is its own",
+                "put @dataclass(frozen=True) under @register, and call settings something else",
             )
         first = (cls.__doc__ or "").strip().partition("\n")[0]
         summary = "" if first.startswith(f"{cls.__name__}(") else first  # a dataclass's signature
         PARTS[kind].add(name, Part(kind, name, about or summary, source, cost, cls), cls)
         return cls
 
-    return keep
+    return add
 
 
-def check_method_name(name: str) -> None:
-    """Raises PluginError for a name of `RESERVED`."""
+def _check_method_name(name: str) -> None:
     if name in RESERVED:
         raise PluginError(
             f"a method's name must be none of {', '.join(map(repr, RESERVED))}, got {name!r}",
@@ -97,45 +88,42 @@ def check_method_name(name: str) -> None:
 
 
 def names(kind: str) -> list[str]:
-    """Registered names of one kind, sorted."""
+    """Lists the registered names of one kind, sorted."""
     return sorted(PARTS[kind])
 
 
 def origin(kind: str, name: str) -> str:
-    """The module or plugin file that registered a part."""
+    """Returns the module or plugin file that registered a part."""
     return PARTS[kind].origin(name)
 
 
 def parts() -> list[Part]:
-    """Every registered part, kind by kind, in each by name."""
-    return [_with_texts(PARTS[kind][name]) for kind in KINDS for name in names(kind)]
-
-
-def _with_texts(part: Part) -> Part:
-    where = origin(part.kind, part.name)
-    beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
-    if not beside:
-        return part
-    method = min(beside, key=lambda recipe: recipe.name != part.name)
-    return part._replace(source=part.source or method.source, cost=part.cost or method.cost)
+    """Lists every registered part, by kind and name, with source and cost as far as known."""
+    found = []
+    for part in (PARTS[kind][name] for kind in KINDS for name in names(kind)):
+        where = origin(part.kind, part.name)
+        beside = [RECIPES[name] for name in RECIPES if RECIPES[name].origin == where]
+        if beside:
+            method = min(beside, key=lambda recipe: recipe.name != part.name)
+            source, cost = part.source or method.source, part.cost or method.cost
+            part = part._replace(source=source, cost=cost)
+        found.append(part)
+    return found
 
 
 def lookup(kind: str, name: str) -> type:
-    """The class registered as `kind: name`.
-
-    Raises:
-        PresetError: there is none; the message names the nearest.
-    """
+    """Returns the class registered as `kind: name`. Raises PresetError: it is unknown."""
     if name not in PARTS[kind]:
         raise PresetError(f"unknown {kind} {name!r}", nearest(name, names(kind)))
     return PARTS[kind][name].cls
 
 
 def build(kind: str, options: Mapping[str, Any]) -> Any:
-    """Makes the method `options['name']` with the other entries as its fields.
+    """Makes the part `options['name']` with the other entries as its fields.
 
     Raises:
         PresetError: unknown name or field, a value of the wrong type, or one the class refuses.
+        PluginError: a field has a type that a preset cannot hold.
     """
     fields = dict(options)
     name = fields.pop("name", None)
@@ -143,12 +131,10 @@ def build(kind: str, options: Mapping[str, Any]) -> Any:
         reason = "has no name" if name is None else f"has the name {name!r}: put it in quotes"
         raise PresetError(f"{kind} {reason}", f"known: {', '.join(names(kind))}")
     cls = lookup(kind, name)
-    known = {field.name for field in dataclasses.fields(cls) if field.init}
+    known = sorted(field.name for field in dataclasses.fields(cls) if field.init)
     for key in fields:
         if key not in known:
-            raise PresetError(
-                f"{kind} {name!r} has no setting {key!r}", nearest(key, sorted(known))
-            )
+            raise PresetError(f"{kind} {name!r} has no setting {key!r}", nearest(key, known))
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     key = ""
@@ -186,7 +172,7 @@ class Base(NamedTuple):
 
     @property
     def stretch(self) -> float:
-        """How many times the trained window the document is long, at least 1."""
+        """The document's length in trained windows, at least 1."""
         return max(1.0, self.length / self.context)
 
     def local_only(self) -> dict[str, int]:
@@ -204,13 +190,9 @@ LAID = ("window", "selector", "score", "compressor", "position", "reading")
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method by name.
-
-    Args:
-        about: one line. source: the paper. cost: of one step, in the letters of `attention`.
-        settings: returns the settings merged into a preset. full: full attention, whatever the
-            budget, during prefill, too. origin: the module or plugin file that registers it.
-    """
+    """A method by name: a line about it, its paper, its cost in one step in the letters of
+    docs/plugins.md, and a function that returns the settings merged into a preset. `full` means
+    full attention, whatever the budget; `origin` is the module or plugin file."""
 
     name: str
     about: str
@@ -227,98 +209,89 @@ RECIPES: Registry[Recipe] = Registry("method")
 def recipe(
     name: str, *, about: str, source: str, cost: str, full: bool = False
 ) -> Callable[[Settings], Settings]:
-    """Decorator of the function that returns a method's settings; see `Recipe`.
+    """Decorator of the function that returns a method's settings; see `Recipe`. Raises PluginError:
+    the name is taken by another function, or reserved."""
+    _check_method_name(name)
 
-    Raises:
-        PluginError: the name is taken by another function, or reserved.
-    """
-    check_method_name(name)
-
-    def keep(settings: Settings) -> Settings:
+    def add(settings: Settings) -> Settings:
         whole = Recipe(name, about, source, cost, settings, full, origin_of(settings))
         RECIPES.add(name, whole, settings)
         return settings
 
-    return keep
+    return add
 
 
 def recipes() -> list[Recipe]:
-    """Every recipe, built in and from plugins, by name."""
+    """Lists every recipe, built in and from plugins, by name."""
     return [RECIPES[name] for name in sorted(RECIPES)]
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name; a selector without one is used with the preset's settings.
-
-    Raises:
-        UsageError: there is neither; the message names the nearest.
-    """
+    """Returns the recipe of this name; a selector without one has the preset's other settings.
+    Raises UsageError: no recipe or selector has this name."""
     if name in RECIPES:
         return RECIPES[name]
     selectors = names("selector")
-    if name in selectors:
-        return Recipe(
-            name,
-            "the preset's settings with this selector",
-            origin("selector", name),
-            "",
-            lambda base: {"selector": {"name": name}, "window": {"ending": base.window.ending}},
-            False,
-            origin("selector", name),
-        )
-    hint = nearest(name, {*RECIPES, *selectors})
-    raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all")
+    if name not in selectors:
+        hint = nearest(name, {*RECIPES, *selectors})
+        raise UsageError(f"unknown method {name!r}", f"{hint}; `esa methods` lists all")
+
+    def settings(base: Base) -> dict[str, Any]:
+        return {"selector": {"name": name}, "window": {"ending": base.window.ending}}
+
+    about, where = "the preset's settings with this selector", origin("selector", name)
+    return Recipe(name, about, where, "", settings, False, where)
 
 
-# Content hashes of plugin sources and of files named in settings: documents stored with an earlier
-# content are not reused. What these files import is not hashed.
+# Hashes of plugin files and of files named in settings: documents stored with an earlier content
+# are not reused. Modules that these files import are not hashed.
 
 _WITHOUT_FILE: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def sources(method: Method) -> dict[str, str]:
-    """Hashes of the plugin files that define the method's parts, by kind of part.
+    """Hashes the plugin files that define the method's parts, by kind of part.
 
     A class defined in an interactive session has no file, and a random name in place of a hash.
     """
     hashes = {}
-    for name in KINDS:
-        kind = type(getattr(method, name))
-        if not kind.__module__.startswith("esa_cli."):
-            file = _file(kind)
-            hashes[name] = _of(file) if file else _WITHOUT_FILE.setdefault(kind, uuid.uuid4().hex)
+    for kind in KINDS:
+        cls = type(getattr(method, kind))
+        if not cls.__module__.startswith("esa_cli."):
+            file = _source_file(cls)
+            random = _WITHOUT_FILE.setdefault(cls, uuid.uuid4().hex)
+            hashes[kind] = _hash_file(file) if file else random
     return hashes
 
 
 def without_file(method: Method) -> str:
-    """The first kind of part whose class has no source file; empty where all have one."""
-    kinds = {name: type(getattr(method, name)) for name in KINDS}
-    return next((name for name, kind in kinds.items() if _file(kind) is None), "")
+    """Returns the first kind of part whose class has no source file; empty where all have one."""
+    return next((kind for kind in KINDS if not _source_file(type(getattr(method, kind)))), "")
 
 
 def contents(settings: Mapping[str, Any], files: Sequence[str] = ()) -> dict[str, Any]:
-    """The settings of one part; those that name a file have the hash of its content.
+    """Replaces the files in the settings of one part by hashes of their contents.
 
     Args:
-        files: of the part (`Compressor.files`); a setting called `file` names one, too. Files that
-            no setting names are hashed under `files`.
+        files: those of the part (`Compressor.files`); a setting called `file` names one, too. Files
+            that no setting names are hashed under `files`.
     """
-    out = dict(settings)
+    hashed = dict(settings)
     for key, value in settings.items():
         if key == "file" or value in files:
-            out[key] = _of(Path(str(value)).expanduser())
-    others = [_of(Path(one).expanduser()) for one in files if one not in settings.values()]
-    return {**out, "files": others} if others else out
+            hashed[key] = _hash_file(Path(str(value)).expanduser())
+    others = [_hash_file(Path(f).expanduser()) for f in files if f not in settings.values()]
+    return {**hashed, "files": others} if others else hashed
 
 
-def _file(kind: type) -> Path | None:
+def _source_file(cls: type) -> Path | None:
     try:
-        return Path(inspect.getfile(kind))
+        return Path(inspect.getfile(cls))
     except (TypeError, OSError):  # a class defined in an interactive session
         return None
 
 
-def _of(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:

@@ -1,39 +1,19 @@
 """Methods that select whole sentences: InfiniRetri and ReContext.
 
-InfiniRetri: whole sentences by the last layer's attention from the question.
+InfiniRetri (Ye et al., arXiv 2502.12962) takes the sentences of the `tokens` best of s, with
 
     a_h(c, m) = softmax over m of the logits of head h of the last layer
     s(m)      = sum over heads h, the question's tokens c and |phrase| neighbours j of a_h(c, j)
-    choice      the whole sentences of the `tokens` best of s
 
-Source: Ye et al., "Infinite Retrieval: Attention Enhanced LLMs in Long-Context Processing", arXiv
-2502.12962, and its published package. As published: the last layer alone, the sum over heads and
-over the question's tokens, phrases of 8 tokens (4 before, the token, 3 after), 300 tokens, whole
-sentences, no training. Not as published:
-- There the text passes the model in pieces of 1,024 tokens, each with the sentences kept so far and
-  the question, and attention is within that piece. Here the question passes once after the stored
-  document, and the softmax is over all of M, at the far distance.
-- There the sentences are read again as text. Here their stored rows are attended to, at
-  consecutive positions, by the default's prompt.
-- Sentences are taken by their best token until the budget is used; there all of the 300 tokens.
-- The package weights each of the question's tokens by its attention to the others, squared, which
-  the paper does not have; here all count the same.
-- Sentences end at . ! ? before a space, at their Chinese marks, and at empty lines; the package
-  also joins pieces of 8 characters or less.
+As published: phrases of 8 tokens, 300 tokens, whole sentences, no training. There the text passes
+the model in pieces with the sentences kept so far, which are read again as text; here the question
+passes once after the stored document, the softmax is over all of M, and stored rows are attended
+to. The package also weights the question's tokens by their attention to each other.
 
-ReContext: whole sentences of the tokens that retrieval heads attend to, before the question.
-
-Source: "ReContext: Recursive Evidence Replay as an LLM Harness for Long-Context Reasoning", arXiv
-2607.02509, and its published code. As published: retrieval heads score, whole sentences of the 8 to
-32 best tokens (here 32), placed right before the question, no training. Not as published:
-- There the sentences are inserted as text and the whole document stays in view. Here their stored
-  rows are attended to at consecutive positions right before the question, and nothing else is: what
-  is compared is the choice of sentences.
-- There 16 heads, found on question/passage pairs, are averaged over the last tokens of the prompt
-  with a decay of 0.75. Here the preset's `score.heads` vote (all heads where it has none): summed
-  over heads, the maximum over the tokens of question and prompt.
-- There several rounds may each add sentences; here one.
-- Sentences end as above; there by a trained splitter where one is installed.
+ReContext (arXiv 2607.02509) takes the sentences of the 32 tokens that retrieval heads attend to,
+right before the question. There they are inserted as text, in several rounds, beside the whole
+document, and 16 heads are averaged over the prompt's last tokens; here only stored rows of the
+sentences are attended to, and the preset's `score.heads` vote.
 """
 
 from __future__ import annotations
@@ -57,19 +37,15 @@ from esa_cli.methods.consensus import LayerSums, esa_consensus
 from esa_cli.methods.paper import ATTENDED
 from esa_cli.methods.registry import Base, recipe, register
 
-END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
-"""Where a sentence ends: at its mark, or before an empty line."""
-WITHOUT_TEXT = 32
+SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+[\"'”’)\]]*(?=\s)|[。！？]+[\"”’」』]*|\n\s*\n")
+TOKENS_WITHOUT_TEXT = 32
 """Tokens that count as a sentence where the text is not known (stock `generate`)."""
 
 
 def sentence_starts(pieces: Sequence[str]) -> Tensor:
-    """Ascending positions of the first tokens of sentences, (S,); the last is the text's end.
-
-    Args:
-        pieces: the text of each token. A token on both sides of an end belongs to the earlier one.
-    """
-    ends = [found.end() for found in END.finditer("".join(pieces))]
+    """Returns the ascending positions of the first tokens of sentences, (S,), then the text's end;
+    `pieces` has the text of each token. A token on both sides of an end belongs to the earlier."""
+    ends = [found.end() for found in SENTENCE_END.finditer("".join(pieces))]
     starts = numpy.array([0, *accumulate(map(len, pieces))])
     at = numpy.searchsorted(starts, ends)
     return torch.from_numpy(numpy.unique([0, *at, len(pieces)])).long()
@@ -80,18 +56,17 @@ def sentence_starts(pieces: Sequence[str]) -> Tensor:
 class WholeSentences(LayerSums):
     """Whole sentences of the `tokens` best tokens by the sum of the layers' scores.
 
-    Sentences are taken in the order of their best tokens, until the budget is used; of the last,
-    what fits around its best token. Tokens with the lowest score of all choose nothing.
+    Sentences are taken in the order of their best tokens, until the budget is used, the last one in
+    part. Tokens with the lowest score of all choose nothing.
     """
 
     rounds: Literal[1, 2] = 2
     tokens: int = 300
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_at_least(1, tokens=self.tokens)
 
-    def best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
+    def select_best(self, scores: Tensor, step: Step, budget: int) -> Tensor:
         bounds = self._bounds(step)
         ranked = torch.argsort(scores, descending=True, stable=True)[: self.tokens].cpu()
         ranked = ranked[(scores > scores.min()).cpu()[ranked]]
@@ -112,7 +87,7 @@ class WholeSentences(LayerSums):
     def _bounds(self, step: Step) -> Tensor:
         """Ascending offsets into M of the borders of sentences, 0 and M included."""
         if step.text is None:
-            inner = torch.arange(step.low, step.high, WITHOUT_TEXT)
+            inner = torch.arange(step.low, step.high, TOKENS_WITHOUT_TEXT)
         else:
             text = step.text
             inner = text.once("sentences", lambda: sentence_starts(text.pieces()))
@@ -120,8 +95,8 @@ class WholeSentences(LayerSums):
         return torch.cat((torch.tensor([0]), inside, torch.tensor([step.middle])))
 
 
-def phrase_sums(scores: Tensor, phrase: int) -> Tensor:
-    """(M,): sums over `phrase` tokens: half of them before each token, itself, the rest after."""
+def sum_phrases(scores: Tensor, phrase: int) -> Tensor:
+    """Sums scores (M,) over `phrase` tokens: half of them before each token, itself, the rest."""
     before = phrase // 2
     padded = functional.pad(scores, (before, phrase - 1 - before))
     return padded.unfold(0, phrase, 1).sum(dim=1) if scores.shape[0] else scores
@@ -163,10 +138,8 @@ class PhraseScore(Score):
         total = torch.full((heads, chunk), float("-inf"), device=out.device)
         for _, logits in passes():
             total = torch.logaddexp(total, logits.logsumexp(dim=-1))
-        for offset, logits in passes():
-            weights = (logits - total[..., None]).exp().sum(dim=(0, 1))
-            out[offset : offset + logits.shape[2]] = weights
-        return phrase_sums(out, self.phrase)
+        weights = [(logits - total[..., None]).exp().sum(dim=(0, 1)) for _, logits in passes()]
+        return sum_phrases(torch.cat(weights), self.phrase)
 
 
 @recipe(
@@ -177,11 +150,9 @@ class PhraseScore(Score):
     cost=f"F M in the last layer for a question, 0 for an answer's token, + {ATTENDED}",
 )
 def infiniretri(base: Base) -> dict[str, Any]:
-    return {
-        **esa_consensus(base),
-        "selector": {"name": "sentences", "tokens": 300, "rounds": 2, "answer": "keep"},
-        "score": {"name": "infiniretri", "phrase": 8, "layers": "last"},
-    }
+    selector = {"name": "sentences", "tokens": 300, "rounds": 2}
+    score = {"name": "infiniretri", "phrase": 8, "layers": "last"}
+    return {**esa_consensus(base), "selector": selector, "score": score}
 
 
 @recipe(
@@ -196,6 +167,6 @@ def recontext(base: Base) -> dict[str, Any]:
     score = {key: value for key, value in whole["score"].items() if key != "heads"}
     return {
         **whole,
-        "selector": {"name": "sentences", "tokens": 32, "rounds": 2, "answer": "keep"},
+        "selector": {"name": "sentences", "tokens": 32, "rounds": 2},
         "score": {**score, "contrast": False},
     }

@@ -1,36 +1,15 @@
 """Methods without selection, or with that of single heads: StreamingLLM and LM-Infinite.
 
-StreamingLLM: the document's first tokens (sinks) and the most recent ones.
-
-    attended   I and the last K + L tokens: the rest of the budget goes to L
-    position   a token's index among those attended to (`contiguous`)
-
-Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453.
-Unlike the original,
-- it keeps 4 sinks; here I is the preset's, so that methods compare at one budget;
-- its window moves with every token; here with every chunk, whose queries all have the same L;
-- it evicts tokens that left the window; here they stay cached and are not attended to.
-
-Position `streaming` is the form in InfLLM's published code: far keys at 0 .. n - 1, all queries at
-n_local + n - 1, so that the sinks are in order, a whole window away.
-
-LM-Infinite: first and recent tokens, and its variant with top-k middle tokens for each head.
-
+    streaming-llm      I and the last K + L tokens, numbered as one text (`contiguous`)
     lm-infinite        I at distance L, and the most recent tokens
     lm-infinite-topk   besides, in layers from `first_layer` on, for each query head h alone:
                        s_h(m) = scale * R(q_h,last, w) . k_g(h),m, w = 2048, keys unrotated,
                        q_h,last the chunk's last query; the k best of M, at distance w
 
-Source: Han et al., "LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language
-Models", arXiv 2308.16137, and its published code. Unlike the original,
-- w is half the trained window where that is less than 2048;
-- its k is 5; here k is the budget, so that methods compare, or `count`;
-- I and L are the preset's (it has 10 or 100 sinks), and L moves by whole chunks;
-- "the last query" is that of a chunk, which is a whole forward call there.
-Layers below `first_layer` leave the budget unspent, as in the original.
-
-Positions of lm-infinite: far queries at l_L, far keys at 0. InfLLM's own version of LM-Infinite has
-its query one lower: that is position `infllm`.
+I, L and k are the preset's, so that methods compare at one budget; the originals have 4, 10 or 100
+first tokens and 5 selected ones. L moves by whole chunks, there with every token, and tokens that
+left it stay cached. w is half the trained window where that is less than 2048.
+Sources: Xiao et al., arXiv 2309.17453; Han et al., arXiv 2308.16137, and its published code.
 """
 
 from __future__ import annotations
@@ -44,8 +23,21 @@ from torch import Tensor
 from esa_cli.attention.parts import PositionEncoding, Selector, check_at_least
 from esa_cli.attention.positions import FixedDistance, consecutive
 from esa_cli.attention.step import Positions, Step
-from esa_cli.methods.per_head import best_by_head, max_over_queries
+from esa_cli.methods.per_head import select_by_head
 from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
+
+LM_INFINITE = (
+    "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
+    "arXiv 2308.16137"
+)
+FAR_DISTANCE = 2048
+"""w, the original's distance of middle tokens."""
+
+
+def _without_middle(base: Base, position: str) -> dict[str, Any]:
+    """Settings that spend the whole budget on L, with a position encoding."""
+    parts = {"selector": {"name": "none"}, **OWN_SCORE, "position": {"name": position}}
+    return {"window": base.local_only(), **parts, "reading": "local"}
 
 
 @recipe(
@@ -56,41 +48,31 @@ from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
     cost="2 F (I + L), L taking the whole budget",
 )
 def streaming_llm(base: Base) -> dict[str, Any]:
-    return {
-        "window": base.local_only(),
-        "selector": {"name": "none"},
-        **OWN_SCORE,
-        "position": {"name": "contiguous"},
-        "reading": "local",
-    }
+    return _without_middle(base, "contiguous")
 
 
-@register("position", "streaming", about="far tokens in order, a whole L away")
-@dataclass(frozen=True)
-class StreamingPositions(PositionEncoding):
-    """Far keys in order from 0, far queries l_L after the last of them; near ones in order.
-
-    Args:
-        distance: of far tokens when they are scored; sinks alone are not.
-    """
-
-    distance: int = 2048
-
-    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return consecutive(local, chunk)
-
-    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        count = at.shape[0]
-        query = max(local + count - 1, 0)
-        return Positions(torch.full((chunk,), query), torch.arange(count))
-
-
-SOURCE = (
-    "Han et al., LM-Infinite: Zero-Shot Extreme Length Generalization for Large Language Models, "
-    "arXiv 2308.16137"
+@recipe(
+    "lm-infinite",
+    about="first and most recent tokens only, the first at the window's length",
+    source=LM_INFINITE,
+    cost="2 F (I + L), L taking the whole budget",
 )
-INSERT = 2048
-"""The original's distance of middle tokens."""
+def lm_infinite(base: Base) -> dict[str, Any]:
+    return _without_middle(base, "lm-infinite")
+
+
+@recipe(
+    "lm-infinite-topk",
+    about="lm-infinite with middle tokens for each head, by the chunk's last query",
+    source=LM_INFINITE,
+    cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
+    "as rows of all key heads are read for each query head",
+)
+def lm_infinite_topk(base: Base) -> dict[str, Any]:
+    selector = {"name": "lm-infinite-topk", "first_layer": 4, "count": None}
+    distance, initial = min(FAR_DISTANCE, base.context // 2), base.window.initial
+    position = {"name": "lm-infinite-topk", "distance": distance, "initial": initial}
+    return {"selector": selector, **OWN_SCORE, "position": position, "reading": "select"}
 
 
 @register("selector", "lm-infinite-topk", about="tokens for each head, by the chunk's last query")
@@ -117,20 +99,17 @@ class LastQueryTopK(Selector):
         if count == 0 or count >= step.middle:
             return torch.arange(min(count, step.middle), device=step.queries.device)
         last = replace(step, queries=step.queries[:, -1:])
-        scores = max_over_queries(lambda: last.head_logits(rotate=True), last.queries, step.middle)
-        return best_by_head(scores, count)
+        return select_by_head(
+            lambda: last.head_logits(rotate=True), last.queries, step.middle, count
+        )
 
 
 @register("position", "lm-infinite-topk", about="sinks at distance L, other far tokens at another")
 @dataclass(frozen=True)
 class TwoDistances(PositionEncoding):
-    """Initial tokens at distance L, other far ones at `distance`; near ones in order.
+    """`initial` tokens at distance L, other far ones at `distance`; near ones in order."""
 
-    Args:
-        distance: of middle tokens, when scored and when attended to. initial: I of the window.
-    """
-
-    distance: int = INSERT
+    distance: int = FAR_DISTANCE
     initial: int = 64
 
     def __post_init__(self) -> None:
@@ -146,49 +125,31 @@ class TwoDistances(PositionEncoding):
         return Positions(torch.full((chunk,), query), keys)
 
 
-@recipe(
-    "lm-infinite",
-    about="first and most recent tokens only, the first at the window's length",
-    source=SOURCE,
-    cost="2 F (I + L), L taking the whole budget",
-)
-def lm_infinite(base: Base) -> dict[str, Any]:
-    return {
-        "window": base.local_only(),
-        "selector": {"name": "none"},
-        **OWN_SCORE,
-        "position": {"name": "lm-infinite"},
-        "reading": "local",
-    }
-
-
-@recipe(
-    "lm-infinite-topk",
-    about="lm-infinite with middle tokens for each head, by the chunk's last query",
-    source=SOURCE,
-    cost="F M + 2 F (I + L) + 2 H D K as published; here F M + 2 F L + 2 H F (I + K), "
-    "as rows of all key heads are read for each query head",
-)
-def lm_infinite_topk(base: Base) -> dict[str, Any]:
-    placed = {"distance": min(INSERT, base.context // 2), "initial": base.window.initial}
-    return {
-        "selector": {"name": "lm-infinite-topk", "first_layer": 4, "count": None},
-        **OWN_SCORE,
-        "position": {"name": "lm-infinite-topk", **placed},
-        "reading": "select",
-    }
-
-
 @register("position", "lm-infinite", about="far tokens at one distance, the first beyond L")
 @dataclass(frozen=True)
 class LMInfinitePositions(FixedDistance):
-    """Far queries at l_L and far keys at 0, near ones in order.
-
-    Args:
-        distance: of far tokens when they are scored.
-    """
+    """Far queries at l_L and far keys at 0, near ones in order; `distance` is for scores."""
 
     distance: int = 2048
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         return FixedDistance(local).far(at, local, chunk, start)
+
+
+@register("position", "streaming", about="far tokens in order, a whole L away")
+@dataclass(frozen=True)
+class StreamingPositions(PositionEncoding):
+    """Far keys in order from 0, far queries l_L after the last one; near ones in order.
+
+    The form in InfLLM's published code of StreamingLLM: the sinks are in order, a window away.
+    """
+
+    distance: int = 2048
+
+    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
+        return consecutive(local, chunk)
+
+    def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
+        count = at.shape[0]
+        query = max(local + count - 1, 0)
+        return Positions(torch.full((chunk,), query), torch.arange(count))

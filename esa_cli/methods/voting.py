@@ -1,7 +1,14 @@
 """The score `vote`: each head's logits are normalised over M before heads are combined.
 
-A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`, and
-`esa-individual`, the paper's ablation over heads.
+A head with large logits then cannot outweigh the few retrieval heads. Recipes: `esa-vote`,
+`esa-individual` (the paper's ablation over heads), and `tokenselect`:
+
+    q_h    = mean over c of R(q_h,c, L + c)        the chunk's queries at their positions after L
+    S(m)   = sum over h of softmax_m( q_h . k_g(h),m )      keys unrotated, no 1/sqrt(D)
+    choice   the k best of S, after an optional maximum over `pool` neighbours
+
+Unlike the published code of TokenSelect, query head h is scored with the key head that it attends
+with, there is no selection cache, and windows, chunk and k are the preset's.
 """
 
 from __future__ import annotations
@@ -14,25 +21,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from esa_cli.attention.parts import Score, check_at_least
-from esa_cli.attention.selection import SumScore, top_k, two_passes
+from esa_cli.attention.parts import Score, Selector, check_at_least, check_odd
+from esa_cli.attention.selection import SumScore, proximity, top_k, two_passes
 from esa_cli.attention.step import Step
 from esa_cli.errors import PresetError
 from esa_cli.methods.paper import ATTENDED, PAPER, esa
-from esa_cli.methods.registry import Base, recipe, register
+from esa_cli.methods.registry import OWN_SCORE, Base, recipe, register
 
 PLAIN: dict[str, Any] = {"shortlist": 0, "contrast": False, "normalise": "head", "heads": []}
 
 
-def vote(
+def combine_votes(
     logits: Tensor, normaliser: Tensor, rule: str, sides: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """(H, C, n) logits and each row's normaliser (H, C) -> (n,) scores.
-
-    Args:
-        sides: (C,) bool each: queries inside the question span, and those of the prompt around it,
-            whose scores are then subtracted.
-    """
+    """Combines (H, C, n) logits, with each row's normaliser (H, C), into (n,) scores; those of the
+    prompt around the question are subtracted, where `sides` (C,) bool says which queries are."""
     shifted = logits - normaliser[..., None]
     heads = shifted.exp_().sum(dim=0) if rule == "softmax" else shifted.amax(dim=0)
     if sides is None:
@@ -50,15 +53,13 @@ class VoteScore(Score):
         rule: `softmax`: sum over heads of each head's attention weight over M;
             `max`: maximum over heads of the logit less that head's maximum.
         normalise: for rule max, the maximum subtracted first: `head`, each head's over M, or
-            `query`, that of all heads, which is Eq. (4) with the maximum over heads for the sum of
-            Eq. (3) (the paper's individual selection).
+            `query`, that of all heads, as in the paper's individual selection.
         rotate: score the logit of attention at the far distance.
-        contrast: where the question span is known, subtract the scores of the prompt around it: a
-            token that any prompt attends to (a sink, the document's title) answers no question.
-            Ours; measured in benchmarks/NOTES.md. Needs rule softmax.
+        contrast: with rule softmax, where the question span is known, subtract the scores of the
+            prompt around it: a token that any prompt attends to (a sink, the document's title)
+            answers no question. Ours; measured in benchmarks/NOTES.md.
         heads: (layer, query head) pairs that score; empty: all. Other layers score 0 and read no
-            keys. Only for selectors that sum the layers (`sums_layers`, as consensus does); with
-            others all heads score. `esa heads` finds a model's retrieval heads.
+            keys. With selectors that do not sum the layers all heads score.
         shortlist: tokens preselected by `sum` on reduced keys; 0: all of M is scored.
     """
 
@@ -88,30 +89,37 @@ class VoteScore(Score):
         return self.rotate
 
     def for_single_layers(self) -> VoteScore:
-        """All heads score, since each layer selects for itself."""
-        return replace(self, heads=())
+        return replace(self, heads=())  # each layer selects for itself
 
     @property
     def last_layer(self) -> int | None:
-        """The last layer with scoring heads; None: all layers have them."""
         return max((layer for layer, _ in self.heads), default=None)
 
-    def _for_all(self, normaliser: Tensor) -> Tensor:
-        """(H, C), or (1, C) where all heads share the maximum."""
-        return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
+    def scores(self, step: Step) -> Tensor:
+        chosen_heads = self._list_scoring_heads(step)
+        if chosen_heads == [] or not step.middle:
+            return torch.zeros(step.middle, device=step.queries.device)
+        sides = self._contrast_sides(step)
+        if 0 < self.shortlist < step.middle:
+            chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
+            logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
+            out = torch.full((step.middle,), -torch.inf, device=logits.device)
+            total = self._over_heads(self._over_tokens(logits))
+            out[chosen] = combine_votes(logits, total, self.rule, sides)
+            return out
+        heads, chunk, _ = step.queries.shape
+        heads = heads if chosen_heads is None else len(chosen_heads)
+        blocks = partial(step.head_logits, self.rotate, chosen_heads)
+        passes = two_passes(blocks, heads * chunk * step.middle)
+        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
+        join = torch.logaddexp if self.rule == "softmax" else torch.maximum
+        for _, logits in passes():
+            total = join(total, self._over_tokens(logits))
+        total = self._over_heads(total)
+        return torch.cat([combine_votes(logits, total, self.rule, sides) for _, logits in passes()])
 
-    def _sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
-        """Queries inside the question span and around it, where the chunk has both."""
-        own, around = (step.own, step.around) if self.contrast else (None, None)
-        if own is None or around is None or not bool(own.any()) or not bool(around.any()):
-            return None
-        return own, around
-
-    def _normaliser(self, logits: Tensor) -> Tensor:
-        return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
-
-    def _scoring_heads(self, step: Step) -> list[int] | None:
-        """Heads of the step's layer that score; None: all."""
+    def _list_scoring_heads(self, step: Step) -> list[int] | None:
+        """Returns the heads of the step's layer that score; None: all."""
         if not self.heads:
             return None
         chosen_heads = [head for layer, head in self.heads if layer == step.layer]
@@ -124,33 +132,20 @@ class VoteScore(Score):
             )
         return chosen_heads
 
-    def scores(self, step: Step) -> Tensor:
-        chosen_heads = self._scoring_heads(step)
-        if chosen_heads == []:
-            return torch.zeros(step.middle, device=step.queries.device)
-        if 0 < self.shortlist < step.middle:
-            return self._from_shortlist(step, chosen_heads)
-        heads, chunk, _ = step.queries.shape
-        heads = heads if chosen_heads is None else len(chosen_heads)
-        blocks = partial(step.head_logits, self.rotate, chosen_heads)
-        passes = two_passes(blocks, heads * chunk * step.middle)
-        total = torch.full((heads, chunk), -torch.inf, device=step.queries.device)
-        join = torch.logaddexp if self.rule == "softmax" else torch.maximum
-        for _, logits in passes():
-            total = join(total, self._normaliser(logits))
-        out = torch.empty(step.middle, device=step.queries.device)
-        sides, total = self._sides(step), self._for_all(total)
-        for offset, logits in passes():
-            out[offset : offset + logits.shape[2]] = vote(logits, total, self.rule, sides)
-        return out
+    def _contrast_sides(self, step: Step) -> tuple[Tensor, Tensor] | None:
+        """Queries inside the question span and around it, where the chunk has both."""
+        own, around = (step.own, step.around) if self.contrast else (None, None)
+        if own is None or around is None or not bool(own.any()) or not bool(around.any()):
+            return None
+        return own, around
 
-    def _from_shortlist(self, step: Step, chosen_heads: list[int] | None) -> Tensor:
-        chosen = top_k(SumScore(rotate=self.rotate).scores(step), self.shortlist)
-        logits = step.head_logits_at(chosen, self.rotate, chosen_heads).float()
-        out = torch.full((step.middle,), float("-inf"), device=logits.device)
-        normaliser = self._for_all(self._normaliser(logits))
-        out[chosen] = vote(logits, normaliser, self.rule, self._sides(step))
-        return out
+    def _over_tokens(self, logits: Tensor) -> Tensor:
+        """(H, C): the normaliser of each row of logits (H, C, n)."""
+        return logits.logsumexp(dim=-1) if self.rule == "softmax" else logits.amax(dim=-1)
+
+    def _over_heads(self, normaliser: Tensor) -> Tensor:
+        """(H, C), or (1, C) where all heads share the maximum."""
+        return normaliser.amax(dim=0, keepdim=True) if self.normalise == "query" else normaliser
 
 
 @recipe(
@@ -173,3 +168,37 @@ def esa_individual(base: Base) -> dict[str, Any]:
 def esa_vote(base: Base) -> dict[str, Any]:
     vote = {"name": "vote", "rule": "softmax", "rotate": True, **PLAIN}
     return {**esa(base), "selector": {"name": "topk", "proximity": 1}, "score": vote}
+
+
+@register("selector", "tokenselect", about="softmax scores of all heads, for the mean query")
+@dataclass(frozen=True)
+class TokenSelect(Selector):
+    """One selection for all heads, by softmax scores summed over heads, each the maximum of `pool`
+    neighbouring ones."""
+
+    pool: int = 1
+
+    def __post_init__(self) -> None:
+        check_odd(pool=self.pool)
+
+    def select(self, step: Step, budget: int) -> Tensor:
+        if budget >= step.middle:
+            return torch.arange(step.middle, device=step.queries.device)
+        chunk = step.queries.shape[1]
+        at = torch.arange(step.local, step.local + chunk, device=step.queries.device)
+        rotated = step.rope.rotate(step.queries, at) * step.rope.gain(step.queries)
+        mean = rotated.float().mean(dim=1, keepdim=True).to(step.queries.dtype)
+        votes = VoteScore(rotate=False).scores(replace(step, queries=mean, scale=1.0))
+        return top_k(proximity(votes, self.pool // 2), budget)
+
+
+@recipe(
+    "tokenselect",
+    about="tokens by softmax scores of all heads for the chunk's mean query; re-numbered in order",
+    source="Wu et al., TokenSelect: Efficient Long-Context Inference and Length Extrapolation for "
+    "LLMs via Dynamic Token-Level KV Cache Selection, arXiv 2411.02886",
+    cost=f"F M + {ATTENDED}",
+)
+def tokenselect(base: Base) -> dict[str, Any]:
+    parts = {"selector": {"name": "tokenselect", "pool": 1}, "position": {"name": "contiguous"}}
+    return {**parts, **OWN_SCORE, "reading": "select"}

@@ -10,8 +10,8 @@ import torch
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions, consecutive
 from esa_cli.attention.step import Positions
+from esa_cli.methods.full_attention import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 
 STRETCHED = [Interpolation(), NTK(), DynamicNTK(), YaRN()]

@@ -76,7 +76,7 @@ def read_by_git(root: Path) -> set[str]:
 def test_no_pattern_takes_long(tmp_path: Path, line: str, name: str) -> None:
     (tmp_path / ".gitignore").write_text(line)
     rules, start = IgnoreRules(str(tmp_path)), time.process_time()
-    assert not rules.names(str(tmp_path / name), folder=False)
+    assert not rules.is_ignored(str(tmp_path / name), folder=False)
     assert time.process_time() - start < 1
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         (tmp_path / folder / "a.txt").write_text(str(number))
     os.mkfifo(tmp_path / "pipe" / ".gitignore")
     (tmp_path / "zero" / ".gitignore").symlink_to("/dev/zero")
-    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MOST_BYTES)
+    (tmp_path / "large" / ".gitignore").write_text("a.txt\n" * ignore_rules.MAX_BYTES)
     (tmp_path / "folder" / ".gitignore").mkdir()
     (tmp_path / "missing" / ".gitignore").symlink_to("nowhere")
     assert len(find_any(str(tmp_path)).files) == 5
@@ -97,4 +97,4 @@ def test_a_folder_below_an_ignored_one_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / ".gitignore").write_text("a/\n")
     (tmp_path / "a" / ".gitignore").write_text("!*\n")
-    assert IgnoreRules(str(tmp_path / "a" / "b")).names(str(tmp_path / "a/b/c"), folder=False)
+    assert IgnoreRules(str(tmp_path / "a" / "b")).is_ignored(str(tmp_path / "a/b/c"), folder=False)

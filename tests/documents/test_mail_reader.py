@@ -110,10 +110,6 @@ def test_mail_inside_a_mail_is_a_chapter_of_its_own() -> None:
     packed = base64.b64encode(inner.encode()).decode()
     kind = "Content-Type: message/rfc822\r\nContent-Transfer-Encoding: base64\r\n\r\n"
     assert of(PLAIN, kind + packed, PLAIN) == found
-    status = (
-        "Content-Type: message/delivery-status\r\n\r\nA: 1\r\n\r\nFinal: b@x\r\nAction: failed\r\n"
-    )
-    assert "A: 1\n\nFinal: b@x\nAction: failed\n" in of(PLAIN, status, kind="report").text
 
 
 def test_mail_is_told_by_content_where_no_name_is() -> None:

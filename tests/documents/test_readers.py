@@ -46,6 +46,10 @@ def test_markdown_headings_are_chapters() -> None:
         (b"<!DOCTYPE html><p>Hello", "page.php", "<!DOCTYPE html><p>Hello"),
         (b"<p>Hello", "A.HTM", "Hello\n"),
         (b"<p>Hello", "unknown.kind", "<p>Hello"),
+        (make.xlsx([["Hello"]]), "a.docx", "Sheet: Sheet\nHello\n"),
+        (make.slides("Hello"), "a.txt", "Hello\n"),
+        (make.odt("<text:p>Hello</text:p>"), "a.pdf", "Hello\n"),
+        (b"x" * 9 + make.pdf(["Hello"]) + b"\0", "a.md", "Hello\n"),
     ],
 )
 def test_content_then_name_choose_the_reader(data: bytes, name: str, expected: str) -> None:

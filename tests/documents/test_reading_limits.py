@@ -19,7 +19,7 @@ from reader_fuzz import read_here
 
 from esa_cli.documents import readers
 from esa_cli.documents.readers import reading_process
-from esa_cli.documents.readers.reading_process import LIMITS, MOST, reading_limit
+from esa_cli.documents.readers.reading_process import LIMITS, MAX_LIMIT, reading_limit
 from esa_cli.errors import DocumentError, UsageError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
@@ -155,13 +155,13 @@ def test_notations_of_python_are_no_encodings(charset: str) -> None:
     assert readers.read(mail.encode(), "a.eml").text.rstrip().endswith("abab")
 
 
-@pytest.mark.parametrize("value", ["long", "0", str((1 << 53) + 2)])
+@pytest.mark.parametrize("value", ["long", "0", str(MAX_LIMIT + 2)])
 def test_limits_must_be_numbers(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESA_READ_SECONDS", value)
     with pytest.raises(UsageError, match="ESA_READ_SECONDS"):
         reading_limit("ESA_READ_SECONDS")
     for name in LIMITS:
-        monkeypatch.setenv(name, str(MOST))
+        monkeypatch.setenv(name, str(MAX_LIMIT))
     assert "Ada" in readers.read(PDF, "a.pdf").text
 
 

@@ -57,13 +57,13 @@ def test_a_folder_means_its_readable_files(tree: Path) -> None:
     os.symlink(tree / "other", tree / "docs" / "away")
     os.symlink(tree / "docs" / "a.txt", tree / "docs" / "same.txt")
     assert expand(["docs"], said.append) == [
-        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/same.txt", "docs/deep/keep.log",
-        "docs/deep/wide.txt", "docs/deep/er/c.py",
+        "docs/a.txt", "docs/b.md", "docs/paper.pdf", "docs/deep/keep.log", "docs/deep/wide.txt",
+        "docs/deep/er/c.py",
     ]  # fmt: skip
     assert said == [
-        "docs: 7 files to read; left out: 2 binary (data.bin, logo.png), 1 empty (empty.txt), "
-        "1 folder ignored by .gitignore, 1 folder linked elsewhere (away), 4 hidden, "
-        "1 ignored by .gitignore, 1 linked elsewhere (out.txt)"
+        "docs: 6 files to read; left out: 2 binary (data.bin, logo.png), 1 empty (empty.txt), "
+        "1 folder ignored by .gitignore, 1 folder that links elsewhere (away), 4 hidden, "
+        "1 ignored by .gitignore, 2 that links elsewhere (out.txt, same.txt)"
     ]
 
 

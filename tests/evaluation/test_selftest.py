@@ -176,7 +176,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
             mass = session.cache.memory(0).states[InfLLM].mass
-            sums.append(mass.of(0, session.document_tokens).clone())
+            sums.append(mass.span(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
 

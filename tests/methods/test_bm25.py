@@ -16,7 +16,7 @@ from conftest import build_step
 from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import best_windows
+from esa_cli.methods.consensus import select_windows
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
 
@@ -72,7 +72,7 @@ def test_the_best_windows_are_selected_whole() -> None:
     pieces = [" hen"] * 200
     pieces[100:102] = [" fox", " mole"]
     scores = Bm25Score(64).scores(asked(pieces))
-    assert best_windows(scores, 64, 64).tolist() == list(range(64 - LOW, 128 - LOW))
+    assert select_windows(scores, 64, 64).tolist() == list(range(64 - LOW, 128 - LOW))
 
 
 def test_a_word_of_several_tokens_belongs_to_the_first() -> None:

@@ -23,13 +23,13 @@ from esa_cli.attention.step import Step
 from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
-from esa_cli.methods.consensus import Consensus, best_windows, passages
+from esa_cli.methods.consensus import Consensus, select_windows
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache
 
 LOW, LAYERS, MIDDLE, CHUNK, BUDGET = 3, 4, 40, 5, 9
-SMOOTH, EPSILON = 5, 2
+PASSAGE = 3
 INFINITY = float("inf")
 
 
@@ -43,17 +43,8 @@ class Given(Score):
         return self.values
 
 
-def smoothed(votes: Sequence[float], smooth: int) -> list[float]:
-    """The average over `smooth` tokens; outside M there are zeros, which count."""
-    half = smooth // 2
-    return [
-        sum(votes[j] for j in range(i - half, i + half + 1) if 0 <= j < len(votes)) / smooth
-        for i in range(len(votes))
-    ]
-
-
-def best(votes: Sequence[float], count: int, smooth: int = SMOOTH, eps: int = EPSILON) -> list[int]:
-    return reference.top_k(reference.proximity(smoothed(votes, smooth), eps), count)
+def best(votes: Sequence[float], count: int, size: int = PASSAGE) -> list[int]:
+    return whole_windows(votes, count, size, 0.0)
 
 
 def added(*rows: torch.Tensor) -> list[float]:
@@ -81,7 +72,7 @@ def scores(rows: int = LAYERS, middle: int = MIDDLE) -> torch.Tensor:
 
 
 def selector(**options: Any) -> Consensus:
-    return Consensus(**{"smooth": SMOOTH, "proximity": EPSILON, **options})
+    return Consensus(**{"passage": PASSAGE, **options})
 
 
 def asked(values: torch.Tensor, shared: QueryState, **options: Any) -> list[list[int]]:
@@ -90,38 +81,6 @@ def asked(values: torch.Tensor, shared: QueryState, **options: Any) -> list[list
     return [
         method.select(told(row, layer, shared), BUDGET).tolist() for layer, row in enumerate(values)
     ]
-
-
-# passages
-
-
-@pytest.mark.parametrize("epsilon", [0, 1, 4, 50])
-@pytest.mark.parametrize("smooth", [1, 3, 7, 33])
-@pytest.mark.parametrize("middle", [1, 2, 9, 40])
-def test_passages_are_the_best_of_the_averaged_votes(
-    middle: int, smooth: int, epsilon: int
-) -> None:
-    votes = torch.rand(middle)
-    for count in (0, 1, 5, middle, middle + 1):
-        found = passages(votes, count, smooth, epsilon)
-        assert found.dtype == torch.int64
-        assert found.tolist() == best(votes.tolist(), count, smooth, epsilon)
-
-
-def test_zeros_outside_the_middle_count_in_the_average() -> None:
-    # Two equal peaks; the one at the border is averaged with what lies outside.
-    votes = torch.tensor([3.0, 3, 0, 0, 0, 3, 3, 3, 0])
-    assert smoothed(votes.tolist(), 3) == [2, 2, 1, 0, 1, 2, 3, 2, 1]
-    assert passages(votes, 1, 3, 0).tolist() == [6]
-    assert passages(votes, 3, 3, 0).tolist() == [0, 1, 6]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_ties_go_to_the_earliest(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    votes = torch.randint(0, 3, (30,), generator=generator).float()
-    for count in range(0, 31, 3):
-        assert passages(votes, count, 3, 1).tolist() == best(votes.tolist(), count, 3, 1)
 
 
 # Windows
@@ -151,7 +110,7 @@ def whole_windows(votes: Sequence[float], count: int, size: int, share: float) -
 def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
     votes = torch.rand(middle) ** 4
     for count in (0, 1, 3, 8, 20, middle + 5):
-        found = best_windows(votes, count, size, share)
+        found = select_windows(votes, count, size, share)
         assert found.dtype == torch.int64
         assert found.shape[0] <= count
         assert found.tolist() == whole_windows(votes.double().tolist(), count, size, share)
@@ -160,23 +119,22 @@ def test_windows_are_the_loops(middle: int, size: int, share: float) -> None:
 def test_a_window_stands_around_its_votes() -> None:
     votes = torch.zeros(50)
     votes[20:23] = 1.0
-    assert best_windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
+    assert select_windows(votes, 7, 7).tolist() == [18, 19, 20, 21, 22, 23, 24]
     votes[0] = 9.0
-    assert best_windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
-    assert best_windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
+    assert select_windows(votes, 14, 7).tolist() == [*range(7), *range(18, 25)]
+    assert select_windows(votes, 14, 7, 0.5).tolist() == [*range(7)]
 
 
 def test_scores_below_zero_are_votes_too() -> None:
     votes = torch.rand(40)
-    assert (
-        best_windows(votes - 7.0, 9, 4).tolist() == best_windows(votes - votes.min(), 9, 4).tolist()
-    )
-    assert best_windows(votes - 7.0, 9, 4).shape[0] > 4
+    shifted = select_windows(votes - votes.min(), 9, 4)
+    assert select_windows(votes - 7.0, 9, 4).tolist() == shifted.tolist()
+    assert select_windows(votes - 7.0, 9, 4).shape[0] > 4
 
 
 def test_no_votes_no_window() -> None:
-    assert best_windows(torch.zeros(9), 5, 3).tolist() == []
-    assert best_windows(torch.empty(0), 5, 3).tolist() == []
+    assert select_windows(torch.zeros(9), 5, 3).tolist() == []
+    assert select_windows(torch.empty(0), 5, 3).tolist() == []
 
 
 def test_whole_passages_from_what_the_layers_agree_on() -> None:
@@ -214,7 +172,7 @@ def test_what_has_become_local_since_is_not_selected() -> None:
     shared = QueryState()
     votes = torch.zeros(MIDDLE)
     votes[[5, 29, 30, 39]] = 1.0
-    flat = Consensus(smooth=1, proximity=0)
+    flat = Consensus(passage=1)
     flat.select(told(votes, 0, shared), 4)
     word = told(votes[:30], 0, shared, start=1000 + CHUNK, chunk=1)
     assert flat.select(word, 4).tolist() == [5, 29]
@@ -286,7 +244,7 @@ def test_what_has_no_score_is_never_better_than_what_has_one() -> None:
     q, k = torch.randn(6, CHUNK, 8), torch.randn(2, MIDDLE, 8)
     step = replace(build_step(q, k, low=LOW, after=2, score=score), query=shared)
     short = torch.nonzero(score.scores(step).isfinite())[:, 0].tolist()
-    single = selector(smooth=1, proximity=0)
+    single = selector(passage=1)
     assert set(single.select(step, BUDGET).tolist()) <= set(short)
 
 
@@ -337,31 +295,15 @@ def test_a_longer_step_after_the_answer_is_a_new_question() -> None:
     assert got.tolist() == best(row.tolist(), BUDGET)
 
 
-def test_voting_answers_add_to_the_question() -> None:
-    shared = QueryState()
-    values = scores()
-    asked(values, shared, answer="vote")
-    method = selector(answer="vote")
-    votes = added(*values)
-    for token in range(3):
-        for layer in range(LAYERS):
-            (row,) = scores(1, MIDDLE + token)
-            votes += [0.0] * (MIDDLE + token - len(votes))
-            votes = [a + b for a, b in zip(votes, row.tolist(), strict=True)]
-            step = told(row, layer, shared, start=1005 + token, chunk=1)
-            assert method.select(step, BUDGET).tolist() == best(votes, BUDGET)
-
-
 # Settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smooth": 0}, "odd"),
-        ({"smooth": 4}, "odd"),
-        ({"smooth": -3}, "odd"),
-        ({"proximity": -1}, "at least 0"),
+        ({"passage": 0}, "at least 1"),
+        ({"share": -0.1}, "from 0 to 1"),
+        ({"share": 1.1}, "from 0 to 1"),
     ],
     ids=str,
 )
@@ -381,7 +323,7 @@ DOCUMENT, QUESTION, ANSWER = 60, 9, 8
 def attached(make_model: ModelFactory) -> Any:
     method = Method(
         Window(initial=4, selected=10, local=8, chunk=7),
-        selector=Consensus(smooth=3, proximity=1),
+        selector=Consensus(passage=3),
         score=VoteScore(),
         position=Contiguous(20),
         reading="local",
@@ -458,7 +400,7 @@ class Watched(Consensus):
 @pytest.mark.parametrize("chunk", [7, 9, 16])
 def test_a_whole_question_and_answer(attached: Attachment, chunk: int) -> None:
     """Every layer of the model takes the best of the sum up to it; the answer keeps the last."""
-    heard, watched = Heard(), Watched(smooth=3, proximity=1)
+    heard, watched = Heard(), Watched(passage=3)
     window = replace(attached.method.window, chunk=chunk)
     method = replace(attached.method, window=window, score=heard, selector=watched)
     ids = torch.randint(1, VOCABULARY, (1, DOCUMENT + QUESTION))
@@ -471,8 +413,8 @@ def test_a_whole_question_and_answer(attached: Attachment, chunk: int) -> None:
     alone = []
     for start, layer in heard.said:
         rows = [torch.tensor(heard.said[start, before]) for before in range(layer + 1)]
-        assert watched.taken[start, layer] == best(added(*rows), 10, 3, 1)
-        alone.append(best(rows[-1].tolist(), 10, 3, 1))
+        assert watched.taken[start, layer] == best(added(*rows), 10, 3)
+        alone.append(best(rows[-1].tolist(), 10, 3))
     assert alone != [watched.taken[place] for place in heard.said], "layers ignore each other"
     # The answer's first token comes from the question's own step, the last is never fed back.
     kept = watched.taken[asked[-1], 2]

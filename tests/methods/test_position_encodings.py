@@ -25,9 +25,8 @@ from esa_cli.attention.window import Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
 from esa_cli.methods import registry
-from esa_cli.methods.full_attention import Full
+from esa_cli.methods.full_attention import NTK, AllTokens, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.infllm import InfLLMPositions
-from esa_cli.methods.rope_scaling import NTK, DynamicNTK, Interpolation, ReRoPE, YaRN
 from esa_cli.methods.streaming import LMInfinitePositions, StreamingPositions
 from esa_cli.models.attachment.attach import attach
 from esa_cli.qa.presets import resolved_preset
@@ -260,7 +259,7 @@ def tokens(count: int = LENGTH, seed: int = 7) -> torch.Tensor:
 
 def everything(position: PositionEncoding, chunk: int, dense: int | None) -> Method:
     window = Window(initial=5, selected=3, local=11, chunk=chunk, dense=dense)
-    return Method(window=window, selector=Full(), position=position)
+    return Method(window=window, selector=AllTokens(), position=position)
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

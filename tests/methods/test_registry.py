@@ -159,14 +159,14 @@ def test_register_refuses() -> None:
     class Named:
         name: str = ""
 
-    with pytest.raises(PluginError, match="not a dataclass"):
+    with pytest.raises(PluginError, match="must be a dataclass"):
         registry.register("selector", "bare")(Bare)
     with pytest.raises(PluginError, match="no such kind 'selectr'") as kind:
         registry.register("selectr", "settings")(Settings)
     assert kind.value.hint == "did you mean 'selector'?"
     with pytest.raises(PluginError, match="already registered by esa_cli"):
         registry.register("selector", "topk")(Settings)
-    with pytest.raises(PluginError, match="setting 'name'"):
+    with pytest.raises(PluginError, match="without a setting 'name'"):
         registry.register("selector", "named")(Named)
     registry.register("score", "settings")(Settings)
     registry.register("score", "settings")(Settings)
@@ -208,7 +208,7 @@ def test_load_file_is_not_credited_with_what_it_imports(
         (GOOD.replace("none-of-it", "text"), "name must be none of 'preset', 'text', got 'text'"),
         (METHOD.replace("all-of-it", "text"), "name must be none of 'preset', 'text', got 'text'"),
         (METHOD.replace("all-of-it", "preset"), "got 'preset'"),
-        (METHOD.replace("all-of-it", "quest"), "already registered by esa_cli.methods.quest"),
+        (METHOD.replace("all-of-it", "quest"), "already registered by esa_cli.methods.per_head"),
         (
             METHOD + METHOD.replace("def all_of_it", "def second"),
             "already registered by .*plugin.py",

@@ -16,8 +16,8 @@ from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
 from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
-from esa_cli.methods.consensus import FusedConsensus, best_windows, standardised
-from esa_cli.methods.sentences import PhraseScore, WholeSentences, phrase_sums, sentence_starts
+from esa_cli.methods.consensus import FusedConsensus, select_windows, standardise
+from esa_cli.methods.sentences import PhraseScore, WholeSentences, sentence_starts, sum_phrases
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.presets import preset, resolved_preset
 
@@ -73,7 +73,7 @@ def test_only_the_last_layer_scores() -> None:
     assert PhraseScore().for_single_layers().scores(step).all()
     assert PhraseScore().scores(replace(step, layer=5)).all()
     assert PhraseScore().last_layer is None
-    assert phrase_sums(torch.empty(0), 8).shape == (0,)
+    assert sum_phrases(torch.empty(0), 8).shape == (0,)
 
 
 # Whole sentences
@@ -125,7 +125,7 @@ def test_the_best_tokens_sentences_are_selected_whole(tokens: int, budget: int) 
     step = a_step(middle, pieces, low)
     scores = torch.rand(middle)
     borders = [0, *(at - low for at in range(7, low + middle, 7)), middle]
-    found = WholeSentences(tokens=tokens).best(scores, step, budget)
+    found = WholeSentences(tokens=tokens).select_best(scores, step, budget)
     assert found.tolist() == plain_sentences(scores.tolist(), borders, tokens, budget)
 
 
@@ -133,9 +133,9 @@ def test_tokens_behind_the_documents_and_without_text() -> None:
     step = a_step(60, [" w."] * 3 + [" w"] * 20)
     scores = torch.zeros(60)
     scores[40] = 1.0
-    assert WholeSentences().best(scores, step, 50).tolist() == list(range(20, 60))
-    assert WholeSentences().best(scores, a_step(60), 50).tolist() == list(range(32, 60))
-    assert WholeSentences().best(torch.zeros(60), step, 50).tolist() == []
+    assert WholeSentences().select_best(scores, step, 50).tolist() == list(range(20, 60))
+    assert WholeSentences().select_best(scores, a_step(60), 50).tolist() == list(range(32, 60))
+    assert WholeSentences().select_best(torch.zeros(60), step, 50).tolist() == []
 
 
 # Votes and words
@@ -151,13 +151,13 @@ def plain_standard(scores: Sequence[float], size: int) -> list[float]:
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_windows_are_standardised(size: int) -> None:
     scores = torch.rand(40)
-    found = standardised(scores, size)
+    found = standardise(scores, size)
     assert found.tolist() == pytest.approx(plain_standard(scores.double().tolist(), size))
-    assert standardised(torch.full((9,), 0.1), size).tolist() == [0] * 9
-    assert standardised(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
+    assert standardise(torch.full((9,), 0.1), size).tolist() == [0] * 9
+    assert standardise(torch.full((9,), float("-inf")), size).tolist() == [0] * 9
     scores[3] = float("-inf")
     lowest = scores.masked_fill(scores.isneginf(), float(scores[scores.isfinite()].min()))
-    assert torch.equal(standardised(scores, size), standardised(lowest, size))
+    assert torch.equal(standardise(scores, size), standardise(lowest, size))
 
 
 def test_votes_and_words_are_added() -> None:
@@ -173,11 +173,11 @@ def test_votes_and_words_are_added() -> None:
         )
     ]
     fused = FusedConsensus(passage=16, share=0.5, weight=0.5)
-    want = best_windows(torch.tensor(both, dtype=torch.float64), 48, 16, 0.5)
+    want = select_windows(torch.tensor(both, dtype=torch.float64), 48, 16, 0.5)
     late = replace(step, layer=7)
-    assert fused.best(votes, late, 48).tolist() == want.tolist()
-    none = replace(fused, weight=0.0).best(votes, late, 48)
-    silent = fused.best(votes, replace(late, query=QueryState()), 48)
+    assert fused.select_best(votes, late, 48).tolist() == want.tolist()
+    none = replace(fused, weight=0.0).select_best(votes, late, 48)
+    silent = fused.select_best(votes, replace(late, query=QueryState()), 48)
     assert none.tolist() == silent.tolist(), "without words, votes alone"
 
 

@@ -14,7 +14,7 @@ from esa_cli.attention.layer_memory import LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.window import Window
-from esa_cli.methods.quest import Quest
+from esa_cli.methods.per_head import Quest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.storage.memory_store import MemoryStore, StorePlaces

@@ -204,12 +204,8 @@ NUMBERING = word_part(
     "numbering",
     _list(1, _level(0, "decimal", "%1", "1") + _level(1, "decimal", "%1.%2", "1"))
     + _list(2, _level(0, "bullet", "o") + _level(1, "lowerRoman", "(%2)", "4"))
-    + _list(3, '<w:numStyleLink w:val="Apps"/>')
     + _list(
-        4,
-        '<w:styleLink w:val="Apps"/>'
-        + _level(0, "upperLetter", "%1")
-        + _level(1, "upperLetter", "Appendix %2:", style="App"),
+        3, _level(0, "upperLetter", "%1") + _level(1, "upperLetter", "Appendix %2:", style="App")
     )
     + "".join(f'<w:num w:numId="{n}"><w:abstractNumId w:val="{n}0"/></w:num>' for n in (1, 2, 3)),
 )

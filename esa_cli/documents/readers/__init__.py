@@ -1,27 +1,47 @@
-"""Readers: from the bytes of a document to its text, with marks for pages and chapters.
+"""Reads the bytes of a document of any format into text with marks for pages and chapters."""
 
-One file a format. Importing this package registers all of them; each library is imported when the
-first document needs it.
-"""
+from __future__ import annotations
 
-from esa_cli.documents.readers import (  # noqa: F401
-    csv_reader,
-    docx_reader,
-    epub_reader,
-    html_reader,
-    mail_reader,
-    notebook_reader,
-    opendocument_reader,
-    pdf_reader,
-    presentation_reader,
-    spreadsheet_reader,
-    text_reader,
+from esa_cli.documents.readers.reader_registry import (
+    BuiltInReader,
+    Reader,
+    choose_reader,
+    read_by,
+    register,
 )
-from esa_cli.documents.readers.reader_registry import Reader, choose, register
-from esa_cli.documents.readers.reading_process import read
-from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, TextBuilder, label
+from esa_cli.documents.readers.text_builder import (
+    STDIN,
+    ExtractedText,
+    Mark,
+    TextBuilder,
+    label_document,
+)
+from esa_cli.errors import DocumentError
 
 __all__ = [
-    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose", "label", "read",
-    "register",
+    "STDIN", "ExtractedText", "Mark", "Reader", "TextBuilder", "choose_reader", "read", "register",
 ]  # fmt: skip
+
+
+def read(data: bytes, name: str) -> ExtractedText:
+    """Returns the text of the document `name`, a path or "standard input". Raises DocumentError: it
+    cannot be read, has no text, or exceeds a limit; PluginError: a reader breaks the rules."""
+    if not data:
+        raise DocumentError(f"{label_document(name)} is empty (0 bytes)", "give one with text")
+    reader = choose_reader(data, name)
+    if isinstance(reader, BuiltInReader) and reader.in_child:
+        from esa_cli.documents.readers.reading_process import read_in_child
+
+        extracted = read_in_child(reader, data, name)
+    else:
+        try:
+            extracted = read_by(reader, data, name)
+        except MemoryError as error:
+            problem = f"{label_document(name)} is too large for this machine's memory"
+            raise DocumentError(problem, "split it and ask about the parts") from error
+    if not extracted.text or extracted.text.isspace():
+        raise DocumentError(
+            f"{label_document(name)} is {reader.what} without text, or with white space alone",
+            "save it as a PDF and recognise its characters: ocrmypdf in.pdf text.pdf",
+        )
+    return extracted

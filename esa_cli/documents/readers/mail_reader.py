@@ -1,12 +1,11 @@
 """Mail (eml), by the standard library's email: sender, addressees, date, subject, then the text.
 
-Of a text in several forms the plain one is read, unless it is far shorter than the HTML beside it.
-A mail inside a mail is read in place, as a chapter of its own. Attached files are named, not read.
+Of a text in several forms the plain one is read, unless it is far shorter than the HTML. A mail
+inside a mail is a chapter of its own. Attached files are named, not read.
 """
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode
 from collections import Counter
 from contextlib import suppress
@@ -15,33 +14,34 @@ from email.headerregistry import HeaderRegistry
 from email.message import EmailMessage
 from typing import Any
 
-from esa_cli.documents.readers.encoding import WIDER, declared_codec, decode
-from esa_cli.documents.readers.html_reader import decode_markup, html_text
-from esa_cli.documents.readers.reader_registry import Reader, register
-from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, first_names, label
-from esa_cli.documents.readers.text_reader import plain_text
+from esa_cli.documents.readers.html_reader import decode_markup, extract_html
+from esa_cli.documents.readers.plain_text import decode_lines, decode_text, look_up_encoding
+from esa_cli.documents.readers.text_builder import (
+    ExtractedText,
+    TextBuilder,
+    first_names,
+    label_document,
+)
 from esa_cli.errors import DocumentError
 
-_SHOWN = ("From", "To", "Cc", "Date", "Subject")
-_OF_MAIL = (
-    *_SHOWN, "Received", "Return-Path", "Message-ID", "MIME-Version", "Content-Type", "Sender",
+_SHOWN_FIELDS = ("From", "To", "Cc", "Date", "Subject")
+_MAIL_FIELDS = (
+    *_SHOWN_FIELDS, "Received", "Return-Path", "Message-ID", "MIME-Version", "Content-Type",
+    "Sender",
 )  # fmt: skip
-_BEGINS = re.compile(rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n){2,}", re.IGNORECASE)
-_SURE = re.compile(rb"^(?:message-id|received|mime-version):", re.IGNORECASE | re.MULTILINE)
-_SENDER = re.compile(rb"^from:", re.IGNORECASE | re.MULTILINE)
-_HEAD = 1 << 16
 _ENCRYPTED = ("multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime")
 _NO_WORDS = ("text/rtf", "text/css", "text/javascript")
 _PAGES = ("text/html", "application/xhtml+xml")
 _STUB = 0.5
 """Share of the words of a page that a plain text needs to be read in its place."""
-_MOST_NAMES = 20
-_LONGEST = 1 << 14  # characters of a field; parsing takes time and memory quadratic in them
+_MAX_NAMES = 20
+_MAX_FIELD = 1 << 14
+"""Characters of a header field; parsing takes time and memory quadratic in them."""
 _REGISTRY = HeaderRegistry()
 
 
 def _decode_field(name: str, value: str) -> Any:
-    """A header field, decoded; one that is too long or breaks the rules is left as it is."""
+    """Decodes a header field; one that is too long or breaks the rules is left as it is."""
     data = value.encode("utf-8", "surrogateescape")  # some send bytes as they are
     try:
         text = data.decode("utf-8")
@@ -49,45 +49,36 @@ def _decode_field(name: str, value: str) -> Any:
         text = data.decode("cp1252", "replace")
     content = name.lower().startswith("content-")
     with suppress(Exception):  # the parser raises what it meets
-        if content or len(text) <= _LONGEST:
-            return _REGISTRY(name, text[: _LONGEST // 4] if content else text)
+        if content or len(text) <= _MAX_FIELD:
+            return _REGISTRY(name, text[: _MAX_FIELD // 4] if content else text)
     return _REGISTRY(name, "") if content else text
 
 
 _POLICY = policy.default.clone(header_factory=_decode_field)
 
 
-@register("mail")
-class MailReader(Reader):
-    what = "a mail"
-    suffixes = (".eml",)
-    binary = False
-
-    def sniff(self, head: bytes) -> bool:
-        begins = _BEGINS.match(head[:_HEAD].replace(b"\r\n", b"\n"))
-        return begins is not None and bool(_SURE.search(begins[0]) and _SENDER.search(begins[0]))
-
-    def read(self, data: bytes, name: str) -> ExtractedText:
-        message = message_from_bytes(data, policy=_POLICY)
-        if not any(field in message for field in _OF_MAIL):
-            text, encoding = plain_text(data, name)
-            return ExtractedText(text, encoding=encoding)
-        if message.get_content_type() in _ENCRYPTED:
-            raise DocumentError(
-                f"{label(name)} is an encrypted mail, or one that is packed with its signature",
-                "open it in a mail program, save its text, and give that",
-            )
-        writer = _MailWriter(name)
-        writer.message(message)
-        attached = first_names(writer.attached, _MOST_NAMES)
-        missing = [f"attached files are not read: {attached}"] if attached else []
-        for what, count in writer.missing.items():
-            missing.append(f"{what}: {count}" if count > 1 else what)
-        return writer.out.result(missing)
+def read_mail(data: bytes, name: str) -> ExtractedText:
+    """Reads a mail; a file without a mail's header fields as plain text."""
+    message = message_from_bytes(data, policy=_POLICY)
+    if not any(field in message for field in _MAIL_FIELDS):
+        text, encoding = decode_lines(data, name)
+        return ExtractedText(text, encoding=encoding)
+    if message.get_content_type() in _ENCRYPTED:
+        raise DocumentError(
+            f"{label_document(name)} is an encrypted mail, or one packed with its signature",
+            "open it in a mail program, save its text, and give that",
+        )
+    writer = _MailWriter(name)
+    writer.write_message(message)
+    attached = first_names(writer.attached, _MAX_NAMES)
+    missing = [f"attached files are not read: {attached}"] if attached else []
+    for what, count in writer.missing.items():
+        missing.append(f"{what}: {count}" if count > 1 else what)
+    return writer.out.result(missing)
 
 
 class _MailWriter:
-    """The text of a mail's parts, the names of its attached files, and what else is `missing`."""
+    """Writes a mail's parts, and collects names of attached files and what else is `missing`."""
 
     def __init__(self, name: str) -> None:
         self.out = TextBuilder()
@@ -95,106 +86,91 @@ class _MailWriter:
         self.missing: Counter[str] = Counter()
         self._name = name
 
-    def message(self, message: EmailMessage) -> None:
-        """Writes a mail: its fields, then its parts."""
+    def write_message(self, message: EmailMessage) -> None:
+        """Writes a mail: its header fields, then its parts."""
         self.out.paragraph()
         self.out.chapter = " ".join(str(message.get("Subject", "")).split()) or None
-        for field in _SHOWN:
+        for field in _SHOWN_FIELDS:
             for value in message.get_all(field, []):
                 if words := " ".join(str(value).split()):
                     self.out.end_line()
                     self.out.exact(f"{field}: {words}")
-        self._part(message)
+        self._write_part(message)
 
-    def _part(self, part: Any) -> None:
-        kind, several = part.get_content_type(), part.is_multipart()
-        if any("Boundary" in type(defect).__name__ for defect in part.defects):
-            self.missing["the end of the mail is missing, or where a part of it ends"] += 1
+    def _write_part(self, part: Any) -> None:
+        kind = part.get_content_type()
+        if part.defects:
+            self.missing["a part is damaged or cut off"] += 1
         if kind in _ENCRYPTED:
             self.missing["an encrypted or signed part cannot be read"] += 1
-        elif kind == "message/delivery-status" and several:
-            for block in part.get_payload():
-                self._words("\n".join(f"{field}: {value}" for field, value in block.raw_items()))
-        elif kind in ("message/rfc822", "message/partial") and several:
-            self._inner(part)
-        elif kind == "multipart/alternative" and several:
-            self._best(part)
-        elif several:
+        elif kind.startswith("message/") and part.is_multipart():
+            around = self.out.chapter
+            for inner in part.get_payload():
+                if not inner.keys() and str(part["Content-Transfer-Encoding"]).lower() == "base64":
+                    data = b64decode(inner.get_payload())  # against the rules, and common
+                    inner = message_from_bytes(data, policy=_POLICY)
+                self.write_message(inner)
+            self.out.chapter = around
+        elif kind == "multipart/alternative" and part.is_multipart():
+            self._write_best_form(part)
+        elif part.is_multipart():
             for inner in part.iter_parts():
-                self._part(inner)
-            if (part.epilogue or "").strip():
-                self.missing["text after the last part is left out"] += 1
+                self._write_part(inner)
         elif _is_text(part):
-            self._words(self._text(part))
-        elif part.get_content_maintype() == "image" and not part.is_attachment():
-            self.missing["pictures are left out"] += 1
+            self._write_words(self._extract_part(part))
         else:
             self._attach(part)
 
-    def _inner(self, part: Any) -> None:
-        """A mail inside this one, and back to this one's chapter."""
-        around = self.out.chapter
-        base64 = str(part["Content-Transfer-Encoding"]).lower() == "base64"
-        for inner in part.get_payload():
-            if base64 and not inner.keys():
-                data = b64decode(inner.get_payload())  # against the rules, and common
-                inner = message_from_bytes(data, policy=_POLICY)
-            self.message(inner)
-        self.out.chapter = around
-
-    def _best(self, part: Any) -> None:
-        """The form with the plain text, or with the page if that is far longer; files of others."""
+    def _write_best_form(self, part: Any) -> None:
+        """Writes the form with the plain text, or with the page if that is far longer."""
         plain, page = part.get_body(("plain",)), part.get_body(("html",))
-        text = plain if self._length(plain) > _STUB * self._length(page) else page
-        if text is None:
-            first = (leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart())
-            text = next(first, None) if plain is None else plain
+        texts = [leaf for leaf in part.walk() if _is_text(leaf) and not leaf.is_multipart()]
+        best = plain or page or next(iter(texts), None)
+        if plain and page:
+            drafts = (_MailWriter(self._name)._extract_part(form) for form in (plain, page))
+            plain_words, page_words = (len(draft.split()) for draft in drafts)
+            best = plain if plain_words > _STUB * page_words else page
         for form in part.iter_parts():
             leaves = [leaf for leaf in form.walk() if not leaf.is_multipart()]
-            if any(leaf is text for leaf in leaves):
-                self._part(form)
-                continue
-            for leaf in leaves:
-                if leaf.get_content_type() == "text/calendar":
-                    self._attach(leaf)
-                elif not _is_text(leaf):
-                    self._part(leaf)
-
-    def _length(self, text: Any) -> int:
-        """The number of words of a text part."""
-        return 0 if text is None else len(_MailWriter(self._name)._text(text).split())
+            if any(leaf is best for leaf in leaves):
+                self._write_part(form)
+            else:
+                for leaf in leaves:
+                    if not _is_text(leaf) or leaf.get_content_type() == "text/calendar":
+                        self._attach(leaf)
 
     def _attach(self, part: Any) -> None:
+        """Counts a picture that belongs to the text; lists the name of another file."""
+        if part.get_content_maintype() == "image" and not part.is_attachment():
+            self.missing["pictures are left out"] += 1
+            return
         name = part.get_filename() or f"({part.get_content_type()})"
         self.attached.append(" ".join(name.split()))
 
-    def _words(self, text: str) -> None:
+    def _write_words(self, text: str) -> None:
         if text.strip():
             self.out.paragraph()
             self.out.exact(text.strip("\r\n"))
 
-    def _text(self, part: Any) -> str:
-        """A text part's words; those of a page as they are shown."""
+    def _extract_part(self, part: Any) -> str:
+        """Returns the words of a text part; those of a page as they are shown."""
         data = part.get_payload(decode=True) or b""
-        if any("Base64" in type(defect).__name__ for defect in part.defects):
-            self.missing["a part is damaged or cut off"] += 1
         charset = part.get_content_charset()
         if part.get_content_type() not in _PAGES:
-            return self._decoded(data, charset)
+            return self._decode_part(data, charset)
         page = ""
         with suppress(DocumentError):
             page = decode_markup(data, self._name)[0] if data and not charset else ""
-        return html_text(page or self._decoded(data, charset), self._name)
+        return extract_html(page or self._decode_part(data, charset), self._name)
 
-    def _decoded(self, data: bytes, charset: str | None) -> str:
-        """By what it declares; where that does not fit, as a file of text would be."""
+    def _decode_part(self, data: bytes, charset: str | None) -> str:
+        """Decodes a text by its declared encoding; where that does not fit, as a file of text."""
         encoding = "utf-8"
         with suppress(LookupError, ValueError):
-            encoding = declared_codec(charset or "ascii")
-            encoding = encoding if encoding == "ascii" else WIDER.get(encoding, encoding)
+            encoding = look_up_encoding(charset or "ascii")
             return data.decode(encoding)
         with suppress(DocumentError):
-            return decode(data, self._name)[0]
+            return decode_text(data, self._name)[0]
         self.missing["characters are lost whose encoding cannot be told"] += 1
         return data.decode("utf-8" if encoding == "ascii" else encoding, "replace")
 

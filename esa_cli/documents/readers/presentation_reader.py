@@ -1,7 +1,6 @@
 """PowerPoint presentations (pptx), by python-pptx: a page a slide, its title the chapter.
 
-Text of boxes, groups and tables in the order of the file, then the speaker's notes. Pictures give
-their description. Charts and diagrams are counted.
+Text of boxes, groups and tables in the order of the file, then the speaker's notes.
 """
 
 from __future__ import annotations
@@ -9,42 +8,29 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from esa_cli.documents.readers.reader_registry import Reader, register
 from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
-from esa_cli.documents.readers.zip_parts import ZipParts, has_part
+from esa_cli.documents.readers.zip_parts import ZipParts
 
 
-@register("presentation")
-class PresentationReader(Reader):
-    what = "a PowerPoint presentation"
-    suffixes = (".pptx", ".pptm")
-    binary = True
-
-    def sniff(self, head: bytes) -> bool:
-        return has_part(head, "ppt/presentation.xml")
-
-    def read(self, data: bytes, name: str) -> ExtractedText:
-        ZipParts(data, name, self)  # checks the size that it unpacks to
-        pptx = optional_import("pptx", "python-pptx", name, extra="office")
-        out = TextBuilder()
-        for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):
-            _write_slide(slide, number, out)
-        return out.text_of(name, self.what)
-
-
-def _write_slide(slide: Any, number: int, out: TextBuilder) -> None:
-    title = slide.shapes.title
-    words = " ".join(title.text_frame.text.split()) if title is not None else ""
-    hidden = slide.element.get("show") == "0"
-    out.page = number
-    out.chapter = f"{words} (hidden)".strip() if hidden else words or None
-    for shape in slide.shapes:
-        _write_shape(shape, out)
-    notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
-    if notes is not None and notes.text.strip():
-        out.paragraph()
-        out.lead("Notes: ")
-        _write_paragraphs(notes, out)
+def read_presentation(data: bytes, name: str) -> ExtractedText:
+    """Reads the slides of a presentation in order."""
+    ZipParts(data, name)  # checks the size that it unpacks to
+    pptx = optional_import("pptx", "python-pptx", name, extra="office")
+    out = TextBuilder()
+    for number, slide in enumerate(pptx.Presentation(io.BytesIO(data)).slides, 1):
+        title = slide.shapes.title
+        words = " ".join(title.text_frame.text.split()) if title is not None else ""
+        hidden = slide.element.get("show") == "0"
+        out.page = number
+        out.chapter = f"{words} (hidden)".strip() if hidden else words or None
+        for shape in slide.shapes:
+            _write_shape(shape, out)
+        notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
+        if notes is not None and notes.text.strip():
+            out.paragraph()
+            out.lead("Notes: ")
+            _write_paragraphs(notes, out)
+    return out.result()
 
 
 def _write_shape(shape: Any, out: TextBuilder) -> None:

@@ -1,37 +1,35 @@
-"""Readers by name, and which of them reads a document.
+"""Chooses the reader of a document among those of plugins and the table of the built-in ones.
 
-A reader is a class with the members of `Reader`; `@register("name")` adds it: a built-in one,
-one of a plugin file (`--plugin FILE`) or of a package's `esa.readers` entry point. The last
-registered is asked first. A binary format is chosen by content, then the file's name counts; all
-else is plain text.
+Content that leaves no doubt chooses a binary format; else the file's name counts, then other
+content; all else is plain text. A built-in reader is imported for its first document.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import PurePath
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar
 
-from esa_cli.documents.readers.text_builder import ExtractedText, label
-from esa_cli.errors import NOT_BLAMED, DocumentError, EsaError, PluginError
+from esa_cli.documents.readers.text_builder import ExtractedText, damage_error
+from esa_cli.errors import NOT_BLAMED, EsaError, PluginError
 from esa_cli.system.registry import Registry
 
-PLAIN = "text"
-"""The reader for everything that no other reader takes."""
 T = TypeVar("T", bound=type)
 READERS: Registry[type] = Registry("reader")
+"""Classes of plugins; the last registered is asked first."""
 
 
 class Reader(Protocol):
-    """Makes text out of one format.
+    """A plugin's reader of one format, called `what` in messages.
 
-    Attributes:
-        what: what messages call such a file, as "a PDF".
-        suffixes: in small letters, with the dot; or whole file names.
-        binary: its files cannot be taken for text, so that content alone may choose it.
+    `suffixes` are in small letters, with the dot; or whole file names. With `binary` the reader is
+    chosen by `sniff`, whatever the file is called.
     """
 
     what: ClassVar[str]
@@ -39,27 +37,114 @@ class Reader(Protocol):
     binary: ClassVar[bool]
 
     def sniff(self, head: bytes) -> bool:
-        """True if a file that begins like this is of this format beyond doubt."""
+        """True if a file that begins with `head` is of this format beyond doubt."""
         return False
 
     def read(self, data: bytes, name: str) -> ExtractedText:
-        """The text of a document.
-
-        Args:
-            data: at least one byte. name: its path, or "standard input".
-
-        Raises:
-            DocumentError: what is wrong, and what to do. Any other exception is reported as damage.
-        """
+        """Returns the text of the document `name`, which has at least one byte. Raises
+        DocumentError; any other exception is reported as damage."""
         ...
 
 
-def register(name: str) -> Callable[[T], T]:
-    """Class decorator: makes a reader known.
+@dataclass(frozen=True)
+class BuiltInReader:
+    """A format that a function of a module beside this one reads, `in_child` in a process apart."""
 
-    Raises:
-        PluginError: it lacks a member, or the name is taken by another class.
-    """
+    format: str
+    what: str
+    suffixes: tuple[str, ...]
+    module: str
+    function: str
+    binary: bool = False
+    in_child: bool = True
+
+    def read(self, data: bytes, name: str) -> ExtractedText:
+        module = import_module(f"esa_cli.documents.readers.{self.module}")
+        extracted: ExtractedText = getattr(module, self.function)(data, name)
+        return extracted
+
+
+_SOURCE_CODE = (
+    ".txt", ".text", ".log", ".py", ".js", ".ts", ".jsx", ".tsx", ".vue", ".php", ".jinja",
+    ".css", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".c", ".h", ".cpp",
+    ".hpp", ".rs", ".go", ".java", ".kt", ".rb", ".sh", ".sql", ".tex", ".rst", ".svelte",
+)  # fmt: skip
+_TEXT = BuiltInReader("text", "text", _SOURCE_CODE, "plain_text", "read_text", in_child=False)
+BUILT_IN = {
+    reader.format: reader
+    for reader in (
+        _TEXT,
+        BuiltInReader("markdown", "Markdown", (".md", ".markdown", ".mdown", ".mkd"),
+                      "plain_text", "read_markdown", in_child=False),
+        BuiltInReader("html", "HTML", (".html", ".htm", ".xhtml"), "html_reader", "read_html"),
+        BuiltInReader("pdf", "a PDF", (".pdf",), "pdf_reader", "read_pdf", True),
+        BuiltInReader("docx", "a Word document", (".docx", ".docm", ".dotx"),
+                      "docx_reader", "read_docx", True),
+        BuiltInReader("sheets", "an Excel workbook", (".xlsx", ".xlsm", ".xltx", ".xltm"),
+                      "spreadsheet_reader", "read_workbook", True),
+        BuiltInReader("presentation", "a PowerPoint presentation", (".pptx", ".pptm"),
+                      "presentation_reader", "read_presentation", True),
+        BuiltInReader("odt", "an OpenDocument text", (".odt", ".ott"),
+                      "opendocument_reader", "read_odt", True),
+        BuiltInReader("epub", "an EPUB book", (".epub",), "epub_reader", "read_epub", True),
+        BuiltInReader("mail", "a mail", (".eml",), "mail_reader", "read_mail"),
+        BuiltInReader("ipynb", "a Jupyter notebook", (".ipynb",),
+                      "notebook_reader", "read_notebook"),
+        BuiltInReader("csv", "CSV", (".csv", ".tsv", ".tab"), "csv_reader", "read_csv"),
+    )
+}  # fmt: skip
+
+_MAIN_PARTS = {
+    "xl/workbook.xml": "sheets", "ppt/presentation.xml": "presentation",
+    "META-INF/container.xml": "epub", "word/document.xml": "docx",
+}  # fmt: skip
+_MAX_PARTS = 1 << 16
+"""Parts of a zip that are listed to recognise its format; more take minutes and gigabytes."""
+_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html[\s>])", re.IGNORECASE)
+_FIELDS = re.compile(rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n){2,}")
+_MAIL_FIELD = re.compile(rb"^(?:message-id|received|mime-version):", re.IGNORECASE | re.MULTILINE)
+_SENDER = re.compile(rb"^from:", re.IGNORECASE | re.MULTILINE)
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{")
+_NOTEBOOK = re.compile(rb'"nbformat"\s*:\s*\d')
+
+
+def _recognise_zip(head: bytes) -> str:
+    """Returns the format of a zipped document by its own parts, as a text may embed a workbook;
+    where the end of the zip is missing, by any name of a main part."""
+    import io
+    import zipfile
+
+    if head[30:].startswith(b"mimetypeapplication/vnd.oasis.opendocument.text"):
+        return "odt"
+    if head[30:58] == b"mimetypeapplication/epub+zip":
+        return "epub"
+    found = [part for part in _MAIN_PARTS if part.encode() in head]
+    if found and head.count(b"PK\1\2") <= _MAX_PARTS:
+        try:
+            names = zipfile.ZipFile(io.BytesIO(head)).namelist()
+            found = [part for part in found if part in names]
+        except Exception:  # zipfile raises whatever its arithmetic meets
+            pass
+    return _MAIN_PARTS[found[0]] if found else ""
+
+
+def _recognise_format(head: bytes) -> str:
+    """Returns the format of a file that begins with `head`; empty if the content leaves doubt."""
+    if head.startswith(b"PK\3\4") and (zipped := _recognise_zip(head)):
+        return zipped
+    if head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"\0" in head):
+        return "pdf"
+    if _OBJECT.match(head) and _NOTEBOOK.search(head):
+        return "ipynb"
+    fields = _FIELDS.match(head[: 1 << 16].replace(b"\r\n", b"\n"))
+    if fields and _MAIL_FIELD.search(fields[0]) and _SENDER.search(fields[0]):
+        return "mail"
+    return "html" if _HTML.match(head) else ""
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Class decorator: makes a plugin's reader known. Raises PluginError: it lacks a member of
+    `Reader`, or the name is taken."""
 
     def add(cls: T) -> T:
         members = ("what", "suffixes", "binary", "sniff", "read")
@@ -68,6 +153,8 @@ def register(name: str) -> Callable[[T], T]:
             raise PluginError(
                 f"reader {name!r} has no {' and no '.join(missing)}", "see docs/readers.md"
             )
+        if name in BUILT_IN:
+            raise PluginError(f"reader {name!r} is built in", "choose another name")
         READERS.add(name, cls, cls)
         return cls
 
@@ -88,27 +175,24 @@ def _load_entry_points() -> None:
             ) from error
 
 
-def choose(head: bytes, name: str) -> Reader:
-    """The reader of a document that begins with `head`.
-
-    Raises:
-        PluginError: an installed package's readers do not load.
-    """
+def choose_reader(head: bytes, name: str) -> Reader | BuiltInReader:
+    """Returns the reader of the document `name` that begins with `head`. Raises PluginError: the
+    readers of an installed package do not load."""
     _load_entry_points()
-    known = [cast(Reader, READERS[key]()) for key in reversed(list(READERS))]
-    claims = [reader for reader in known if reader.sniff(head)]
-    binary = [reader for reader in claims if reader.binary]
     path = PurePath(name.lower())
+    plugins: list[Reader] = [READERS[key]() for key in reversed(list(READERS))]
+    claims: list[Reader | BuiltInReader] = [reader for reader in plugins if reader.sniff(head)]
+    if recognised := BUILT_IN.get(_recognise_format(head)):
+        claims.append(recognised)
+    binary = [reader for reader in claims if reader.binary]
+    known: list[Reader | BuiltInReader] = [*plugins, *BUILT_IN.values()]
     named = [r for r in known if path.suffix in r.suffixes or path.name in r.suffixes]
-    return [*binary, *named, *claims, cast(Reader, READERS[PLAIN]())][0]
+    return [*binary, *named, *claims, _TEXT][0]
 
 
-def read_by(reader: Reader, data: bytes, name: str) -> ExtractedText:
-    """The text of a document, by this reader and in this process.
-
-    Raises:
-        DocumentError: it cannot be read. PluginError: the reader breaks the rules. MemoryError.
-    """
+def read_by(reader: Reader | BuiltInReader, data: bytes, name: str) -> ExtractedText:
+    """Returns the text of the document `name`, read in this process. Raises DocumentError,
+    MemoryError; PluginError: the reader breaks the rules."""
     try:
         extracted = reader.read(data, name)
     except (EsaError, MemoryError, *NOT_BLAMED):
@@ -120,15 +204,6 @@ def read_by(reader: Reader, data: bytes, name: str) -> ExtractedText:
     if any(a >= b for a, b in pairwise(ends)) or "\r" in extracted.text:
         raise PluginError(
             f"the reader for {reader.what} gives marks out of order or outside the text, or \\r",
-            "marks ascend from 0 to the text's length; lines end in \\n",
+            "let marks ascend from 0 to the text's length, and end lines with \\n",
         )
     return extracted
-
-
-def damage_error(name: str, what: str, reason: str) -> DocumentError:
-    """The error for a document that breaks the rules of its format; `reason` may have lines."""
-    reason = " ".join(reason.split())
-    return DocumentError(
-        f"{label(name)} cannot be read as {what}; it is damaged or cut off ({reason})",
-        "fetch or save it again; if other programs open it, save a new copy with one of them",
-    )

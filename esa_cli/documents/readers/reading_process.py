@@ -1,10 +1,8 @@
-"""Reads documents, those that a library parses in a child process with limits of time and memory.
+"""A child process that reads documents with limits of time and memory.
 
 A stranger's small file must not take hours or gigabytes, and some libraries end their process on a
-damaged one. Each limit can be raised by an environment variable, which the refusal names. The child
-process is started for the first document that needs it and reads all later ones, so that its start,
-a tenth of a second, is paid once. A request is a line of JSON and the bytes; a reply is a line of
-JSON.
+damaged one. The child reads all later documents, too, as its start takes a tenth of a second. A
+request is a line of JSON and the bytes of a document; a reply is a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 from esa_cli import errors
-from esa_cli.documents.readers.reader_registry import READERS, choose, read_by
-from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label
+from esa_cli.documents.readers.reader_registry import BUILT_IN, BuiltInReader, read_by
+from esa_cli.documents.readers.text_builder import ExtractedText, Mark, label_document
 from esa_cli.errors import DocumentError, EsaError, UsageError
 from esa_cli.system.machine import parse_size, size_text
 
@@ -31,12 +29,7 @@ UNPACKED, SECONDS, MEMORY = "ESA_READ_BYTES", "ESA_READ_SECONDS", "ESA_READ_MEMO
 LIMITS = {UNPACKED: 1 << 30, SECONDS: 120, MEMORY: 1 << 32}
 """Environment variable -> its default: the bytes that a packed document may unpack to; the CPU time
 and memory of the child process."""
-MOST = 1 << 53
-"""The highest that a limit can be."""
-APART = frozenset(
-    ("pdf", "docx", "sheets", "presentation", "odt", "epub", "html", "mail", "ipynb", "csv")
-)
-"""Built-in readers that run in the child process."""
+MAX_LIMIT = 1 << 53
 CLOCK = 5
 """Seconds by the clock for each second of CPU time: the machine may be busy with other things."""
 _LATE = getattr(signal, "SIGXCPU", None)
@@ -44,83 +37,57 @@ _LATE = getattr(signal, "SIGXCPU", None)
 _LARGE = 256 << 20
 """Bytes of memory above which the child ends after a document: not all is given back."""
 _NO_MEMORY = ("Memory allocation failed", "out of memory", "unknown error (<string>, line 0)")
-"""What lxml says where memory is not enough."""
+"""Messages of lxml where memory is not enough."""
 _START = (
-    "import sys; sys.path[:] = {path!r}; import esa_cli.documents.readers; "
-    "from esa_cli.documents.readers.reading_process import serve; serve()"
+    "import sys; sys.path[:] = {path!r}; "
+    "from esa_cli.documents.readers.reading_process import serve_requests; serve_requests()"
 )
 
 
 def reading_limit(name: str) -> int:
-    """A limit now. Raises UsageError: the environment variable is no size or number."""
+    """Returns a limit. Raises UsageError: its environment variable is no size or number."""
     text = os.environ.get(name, "").strip()
     number = parse_size(text, name) if text else LIMITS[name]
-    if not 1 <= number <= MOST:
-        raise UsageError(
-            f"{name} must be from 1 to {MOST:,}, got {text}", "leave it out for the default"
-        )
+    if not 1 <= number <= MAX_LIMIT:
+        raise UsageError(f"{name} must be from 1 to {MAX_LIMIT:,}, got {text}", "leave it out")
     return number
 
 
-def check_unpacked(size: int, document: str) -> None:
-    """Raises DocumentError when a document unpacks to more bytes than it may."""
-    most = reading_limit(UNPACKED)
-    if size > most:
-        raise _limit_error(document, f"unpack to at most {size_text(most)}", UNPACKED)
+def check_unpacked_size(size: int, document: str) -> None:
+    """Raises DocumentError when the `size` that a document unpacks to is above the limit."""
+    if size > (limit := reading_limit(UNPACKED)):
+        raise _limit_error(document, f"unpack to at most {size_text(limit)}", UNPACKED)
 
 
 def _limit_error(document: str, limit: str, variable: str) -> DocumentError:
     return DocumentError(
-        f"{label(document)} is too large: it must {limit}",
-        f"split it and ask about the parts, or, if you trust it, raise the limit: set {variable}",
+        f"{label_document(document)} is too large or damaged: it must {limit}",
+        f"split it, or save it anew; if you trust it, raise the limit: set {variable}",
     )
 
 
-def read(data: bytes, name: str) -> ExtractedText:
-    """The text of a document, by whichever reader serves it.
-
-    Args:
-        data: at least one byte. name: its path, or "standard input".
-
-    Raises:
-        DocumentError: it cannot be read, or exceeds a limit. PluginError: a reader breaks the
-            rules. UsageError: a limit is no number.
-    """
-    reader = choose(data, name)
-    for key in APART:
-        if type(reader) is READERS[key]:
-            return _read_apart(key, data, name)
-    try:
-        return read_by(reader, data, name)
-    except MemoryError as error:
-        raise DocumentError(
-            f"{label(name)} is too large for this machine's memory", "split the document"
-        ) from error
-
-
-def _read_apart(reader: str, data: bytes, name: str) -> ExtractedText:
+def read_in_child(reader: BuiltInReader, data: bytes, name: str) -> ExtractedText:
+    """Returns the text of the document `name`, read by the child process. Raises DocumentError: it
+    cannot be read, or exceeds a limit; UsageError: a limit is no number."""
     limits = {variable: os.environ.get(variable, "") for variable in LIMITS}
     seconds, memory = reading_limit(SECONDS), size_text(reading_limit(MEMORY))
-    request = {"reader": reader, "name": name, "limits": limits, "size": len(data)}
+    request = {"format": reader.format, "name": name, "limits": limits, "size": len(data)}
     try:
         with _LOCK:
-            reply = _current().ask(request, data, (CLOCK if _LATE else 1) * seconds)
+            if not (_CHILD and _CHILD[0].usable):
+                _CHILD[:] = [ReadingProcess()]
+            reply = _CHILD[0].request(request, data, (CLOCK if _LATE else 1) * seconds)
     except OSError as error:
         raise DocumentError(
-            f"{label(name)} cannot be read: no process can be started for it ({error.strerror})",
+            f"{label_document(name)} cannot be read: no process can be started for it "
+            f"({error.strerror})",
             "close other programs; a document as plain text (.txt) needs none",
         ) from error
     why = reply.get("ended")
     if why == "time":
         raise _limit_error(name, f"be read in {seconds:,} s of CPU time", SECONDS)
-    if why == "memory":
-        raise _limit_error(name, f"be read with at most {memory} of memory", MEMORY)
     if why:
-        raise DocumentError(
-            f"{label(name)} cannot be read: it is damaged, or needs more than {memory} of memory; "
-            f"the library that reads it ended ({why})",
-            f"save a new copy with another program, or, if you trust it, set {MEMORY}",
-        )
+        raise _limit_error(name, f"be read with at most {memory} of memory ({why})", MEMORY)
     if "error" in reply:
         kind, message, hint = reply["error"]
         raise getattr(errors, kind)(message, hint)
@@ -146,8 +113,8 @@ class ReadingProcess:
         """False once it has ended, and in a copy of this process that was made by fork."""
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
-        """Its reply; `ended` in it says why there is no text."""
+    def request(self, request: dict[str, Any], data: bytes, seconds: float) -> dict[str, Any]:
+        """Returns the reply; without a text it says why the process `ended`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
@@ -159,26 +126,26 @@ class ReadingProcess:
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop)
         timer.daemon = True
         timer.start()
-        line, code = b"", 0
+        line, code, reply = b"", 0, dict[str, Any]()
         try:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(json.dumps(request).encode() + b"\n" + data)
                 self._process.stdin.flush()
                 line = self._process.stdout.readline()
-            code = 0 if line.endswith(b"\n") else self._process.wait()
+            if line.endswith(b"\n"):
+                reply = json.loads(line)
+            else:
+                code = self._process.wait()
         finally:
             timer.cancel()
             timer.join()  # which may be ending the process just now
-            if late.is_set() or not line.endswith(b"\n"):
+            if late.is_set() or reply.get("last", True):
                 self.end()
-        if line.endswith(b"\n"):
-            reply: dict[str, Any] = json.loads(line)
-            if reply["last"]:
-                self.end()
+        if reply:
             return reply
         if late.is_set() or (_LATE and code == -_LATE):
             return {"ended": "time"}
-        return {"ended": f"signal {-code}" if code < 0 else f"exit code {code}"}
+        return {"ended": f"its library ended with code {code}"}
 
     def end(self) -> None:
         self._process.kill()
@@ -192,15 +159,8 @@ _LOCK = threading.Lock()
 _CHILD: list[ReadingProcess] = []
 
 
-def _current() -> ReadingProcess:
-    """The child process, started if there is none."""
-    if not (_CHILD and _CHILD[0].usable):
-        _CHILD[:] = [ReadingProcess()]
-    return _CHILD[0]
-
-
 def stop_reading() -> None:
-    """Ends the child process, if there is one."""
+    """Ends the child process, if one runs."""
     if _CHILD and _CHILD[0].owner == os.getpid():
         _CHILD[0].end()
     _CHILD.clear()
@@ -209,19 +169,19 @@ def stop_reading() -> None:
 atexit.register(stop_reading)
 
 
-def _forked() -> None:
-    """In a copy of this process: its parent's lock is not its own."""
+def _replace_lock() -> None:
+    """Makes a new lock in a forked copy of this process, where nobody would release the old one."""
     global _LOCK
     _LOCK = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
-def serve() -> None:
-    """The child process: reads the documents on standard input, and writes replies where standard
-    output was."""
+def serve_requests() -> None:
+    """Runs the child process: reads documents on standard input, and replies on what was standard
+    output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setrecursionlimit(20_000)  # for elements that are nested thousands deep
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
@@ -230,26 +190,26 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while line := sys.stdin.buffer.readline():
         request = json.loads(line)
-        replies.write(_reply(request, sys.stdin.buffer.read(request["size"])) + b"\n")
+        reply = _read_document(request, sys.stdin.buffer.read(request["size"]))
+        replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
 
-def _reply(request: dict[str, Any], data: bytes) -> bytes:
+def _read_document(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     import psutil
 
-    reply: dict[str, Any]
     os.environ.update(request["limits"])
     try:
         _set_limits()
-        reply = vars(read_by(READERS[request["reader"]](), data, request["name"]))
-        return json.dumps({**reply, "last": psutil.Process().memory_info().rss > _LARGE}).encode()
+        text = vars(read_by(BUILT_IN[request["format"]], data, request["name"]))
+        return {**text, "last": psutil.Process().memory_info().rss > _LARGE}
     except EsaError as error:
         if not any(words in error.message for words in _NO_MEMORY):
-            reply = {"error": [type(error).__name__, error.message, error.hint], "last": False}
-            return json.dumps(reply).encode()
+            fault = [type(error).__name__, error.message, error.hint]
+            return {"error": fault, "last": False}
     except MemoryError:
         pass
-    return b'{"ended": "memory", "last": true}'
+    return {"ended": "it takes more", "last": True}
 
 
 def _set_limits() -> None:
@@ -259,12 +219,12 @@ def _set_limits() -> None:
     except ImportError:
         return
     seconds = math.ceil(time.process_time()) + reading_limit(SECONDS)
-    for which, most in (
+    for resource_name, limit in (
         (resource.RLIMIT_AS, reading_limit(MEMORY)),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, seconds),
     ):
-        hard = resource.getrlimit(which)[1]
+        hard = resource.getrlimit(resource_name)[1]
         with suppress(ValueError, OSError):
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(which, (most, hard))
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(resource_name, (limit, hard))

@@ -1,8 +1,7 @@
 """Excel workbooks (xlsx): every sheet a chapter, its rows as those of CSV.
 
-Values are those stored in the file: formulas are not computed. Dates are ISO's, percentages have
-their sign; other number formats are not applied. Charts are left out and counted. Read from the XML
-itself, because openpyxl loses rows and cells that are out of order; it converts dates.
+Values are those stored in the file. Dates are ISO's, percentages have their sign; other number
+formats are not applied. The XML is read here, as openpyxl loses rows that are out of order.
 """
 
 from __future__ import annotations
@@ -12,74 +11,50 @@ import re
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
-from esa_cli.documents.readers.csv_reader import as_lines
-from esa_cli.documents.readers.reader_registry import Reader, register
-from esa_cli.documents.readers.text_builder import (
-    ExtractedText,
-    TextBuilder,
-    label,
-    optional_import,
-)
-from esa_cli.documents.readers.zip_parts import ZipParts, has_part
-from esa_cli.errors import DocumentError
+from esa_cli.documents.readers.csv_reader import format_table
+from esa_cli.documents.readers.text_builder import ExtractedText, TextBuilder, optional_import
+from esa_cli.documents.readers.zip_parts import ZipParts
 
 _MAIN = "xl/workbook.xml"
 _RELATED = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
-_OTHERS = {
+_OTHER_PARTS = {
     "xl/charts/chart": "charts", "xl/media/": "pictures", "xl/embeddings/": "embedded files",
     "xl/comments": "sheets of comments",
 }  # fmt: skip
-"""Beginning of a part's name -> what such parts are."""
+"""Beginning of a part's name -> the contents of such parts."""
 _LITERAL = re.compile(r'"[^"]*"|\\.')
 _CONTROL = re.compile(r"_x00[01][0-9A-Fa-f]_")
 
 
-@register("sheets")
-class SpreadsheetReader(Reader):
-    what = "an Excel workbook"
-    suffixes = (".xlsx", ".xlsm", ".xltx", ".xltm")
-    binary = True
-
-    def sniff(self, head: bytes) -> bool:
-        return has_part(head, _MAIN)
-
-    def read(self, data: bytes, name: str) -> ExtractedText:
-        parts, out = ZipParts(data, name, self), TextBuilder()
-        workbook, missing = _Workbook(parts, name), []
-        for title, part in workbook.sheets.items():
-            if part in parts:
-                workbook.write(title, part, out)
-            else:
-                missing.append(f"the sheet {title} is named but not in the file")
-        if workbook.formulas:
-            missing.append(
-                f"formulas without a stored value are left out: {workbook.formulas} (saving the "
-                "file in a spreadsheet program computes them)"
-            )
-        for begin, what in _OTHERS.items():
-            if count := sum(part.startswith(begin) for part in parts.names):
-                out.left_out[what] += count
-        extracted = out.result(missing)
-        if not extracted.text:
-            never = "; its formulas have never been computed" if workbook.formulas else ""
-            raise DocumentError(
-                f"{label(name)} is a workbook without a value in its cells{never}",
-                "open it in a spreadsheet program, save it, and give that file",
-            )
-        return extracted
+def read_workbook(data: bytes, name: str) -> ExtractedText:
+    """Reads the sheets of a workbook in order."""
+    parts, out, missing = ZipParts(data, name), TextBuilder(), []
+    workbook = _Workbook(parts, name)
+    for title, part in workbook.sheets.items():
+        if part in parts:
+            workbook.write_sheet(title, part, out)
+        else:
+            missing.append(f"the sheet {title} is named but not in the file")
+    if workbook.uncomputed:
+        missing.append(
+            f"formulas without a stored value are left out: {workbook.uncomputed} (saving the "
+            "file in a spreadsheet program computes them)"
+        )
+    for begin, what in _OTHER_PARTS.items():
+        if count := sum(part.startswith(begin) for part in parts.names):
+            out.left_out[what] += count
+    return out.result(missing)
 
 
 class _Workbook:
-    """What the cells of all sheets depend on.
-
-    `sheets`: the parts of sheets with cells, by their title; `formulas`: how many have no value.
-    """
+    """The strings, number formats and dates on which the cells of all sheets depend; the parts of
+    sheets by their title; and the number of formulas without a value."""
 
     def __init__(self, parts: ZipParts, name: str) -> None:
         self._parts = parts
         self._utils = optional_import("openpyxl.utils", "openpyxl", name)
         self._numbers = optional_import("openpyxl.styles.numbers", "openpyxl", name)
-        self.formulas = 0
+        self.uncomputed = 0
         root, links, by_kind = parts.xml(_MAIN), {}, {}
         for link in parts.xml("xl/_rels/workbook.xml.rels").iterfind("{*}Relationship"):
             kind = link.get("Type", "").rpartition("/")[2]
@@ -94,25 +69,21 @@ class _Workbook:
                 self.sheets[sheet.get("name", "") + hidden] = part
         properties, dates = root.find("{*}workbookPr"), self._utils.datetime
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
-        self._epoch = dates.CALENDAR_MAC_1904 if from_1904 else dates.CALENDAR_WINDOWS_1900
+        self._epoch = dates.MAC_EPOCH if from_1904 else dates.WINDOWS_EPOCH
         strings = by_kind.get("sharedStrings", "")
         items = parts.elements(strings, "{*}si") if strings in parts else ()
-        self._strings = [_text(item).replace("x005F_", "") for item in items]
-        self._formats = self._number_formats(parts.xml_if_any(by_kind.get("styles", "")))
+        self._strings = [_join_string(item).replace("x005F_", "") for item in items]
+        formats, styles = dict(self._numbers.BUILTIN_FORMATS), by_kind.get("styles", "")
+        self._formats: list[str] = []  # of each style of cells
+        if (root := parts.xml_if_any(styles)) is not None:
+            for custom in root.iterfind("{*}numFmts/{*}numFmt"):
+                formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
+            numbers = (int(s.get("numFmtId", "0")) for s in root.iterfind("{*}cellXfs/{*}xf"))
+            self._formats = [formats.get(number, "General") for number in numbers]
 
-    def _number_formats(self, root: Any) -> list[str]:
-        """The number format of each style of cells."""
-        if root is None:
-            return []
-        formats = dict(self._numbers.BUILTIN_FORMATS)
-        for custom in root.iterfind("{*}numFmts/{*}numFmt"):
-            formats[int(custom.get("numFmtId", "0"))] = custom.get("formatCode", "")
-        styles = root.iterfind("{*}cellXfs/{*}xf")
-        return [formats.get(int(style.get("numFmtId", "0")), "General") for style in styles]
-
-    def write(self, title: str, part: str, out: TextBuilder) -> None:
-        """A sheet's values as lines, without empty rows and columns."""
-        rows = self._rows(part)
+    def write_sheet(self, title: str, part: str, out: TextBuilder) -> None:
+        """Writes a sheet's values as lines, without empty rows and columns."""
+        rows = self._read_rows(part)
         columns = sorted({column for row in rows for column in row})
         if not columns:
             return
@@ -121,12 +92,12 @@ class _Workbook:
         if len(columns) == 1:
             lines = "\n".join(" ".join(row[columns[0]].split()) for row in rows if row)
         else:
-            lines = as_lines([[row.get(column, "") for column in columns] for row in rows])
+            lines = format_table([[row.get(column, "") for column in columns] for row in rows])
         out.exact(f"Sheet: {title}\n{lines}".rstrip("\n"))
 
-    def _rows(self, part: str) -> list[dict[int, str]]:
-        """The text of cells by column, row after row; of a cell that is given twice the last one
-        counts. Of empty rows one is kept, which may part a title from a table."""
+    def _read_rows(self, part: str) -> list[dict[int, str]]:
+        """Returns the text of cells by column, row after row; of a cell that occurs twice the last
+        one counts. Of empty rows one is kept, which may part a title from a table."""
         cells: dict[int, dict[int, str]] = {}
         number = 0
         for element in self._parts.elements(part, "{*}row"):
@@ -134,7 +105,7 @@ class _Workbook:
             for cell in element.iterfind("{*}c"):
                 letters = (cell.get("r") or "").rstrip("0123456789")
                 column = self._utils.column_index_from_string(letters) if letters else column + 1
-                if text := self._shown(cell):
+                if text := self._format_cell(cell):
                     cells.setdefault(number, {})[column] = text
         rows: list[dict[int, str]] = []
         for number in sorted(cells):
@@ -143,31 +114,31 @@ class _Workbook:
             rows.append(cells[number])
         return rows
 
-    def _shown(self, cell: Any) -> str:
-        """A cell's value as text; empty where it has none."""
+    def _format_cell(self, cell: Any) -> str:
+        """Returns a cell's value as text; empty where it has none."""
         kind, value = cell.get("t", "n"), cell.findtext("{*}v")
         for inline in cell.iterfind("{*}is"):
-            return _plain(_text(inline))
+            value, kind = _join_string(inline), "inline"
         if not value:
             # A string may be empty on purpose.
-            self.formulas += kind != "str" and cell.find("{*}f") is not None
+            self.uncomputed += kind == "n" and cell.find("{*}f") is not None
             return ""
-        if kind == "s":
-            return _plain(self._strings[int(value)])
+        if kind == "n":
+            return self._format_number(cell, value)
         if kind == "b":
             return str(bool(int(value))).upper()
-        if kind == "d":
-            return _date(self._utils.datetime.from_ISO8601(value))
-        return self._number(cell, value) if kind == "n" else _plain(value)
+        value = self._strings[int(value)] if kind == "s" else value
+        return _CONTROL.sub(" ", value).strip()
 
-    def _number(self, cell: Any, text: str) -> str:
+    def _format_number(self, cell: Any, text: str) -> str:
         value = float(text) if set(text) & set(".eE") else int(text)
         style = int(cell.get("s", "0"))
         form = self._formats[style] if style < len(self._formats) else "General"
         if self._numbers.is_date_format(form):
             passed = self._numbers.is_timedelta_format(form)
             try:
-                return _date(self._utils.datetime.from_excel(value, self._epoch, timedelta=passed))
+                converted = self._utils.datetime.from_excel(value, self._epoch, timedelta=passed)
+                return _format_date(converted)
             except (OverflowError, ValueError):
                 return "#VALUE!"
         share = "%" in _LITERAL.sub("", form)
@@ -177,17 +148,13 @@ class _Workbook:
         return (str(int(value)) if whole else f"{value:.15g}") + "%" * share
 
 
-def _text(element: Any) -> str:
-    """The words of a string, without how they are pronounced."""
+def _join_string(element: Any) -> str:
+    """The words of a string, without the marks of their pronunciation."""
     pieces = [*element.iterfind("{*}t"), *element.iterfind("{*}r/{*}t")]
     return "".join(piece.text or "" for piece in pieces)
 
 
-def _plain(text: str) -> str:
-    return _CONTROL.sub(" ", text).strip()
-
-
-def _date(value: date | datetime | time | timedelta) -> str:
+def _format_date(value: date | datetime | time | timedelta) -> str:
     if isinstance(value, datetime):
         whole = value.time() == time()
         return str(value.date()) if whole else value.isoformat(" ", "seconds")

@@ -8,40 +8,35 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from esa_cli.documents.readers.reader_registry import Reader
-from esa_cli.documents.readers.reading_process import check_unpacked
-from esa_cli.documents.readers.text_builder import label, optional_import
+from esa_cli.documents.readers.reading_process import check_unpacked_size
+from esa_cli.documents.readers.text_builder import label_document, optional_import
 from esa_cli.errors import DocumentError
 
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LOCKED = "EncryptedPackage".encode("utf-16-le")
-_ENTRY = b"PK\1\2"
 _STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/([A-Za-z]+)/")
 """Namespaces of Strict Open XML, which are those of the usual form by another name."""
-_MOST_PARTS = 1 << 16
-"""Parts of a zip that are listed to choose its reader; more take minutes and gigabytes."""
 
 
 class ZipParts:
-    """The parts of a zipped document by name.
+    """The parts of a zipped document by name, each no larger than the zip's directory declares.
 
-    Raises:
-        DocumentError: it is an old Office file, has a password, or unpacks to more than the limit.
-            A part unpacks to no more than the size that the zip's directory declares.
+    Raises DocumentError: it is an old Office file, has a password, or unpacks to more than the
+    limit.
     """
 
-    def __init__(self, data: bytes, name: str, reader: Reader) -> None:
+    def __init__(self, data: bytes, name: str) -> None:
         self._name = name
         if data.startswith(_OLD_OFFICE):
             if _LOCKED in data:
                 raise password_error(name)
             raise DocumentError(
-                f"{label(name)} is an old Office file (doc, xls, ppt)",
-                f"open it and save it as {reader.suffixes[0][1:]}",
+                f"{label_document(name)} is an old Office file (doc, xls, ppt)",
+                "open it and save it as docx, xlsx or pptx",
             )
         self._archive = zipfile.ZipFile(io.BytesIO(data))
         parts = self._archive.infolist()
-        check_unpacked(sum(part.file_size for part in parts), name)
+        check_unpacked_size(sum(part.file_size for part in parts), name)
         if any(part.flag_bits & 1 for part in parts):
             raise password_error(name)
         self.names = {part.filename for part in parts}
@@ -52,49 +47,37 @@ class ZipParts:
     def read(self, part: str) -> bytes:
         return self._archive.read(part)
 
-    def _markup(self, part: str) -> bytes:
-        """The bytes of an XML part; those of Strict Open XML in the usual namespaces."""
+    def _read_markup(self, part: str) -> bytes:
+        """Returns the bytes of an XML part; Strict Open XML gets the usual namespaces."""
         data = self.read(part)
         if not _STRICT.search(data, 0, 4096):
             return data
         return _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
 
     def xml(self, part: str) -> Any:
-        """The root element of a part; nothing is fetched, and entities are left out."""
+        """Returns the root element of a part; nothing is fetched, and entities are left out."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
-        return etree.fromstring(self._markup(part), parser)
+        parser = etree.XMLParser(
+            resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True
+        )
+        return etree.fromstring(self._read_markup(part), parser)
 
     def xml_if_any(self, part: str) -> Any:
-        """As `xml`; None if there is no such part."""
-        return self.xml(part) if part in self else None
+        """Returns the root element of a part; None if the document lacks the part."""
+        return self.xml(part) if part in self.names else None
 
-    def elements(self, part: str, *tags: str) -> Iterator[Any]:
-        """The elements with these tags, in order, of a part whose tree would be large."""
+    def elements(self, part: str, tag: str) -> Iterator[Any]:
+        """Yields the elements with a tag, in order, of a part whose tree would be large."""
         etree = optional_import("lxml.etree", "lxml", self._name)
-        file = io.BytesIO(self._markup(part))
-        for _, element in etree.iterparse(file, tag=tags, no_network=True, resolve_entities=False):
+        file = io.BytesIO(self._read_markup(part))
+        for _, element in etree.iterparse(file, tag=tag, no_network=True, resolve_entities=False):
             yield element
             element.clear()
 
 
-def has_part(head: bytes, part: str) -> bool:
-    """True if a zip has a part of this name or, where its end is missing, may have.
-
-    Parts of files inside it do not count: a text may embed a workbook.
-    """
-    if not head.startswith(b"PK\3\4") or part.encode() not in head:
-        return False
-    if head.count(_ENTRY) > _MOST_PARTS:
-        return True  # the child process has limits
-    try:
-        return part in zipfile.ZipFile(io.BytesIO(head)).namelist()
-    except Exception:  # zipfile raises whatever its arithmetic meets
-        return True
-
-
 def password_error(name: str) -> DocumentError:
+    """Returns the error for the document `name` that is encrypted."""
     return DocumentError(
-        f"{label(name)} is protected by a password",
+        f"{label_document(name)} is protected by a password",
         "open it, save it without a password, and give that file",
     )

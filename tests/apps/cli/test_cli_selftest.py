@@ -73,7 +73,7 @@ def test_mistakes_are_named_before_the_model_is_loaded(
 
 def test_json_says_whether_all_was_asked(esa: Esa, monkeypatch: pytest.MonkeyPatch) -> None:
     from esa_cli.errors import PluginError
-    from esa_cli.methods.quest import Quest
+    from esa_cli.methods.per_head import Quest
 
     words = ("selftest", "needle", "--len", "900", *SMALL, "--json")
     assert json.loads(esa(*words).out)["complete"] is True

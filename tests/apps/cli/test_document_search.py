@@ -64,13 +64,13 @@ def test_the_best_files_of_a_folder_are_asked(run: Esa, monkeypatch: pytest.Monk
     assert json.loads(asked.out)["searched"] == 10
     assert "searched 10 documents by their words, opened the best 2" in asked.err
     opened = list[str]()
-    real = document._bytes_of_file
+    real = document._read_file
 
     def count(source: str, limit: int) -> bytes:
         opened.append(source)
         return real(source, limit)
 
-    monkeypatch.setattr(document, "_bytes_of_file", count)
+    monkeypatch.setattr(document, "_read_file", count)
     again = run("ask", "town", "How old is the kiln?", "--json")
     assert names(again) == names(asked)
     assert len(opened) == 2, "unchanged files are not read again"

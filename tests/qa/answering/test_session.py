@@ -387,7 +387,7 @@ def test_the_question_stays_in_view_and_the_documents_end_does_not(
 
 
 AGREED = [
-    "selector={name: consensus, smooth: 1, proximity: 0}", "score.name=vote",
+    "selector={name: consensus, passage: 1}", "score.name=vote",
     "window.dense=0", "window.selected=16", "window.local=8", "window.initial=2",
     "prompt={before: '', after: '{question}', chat: false, system: null}",
 ]  # fmt: skip

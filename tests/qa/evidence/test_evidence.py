@@ -19,8 +19,8 @@ from esa_cli.attention.step import ChunkTrace
 from esa_cli.attention.window import Window
 from esa_cli.documents.document import Document, Mark
 from esa_cli.methods.consensus import Consensus
-from esa_cli.methods.loki import Loki
-from esa_cli.methods.rope_scaling import ReRoPE
+from esa_cli.methods.full_attention import ReRoPE
+from esa_cli.methods.per_head import Loki
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.qa.evidence.evidence import (
@@ -132,7 +132,7 @@ def method_of(name: str) -> Method:
         "by head, contiguous": Method(WINDOW, Loki(), position=Contiguous(DISTANCE)),
         "ending": Method(
             Window(3, 9, 6, 8, dense=10, ending=2),
-            Consensus(smooth=1, proximity=1),
+            Consensus(passage=1),
             VoteScore(),
             position=Contiguous(DISTANCE),
         ),

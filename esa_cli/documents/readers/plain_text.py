@@ -1,0 +1,180 @@
+"""Plain text, source code and Markdown: from bytes to characters.
+
+The encoding is that of the byte order mark, else UTF-8, else Windows-1252 where the bytes leave no
+doubt (a dozen encodings share its letters). Other text is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import string
+from collections.abc import Iterator
+
+from esa_cli.documents.readers.text_builder import STDIN, ExtractedText, Mark, label_document
+from esa_cli.errors import DocumentError
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+BYTE_ORDER_MARKS = tuple(mark for mark, _ in _MARKS)
+_WIDER = {
+    "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874",
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""Declared encoding -> its superset by which browsers read it, and on which pages rely."""
+_ASCII = bytes(range(32, 127)) + b"\\u0041 +AGE-"
+"""Bytes that all encodings of files share, but not EBCDIC nor notations such as `unicode_escape`,
+some of which take minutes."""
+_BINARY = {
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
+        "an old Office file (doc, xls, ppt)",
+        "open it and save it as docx, xlsx or pptx, without a password",
+    ),
+    b"PK\3\4": (
+        "a ZIP archive",
+        "unpack it and give the file inside, or, if a program can open it, save it as docx or xlsx",
+    ),
+    b"\x1f\x8b\x08": ("gzip-compressed data", "unpack it first: gunzip -k {name}"),
+    b"{\\rtf": ("an RTF document", "convert it: pandoc -t plain {name} -o document.txt"),
+}
+"""Beginning of a file -> its format, and how to get text out of it."""
+
+# Bytes of Windows-1252 that text of other encodings does not use for something else: signs, and
+# accented letters of Western languages without those where Turkish and Baltic encodings differ.
+_SIGNS = b"\x80\x85\x91\x92\x93\x94\x95\x96\x97\xa0\xa1\xa3\xa7\xaa\xab\xb0\xb7\xbb\x8c\x9c"
+_NOT_COMMON = b"\xd0\xd7\xdd\xde\xf0\xf7\xfd\xfe"
+_WESTERN = frozenset(_SIGNS) | set(range(0xC0, 0x100)).difference(_NOT_COMMON)
+# The question mark of Spanish stands before a capital; the same byte is a Polish letter.
+_QUESTION = re.compile(rb"(?:^|[\s\"(\xab])\xbf(?=[A-Z\xc0-\xdc])")
+_HIGH = bytes(range(0x80, 0x100))
+# A capital with an accent inside a word of small letters is another encoding's small letter; three
+# accented letters in a row are rare in Western words, and the rule in Cyrillic.
+_NOT_WESTERN = re.compile(rb"[a-z][\xc0-\xde][a-z]|[\xc0-\xff]{3}")
+_MAX_FOREIGN = 0.3
+
+
+def read_text(data: bytes, name: str) -> ExtractedText:
+    """Reads plain text or source code as it is."""
+    text, encoding = decode_lines(data, name)
+    return ExtractedText(text, encoding=encoding)
+
+
+def read_markdown(data: bytes, name: str) -> ExtractedText:
+    """Reads Markdown as it is, with its headings for chapters."""
+    text, encoding = decode_lines(data, name)
+    marks = tuple(Mark(start, chapter=title) for start, title in find_headings(text))
+    return ExtractedText(text, marks, encoding=encoding)
+
+
+def decode_lines(data: bytes, name: str) -> tuple[str, str]:
+    """Returns the text with \\n line endings, and its encoding; raises as `decode_text`."""
+    text, encoding = decode_text(data, name)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
+
+
+def decode_text(data: bytes, name: str) -> tuple[str, str]:
+    """Returns the text of the document `name`, and the Python name of its encoding. Raises
+    DocumentError: it is binary, or its encoding is broken or cannot be told."""
+    encoding = next((encoding for mark, encoding in _MARKS if data.startswith(mark)), "")
+    if not encoding:
+        _refuse_binary(data, name)
+    try:
+        return data.decode(encoding or "utf-8"), encoding or "utf-8"
+    except UnicodeDecodeError as error:
+        problem = f"starts as {encoding or 'UTF-8'} but breaks at byte {error.start}"
+    if not encoding and looks_like_cp1252(data):
+        return data.decode("cp1252"), "cp1252"
+    path = "FILE" if name == STDIN else name
+    raise DocumentError(
+        f"{label_document(name)} {problem}, and its encoding cannot be told for sure",
+        "convert it to UTF-8, naming the encoding it is in, such as CP1250, CP1251 or GB18030: "
+        f"iconv -f {encoding.upper() or 'ENCODING'} -t UTF-8 {path} > utf8.txt",
+    )
+
+
+def look_up_encoding(charset: str) -> str:
+    """Returns the Python name of a declared encoding, or of the superset by which browsers read it.
+    Raises LookupError, ValueError: the name is unknown, or no encoding of files."""
+    codec = codecs.lookup(charset).name
+    if codec == "idna":  # of names of hosts
+        raise LookupError(charset)
+    if not codec.startswith(("utf-16", "utf-32")) and _ASCII.decode(codec) != _ASCII.decode():
+        raise LookupError(charset)
+    return _WIDER.get(codec, codec)
+
+
+def looks_like_cp1252(data: bytes) -> bool:
+    """True if the bytes are, beyond reasonable doubt, text in Windows-1252."""
+    high = len(data) - len(data.translate(None, _HIGH))
+    letters = len(data) - len(data.translate(None, string.ascii_letters.encode()))
+    if not high or high > _MAX_FOREIGN * letters:
+        return False
+    used = set(data).intersection(_HIGH)
+    if len(_QUESTION.findall(data)) == data.count(b"\xbf"):
+        used.discard(0xBF)
+    if not used <= _WESTERN or used >= {0xF5, 0xFB}:  # the Hungarian long o and u
+        return False
+    return not _NOT_WESTERN.search(data)
+
+
+def _refuse_binary(data: bytes, name: str) -> None:
+    for magic, (what, hint) in _BINARY.items():
+        if data.startswith(magic):
+            raise DocumentError(
+                f"{label_document(name)} looks like {what}, a format that esa does not read",
+                hint.format(name=name),
+            )
+    if b"\0" in data:
+        raise DocumentError(
+            f"{label_document(name)} is binary: it has a NUL at byte {data.index(0)}",
+            "give a document with text in it; unpack an archive first",
+        )
+
+
+def is_binary(head: bytes) -> bool:
+    """True if a file that begins with `head` is not text, whatever its encoding."""
+    if head.startswith(BYTE_ORDER_MARKS):
+        return False
+    return head.startswith(tuple(_BINARY)) or b"\0" in head
+
+
+_HEADING_LINE = re.compile(
+    r"^ {0,3}(?:(?P<fence>```+|~~~+).*|#{1,6}[ \t]+(?P<title>.*)|(?P<line>=+|-+)[ \t]*$)",
+    re.MULTILINE,
+)
+"""A line that may be a heading, underline the one above it, or fence code."""
+_NO_TITLE = re.compile(r"\s*$|\s*[-*+>|#] ?|\s*\d+[.)] | {4}|\t")
+_SETTINGS_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
+
+
+def find_headings(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the start and the words of every heading of a Markdown text."""
+    settings = _SETTINGS_END.search(text, 4) if text.startswith("---\n") else None
+    fence, after = "", settings.end() + 1 if settings else 0
+    for found in _HEADING_LINE.finditer(text, after):
+        if fence:
+            line = found[0].strip()
+            if line.startswith(fence) and not line.strip(fence[0]):
+                fence, after = "", found.end() + 1
+        elif found["fence"]:
+            fence = found["fence"]
+        elif found["line"]:
+            # Below a list, a quotation or a blank line it is a rule, not an underline.
+            start = text.rfind("\n", after, max(after, found.start() - 1)) + 1 or after
+            above = text[start : max(start, found.start() - 1)]
+            if not _NO_TITLE.match(above):
+                yield start, above.strip()
+            after = found.end() + 1
+        elif title := _strip_closing_signs(found["title"]):
+            yield found.start(), title
+            after = found.end() + 1
+
+
+def _strip_closing_signs(title: str) -> str:
+    """Returns a heading's words without the signs # that may close it."""
+    title = title.strip(" \t")
+    words = title.rstrip("#")
+    return words.rstrip(" \t") if words[-1:] in ("", " ", "\t") else title
