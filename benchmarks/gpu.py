@@ -35,7 +35,7 @@ from device_timing import settled
 from gpu_kernels import ceilings, kernel_rows
 from torch.nn.attention.bias import causal_lower_right
 
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.text_passes.layer_calls import hidden_states
 from esa_cli.qa.presets import preset

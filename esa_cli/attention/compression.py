@@ -33,8 +33,6 @@ class Linear(Projection):
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Both maps on a device; copied to it once, since a copy synchronises with the device."""
-        if self.query_map.device == device == self.key_map.device:
-            return self.query_map, self.key_map
         if device not in self._copies:
             self._copies[device] = self.query_map.to(device), self.key_map.to(device)
         return self._copies[device]
@@ -111,12 +109,8 @@ class ClosedForm(Compressor):
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
 
-    def _rank(self, moments: Moments) -> int:
-        assert moments.queries is not None, "no moments"
-        return min(self.rank, moments.queries.shape[0])
-
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return closed_form(moments, self._rank(moments))
+        return closed_form(moments, self.stored_rank(len(_means(moments)[1])))
 
 
 @dataclass(frozen=True)
@@ -124,10 +118,7 @@ class Pca(ClosedForm):
     """Maps by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return pca(moments, self._rank(moments))
-
-
-_NO_FILE = "set compressor.file to a file of `esa calibrate`"
+        return pca(moments, self.stored_rank(len(_means(moments)[1])))
 
 
 @dataclass(frozen=True)
@@ -145,21 +136,18 @@ class Learned(Compressor):
 
     @cached_property
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors and metadata of the file."""
         from safetensors import safe_open
-        from safetensors.torch import load_file
 
         try:
-            path = Path(self.file).expanduser()
-        except RuntimeError as error:  # ~somebody who is not a user here
-            raise PresetError(f"no compressor file {self.file}: {error}", _NO_FILE) from error
-        if not path.is_file():
-            raise PresetError(f"no compressor file {path}", _NO_FILE)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-            return load_file(path), metadata
+            with safe_open(Path(self.file).expanduser(), framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, file.metadata() or {}
         except Exception as error:
-            raise PresetError(f"{path} is not a safetensors file: {error}", _NO_FILE) from error
+            raise PresetError(
+                f"the compressor file {self.file} cannot be read: {error}",
+                "set compressor.file to a file of `esa calibrate`",
+            ) from error
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -173,19 +161,15 @@ class Learned(Compressor):
             PresetError: the file has none, or two of different shapes.
         """
         weights = self._contents[0]
-        try:
-            pair = [weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
-        except KeyError as error:
+        pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
+        maps = [one for one in pair if one is not None]
+        shapes = [tuple(one.shape) for one in maps]
+        if len(maps) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
             raise PresetError(
-                f"{self.file} has no {error.args[0]}", "it was made for another model"
-            ) from error
-        if pair[0].shape != pair[1].shape or pair[0].ndim != 2:
-            shapes = " and ".join(str(tuple(map_.shape)) for map_ in pair)
-            raise PresetError(
-                f"{self.file}: layer {layer} must have two maps of one shape, got {shapes}",
-                "`esa calibrate` writes such files",
+                f"{self.file} must have two maps of one shape for layer {layer}, got {shapes}",
+                "make the file for this model with `esa calibrate`",
             )
-        return Linear(*pair)
+        return Linear(*maps)
 
 
 def save_learned(

@@ -20,12 +20,11 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
-FLASH_WIDTH = 256
-"""Most dimensions of a head in torch's flash attention; they are a multiple of 8."""
 AT_ONCE = 128
 """Most queries in a block of `attend_within`."""
 
 Output = tuple[Tensor, Tensor]
+"""Output (H, C, D) and log-sum-exp (H, C)."""
 
 
 def reference(
@@ -38,8 +37,7 @@ def reference(
         cap: soft cap of the logits x, which become cap * tanh(x / cap) (Gemma 2); 0: none.
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
     """
-    repeat = q.shape[0] // k.shape[0]
-    keys, values = (x.repeat_interleave(repeat, dim=0).float() for x in (k, v))
+    keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
@@ -75,7 +73,7 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
     """torch's private operators on a GPU: flash for half precision, memory-efficient for float32,
     wide heads, and GPUs before Ampere."""
     query, keys, values = _grouped(q, k, v, causal)
-    if fits_flash(q):
+    if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
     else:
@@ -86,20 +84,19 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
 
 
 @cache
-def capability(device: torch.device) -> int:
+def _capability(device: torch.device) -> int:
     """Major compute capability: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
     return torch.cuda.get_device_capability(device)[0]
 
 
-def fits_flash(q: Tensor) -> bool:
+def _fits_flash(q: Tensor) -> bool:
     """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
     half = q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16)
-    width = q.shape[-1]
-    return half and width <= FLASH_WIDTH and width % 8 == 0 and capability(q.device) >= 8
+    return half and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _capability(q.device) >= 8
 
 
 @cache
-def flash_attn_func() -> Callable[..., Any] | None:
+def _flash_attn_func() -> Callable[..., Any] | None:
     """flash-attn 4's function; None where the package is missing or built for another torch."""
     try:
         function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
@@ -108,13 +105,13 @@ def flash_attn_func() -> Callable[..., Any] | None:
     return function
 
 
-def _flash_attn_usable(q: Tensor) -> bool:
-    """Whether it runs q (H, C, D): on Hopper and Blackwell; the latter with D to 128, or 256."""
-    if not fits_flash(q) or not 9 <= capability(q.device) <= 11:
+def _fits_flash_attn(q: Tensor) -> bool:
+    """Whether flash-attn 4 takes q (H, C, D): on Hopper, or Blackwell with D to 128, or 256."""
+    if not _fits_flash(q) or not 9 <= _capability(q.device) <= 11:
         return False
-    if capability(q.device) >= 10 and 128 < q.shape[-1] < 256:
+    if _capability(q.device) >= 10 and 128 < q.shape[-1] < 256:
         return False
-    return flash_attn_func() is not None
+    return _flash_attn_func() is not None
 
 
 def flash_attn(
@@ -122,7 +119,7 @@ def flash_attn(
 ) -> Output:
     """flash-attn 4, the extra `flash`. It takes (batch, tokens, heads, D), with fewer key heads
     than query heads, and returns the output likewise and the lse (batch, heads, tokens)."""
-    function = flash_attn_func()
+    function = _flash_attn_func()
     assert function is not None, "chosen only where it is installed"
     batch = (x.transpose(0, 1)[None] for x in (q, k, v))
     out, lse, *_ = function(
@@ -132,6 +129,8 @@ def flash_attn(
 
 
 class Kernel(NamedTuple):
+    """A function that computes attention, and the tensors for which it can."""
+
     attend: Callable[..., Output]
     usable: Callable[[Tensor], bool]
     caps: bool = False
@@ -140,13 +139,11 @@ class Kernel(NamedTuple):
 
 KERNELS: dict[str, Kernel] = {
     "torch-cuda": Kernel(torch_cuda, lambda q: q.device.type == "cuda"),
-    "flash-attn": Kernel(flash_attn, _flash_attn_usable, caps=True),
     "torch-cpu": Kernel(torch_cpu, lambda q: q.device.type == "cpu"),
     "reference": Kernel(reference, lambda q: True, caps=True),
+    "flash-attn": Kernel(flash_attn, _fits_flash_attn, caps=True),
 }
-"""In order of preference."""
-BY_NAME = ("flash-attn",)
-"""Kernels that `auto` leaves out, because they were never run where they are meant to run."""
+"""In order of preference. `auto` never reaches flash-attn, which was never run on its GPUs."""
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
@@ -158,9 +155,7 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """
     if name == "auto":
         return next(
-            key
-            for key, kernel in KERNELS.items()
-            if key not in BY_NAME and (kernel.caps or not cap) and kernel.usable(q)
+            key for key, kernel in KERNELS.items() if (kernel.caps or not cap) and kernel.usable(q)
         )
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
@@ -176,23 +171,18 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
 
 
 def available() -> dict[str, bool]:
-    """Which kernels this machine can run, for `esa doctor`."""
+    """Whether this machine can run each kernel, for `esa doctor`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     probe = torch.empty(1, 1, 64, device=device, dtype=torch.bfloat16)
-    on_cpu = torch.empty(1, 1, 64)
-    return {key: kernel.usable(probe) or kernel.usable(on_cpu) for key, kernel in KERNELS.items()}
+    return {
+        key: kernel.usable(probe) or kernel.usable(probe.cpu()) for key, kernel in KERNELS.items()
+    }
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    kernel: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     cap: float = 0.0,
-) -> Output:
+) -> Output:  # fmt: skip
     """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel.
 
     Args:
@@ -200,22 +190,14 @@ def attend(
     """
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
-    chosen = KERNELS[choose(q, kernel, cap)]
-    if cap:
-        return chosen.attend(q, k, v, causal, scale, cap=cap)
-    return chosen.attend(q, k, v, causal, scale)
+    capped = {"cap": cap} if cap else {}
+    return KERNELS[choose(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
 def attend_within(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    at: Positions,
-    limit: int,
-    rope: Rope,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float,
     cap: float = 0.0,
-) -> Output:
+) -> Output:  # fmt: skip
     """Causal attention at distances min(query - key, limit), for ReRoPE.
 
     Logits within the limit come from true positions, the others from queries at `limit` and keys
@@ -224,9 +206,8 @@ def attend_within(
     Args:
         q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens.
     """
-    share = q.shape[0] // k.shape[0]
     query, key = at.query.to(q.device), at.key.to(q.device)
-    keys, values = (x.repeat_interleave(share, dim=0).float() for x in (k, v))
+    keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
     outside = (keys * rope.gain(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)

@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.query_state import SurveyComplete
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
-from esa_cli.errors import EsaError, PluginError
+from esa_cli.attention.window import SurveyComplete
+from esa_cli.errors import EsaError, PluginError, first_line
 from esa_cli.system.machine import memory_ran_out
 
 
@@ -39,19 +38,18 @@ class Moments:
     def add(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
         """Adds folded queries (n, F) and keys (n, F) of the tokens before position `seen`."""
         q, k = to_float64(q), to_float64(k)
-        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
-        queries = (zeros if self.queries is None else self.queries) + q.T @ q
-        keys = (zeros if self.keys is None else self.keys) + k.T @ k
-        count = self.count + q.shape[0]
+        queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
+        if self.queries is not None and self.keys is not None:
+            queries, keys = self.queries + queries, self.keys + keys
         # In one statement without calls: an interruption (Ctrl-C) changes all or nothing.
         self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
 
 
-def check_at_least(least: float, **settings: float | None) -> None:
-    """Raises ValueError for a setting below `least`; None is allowed."""
+def check_at_least(minimum: float, **settings: float | None) -> None:
+    """Raises ValueError for a setting below `minimum`; None is allowed."""
     for name, value in settings.items():
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if value is not None and not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_odd(**settings: int) -> None:
@@ -204,9 +202,6 @@ class PositionEncoding(ABC):
         """Positions for attention to the far tokens at ascending absolute positions (n,)."""
 
 
-HINT = "`esa plugins check FILE` shows more"
-
-
 def is_builtin(part: object) -> bool:
     """Whether a part's class is of this package, and not a plugin's, which may derive from one."""
     return type(part).__module__.startswith("esa_cli.")
@@ -215,11 +210,11 @@ def is_builtin(part: object) -> bool:
 def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
     """Raises ValueError for a selection outside M, which would read unused memory, or beyond the
     budget, which would make comparisons worthless."""
-    rows, most = [offsets] if isinstance(offsets, Tensor) else offsets, min(budget, step.middle)
-    for row in rows:
+    limit = min(budget, step.middle)
+    for row in [offsets] if isinstance(offsets, Tensor) else offsets:
         inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
-        if row.shape[0] > most or not inside or bool((row.diff() <= 0).any()):
-            raise ValueError(f"must select ascending offsets below {step.middle}, at most {most}")
+        if row.shape[0] > limit or not inside or bool((row.diff() <= 0).any()):
+            raise ValueError(f"must select ascending offsets below {step.middle}, at most {limit}")
 
 
 @contextmanager
@@ -228,7 +223,7 @@ def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
     all plugins among `parts` where it was raised elsewhere, as by a result of a wrong shape.
 
     Args:
-        parts: by kind; what is no part is ignored.
+        parts: by kind, as the fields of a `Method`; other values are ignored.
     """
     try:
         yield
@@ -246,7 +241,7 @@ def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         modules = {frame.f_globals.get("__name__") for frame in frames}
         names = [name for name, module in plugins.items() if module in modules] or [*plugins]
-        reason = (str(error).splitlines() or [""])[0]
         raise PluginError(
-            f"{' or '.join(names)} fails: {type(error).__name__}: {reason}", HINT
+            f"{' or '.join(names)} fails: {type(error).__name__}: {first_line(error)}",
+            "`esa plugins check FILE` shows more",
         ) from error

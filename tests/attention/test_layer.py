@@ -6,6 +6,7 @@ the fitted compressor is taken from the memory, since its fit has its own tests.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,15 +17,13 @@ from conftest import build_rope
 
 from esa_cli.attention.compression import ClosedForm, Learned, Linear, NoCompression, save_learned
 from esa_cli.attention.layer import Attention
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
+from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
-from esa_cli.attention.step import LayerState, Positions, Step
-from esa_cli.attention.window import Chunk, Window, chunks
+from esa_cli.attention.step import ChunkTrace, LayerState, Positions, Step
+from esa_cli.attention.window import Chunk, Phase, QueryState, Window, cut_chunks
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -234,32 +233,22 @@ def test_decode_is_the_general_path(
     q, plan = layer.q[:, start : start + 1], Chunk(start, start + 1, True)
     decoded = attention.attend_chunk(layer.memory, q, plan, QueryState())
 
-    def as_a_chunk(
-        memory: LayerMemory,
-        q: torch.Tensor,
-        chunk: Chunk,
-        local: int,
-        far: torch.Tensor,
-        *_: Positions,
+    def in_one_softmax(
+        memory: LayerMemory, trace: ChunkTrace, selected: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        start = chunk.start
-        # Two copies of the query at the same place: the second's extra key is cut off below.
-        place = attention.method.position.near(local, 1, start, far.shape[0])
-        keys, values = memory.store.span(start - local, start + 1)
-        parts = [(attention.rope.rotate(keys, place.key), values, place.query)]
-        if far.shape[0]:
-            where = attention.method.position.far(far, local, 1, start)
-            far_keys, far_values = memory.store.gather(far)
-            parts.append((attention.rope.rotate(far_keys, where.key), far_values, where.query))
-        logits = [
-            attention.rope.rotate(q, query) @ key.repeat_interleave(3, 0).transpose(1, 2) * SCALE
-            for key, _, query in parts
-        ]
-        values = torch.cat([value for _, value, _ in parts], 1).repeat_interleave(3, 0)
+        near, [far] = trace.near_positions, trace.far_positions
+        parts = [(near, memory.store.span(start - trace.local, start + 1))]
+        if selected.shape[0]:
+            parts.append((far, memory.store.gather(selected)))
+        logits = []
+        for at, (keys, _) in parts:
+            query, key = attention.rope.rotate(q, at.query), attention.rope.rotate(keys, at.key)
+            logits.append(query @ key.repeat_interleave(3, 0).transpose(1, 2) * SCALE)
+        values = torch.cat([value for _, (_, value) in parts], 1).repeat_interleave(3, 0)
         together = torch.cat(logits, 2)
         return together.softmax(-1) @ values, together.logsumexp(-1)
 
-    monkeypatch.setattr(attention, "_attend_token", as_a_chunk)
+    monkeypatch.setattr(attention, "_attend_token", in_one_softmax)
     close(decoded, attention.attend_chunk(layer.memory, q, plan, QueryState()))
 
 
@@ -314,30 +303,38 @@ def test_crop_and_replay(position: str, rank: int | None) -> None:
     close(layer.feed(attention, 38), layer.in_loops(method, 25, 38))
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "size", "want"),
-    [
-        (0, 12, 5, [(0, 2), (2, 7), (7, 12)]),
-        (3, 13, 5, [(3, 8), (8, 13)]),
-        (3, 4, 5, [(3, 4)]),
-        (3, 8, 5, [(3, 8)]),
-        (0, 3, 1, [(0, 1), (1, 2), (2, 3)]),
-        (7, 7, 5, []),
-    ],
-)
-def test_chunks_put_the_short_one_first(
-    start: int, stop: int, size: int, want: list[tuple[int, int]]
-) -> None:
-    for last in (False, True):
-        for every in (False, True):
-            plans = list(chunks(start, stop, size, last, every))
-            assert [(plan.start, plan.stop) for plan in plans] == want
-            selecting = [plan.select for plan in plans]
-            if every:
-                assert all(selecting)
-            else:
-                assert not any(selecting[:-1])
-                assert selecting[-1:] == ([last] if want else [])
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("reading", ["select", "local"])
+@pytest.mark.parametrize("answer_start", [None, 0, 7, 8, 30])
+def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: int | None) -> None:
+    """Tokens counted from the end of the call, `chunk` at a time, so that the first is the short
+    one; which chunks select, and which one is a token of the answer."""
+    window = replace(WINDOW, dense=20)
+    cases = itertools.product((0, 3, 7, 8, 21), (0, 1, 2, 5, 6, 17), (1, 5), (False, True))
+    for start, count, size, surveying in cases:
+        stop = start + count
+        query = QueryState(phase, answer_start=answer_start, surveying=surveying)
+        whole = surveying and start > 20
+        groups: dict[int, list[int]] = {}
+        for token in range(start, stop):
+            groups.setdefault(0 if whole else (stop - 1 - token) // size, []).append(token)
+        answers = {
+            Phase.AUTO: True,
+            Phase.PREFILL: False,
+            Phase.QUESTION: answer_start is None or start >= answer_start,
+        }
+        want = []
+        for number, tokens in sorted(groups.items(), reverse=True):
+            select = (
+                reading == "select"
+                or phase is Phase.QUESTION
+                or (phase is Phase.AUTO and number == 0)
+            )
+            decoding = count == 1 and answers[phase]
+            want.append(Chunk(tokens[0], tokens[-1] + 1, select, decoding))
+        got = cut_chunks(replace(window, chunk=size), reading, start, stop, query)
+        if count or not whole:
+            assert list(got) == want
 
 
 def test_compressor_is_fitted_on_the_first_tokens_only() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from test_layer import build_rope
 
-from esa_cli.attention import model_traits as sliding_window
+from esa_cli.attention import sliding_window
 from esa_cli.attention.algebra import soft_capped, with_sink
 from esa_cli.attention.kernels import attend, choose
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.model_traits import SlidingAttention
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.method import LayerMemory
+from esa_cli.attention.sliding_window import SlidingAttention
+from esa_cli.attention.window import QueryState
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -86,10 +86,10 @@ def test_key_heads_are_repeated_where_a_mask_demands_it(
         given.append((mask is None, k.shape[1], how["enable_gqa"]))
         return fused(q, k, v, mask, **how)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(sliding_window, "scaled_dot_product_attention", spy)
     want = attention(memory, q[:, 20:], QueryState())
     last = attention(memory, q[:, -1:], QueryState())
-    monkeypatch.setattr(sliding_window, "masked_groups", lambda device: False)
+    monkeypatch.setattr(sliding_window, "takes_grouped_heads", lambda device: False)
     torch.testing.assert_close(attention(memory, q[:, 20:], QueryState()), want)
     torch.testing.assert_close(attention(memory, q[:, -1:], QueryState()), last)
     torch.testing.assert_close(last, want[:, -1:])

@@ -20,11 +20,9 @@ from conftest import build_rope, build_step, copy_registries
 
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach

@@ -10,8 +10,7 @@ from conftest import VOCABULARY, build_model
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import Attachment, attach
 from esa_cli.models.attachment.kv_cache import EsaCache

@@ -12,10 +12,9 @@ from conftest import build_model
 from stock_attention import tokens
 
 from esa_cli import models
-from esa_cli.attention.model_traits import ReaderStates
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.method import ReaderStates
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.files.families import key_shape, layer_shapes, source_layers

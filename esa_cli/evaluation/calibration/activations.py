@@ -28,8 +28,8 @@ from torch import Tensor
 from esa_cli.attention.algebra import flatten_keys, fold
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.method import Method
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import ChunkTrace
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import ResourceError, UsageError
 from esa_cli.models.attachment.attach import Attachment
 from esa_cli.qa.answering.session import feed

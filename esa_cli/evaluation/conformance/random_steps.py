@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from esa_cli.attention.algebra import flatten_keys, fuse
 from esa_cli.attention.kernels import reference
 from esa_cli.attention.parts import Score
-from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import Projection, Step
+from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.storage.memory_store import MemoryStore
 
 READ = 256

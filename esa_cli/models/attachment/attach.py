@@ -28,8 +28,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
-from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.inspection import attention_modules, row_layers
 from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory

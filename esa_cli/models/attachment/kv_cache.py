@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.model_traits import SharedMemory
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.method import LayerMemory, Method, SharedMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
@@ -435,7 +433,7 @@ class EsaCache(Cache):
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
         for memory in self._shared.values():
-            memory.forget()
+            memory.release()
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli.attention.model_traits import Temperature, WeightedRope
-from esa_cli.attention.rope import Angles, NoRope, Rope
+from esa_cli.attention.layer import Temperature
+from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
 from esa_cli.models.attachment.inspection import plain_weight
 from esa_cli.models.attachment.kv_cache import Keeps
