@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -21,21 +21,12 @@ class Linear(Projection):
 
     query_map: Tensor
     key_map: Tensor
-    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     def queries(self, q: Tensor) -> Tensor:
-        return q @ self._on(q.device)[0].to(q.dtype)
+        return q @ self.query_map.to(q)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self._on(k.device)[1].to(k.dtype)
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both maps on a device; copied to it once, since a copy synchronises with the device."""
-        if device not in self._copies:
-            self._copies[device] = self.query_map.to(device), self.key_map.to(device)
-        return self._copies[device]
+        return k @ self.key_map.to(k)
 
 
 @dataclass(frozen=True)

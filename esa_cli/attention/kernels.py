@@ -1,4 +1,4 @@
-"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
+"""Attention with its log-sum-exp: three kernels, and the choice of one by name or by the tensors.
 
 A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
 returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,8 +69,8 @@ def torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ou
 
 
 def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """torch's private operators on a GPU: flash for half precision, memory-efficient for float32,
-    wide heads, and GPUs before Ampere."""
+    """torch's private operators on a GPU: flash in half precision; memory-efficient in float32, for
+    wide heads, and on GPUs before Ampere."""
     query, keys, values = _grouped(q, k, v, causal)
     if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -83,100 +82,66 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
     return out[0].reshape(q.shape), lse[0, :, : query.shape[2]].reshape(q.shape[:2]).float()
 
 
-@cache
-def _capability(device: torch.device) -> int:
-    """Major compute capability: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
-    return torch.cuda.get_device_capability(device)[0]
-
-
 def _fits_flash(q: Tensor) -> bool:
     """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
-    half = q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16)
+    half = q.dtype in (torch.float16, torch.bfloat16)
     return half and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _capability(q.device) >= 8
 
 
 @cache
-def _flash_attn_func() -> Callable[..., Any] | None:
-    """flash-attn 4's function; None where the package is missing or built for another torch."""
-    try:
-        function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
-    except Exception:  # Just-in-time packages fail to load in many ways.
-        return None
-    return function
-
-
-def _fits_flash_attn(q: Tensor) -> bool:
-    """Whether flash-attn 4 takes q (H, C, D): on Hopper, or Blackwell with D to 128, or 256."""
-    if not _fits_flash(q) or not 9 <= _capability(q.device) <= 11:
-        return False
-    if _capability(q.device) >= 10 and 128 < q.shape[-1] < 256:
-        return False
-    return _flash_attn_func() is not None
-
-
-def flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
-) -> Output:
-    """flash-attn 4, the extra `flash`. It takes (batch, tokens, heads, D), with fewer key heads
-    than query heads, and returns the output likewise and the lse (batch, heads, tokens)."""
-    function = _flash_attn_func()
-    assert function is not None, "chosen only where it is installed"
-    batch = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out, lse, *_ = function(
-        *batch, softmax_scale=scale, causal=causal, softcap=cap, return_lse=True
-    )
-    return out[0].transpose(0, 1), lse[0].float()
+def _capability(device: torch.device) -> int:
+    """Major compute capability of a GPU: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
+    return torch.cuda.get_device_capability(device)[0]
 
 
 class Kernel(NamedTuple):
-    """A function that computes attention, and the tensors for which it can."""
+    """A function that computes attention, and the type of device that it runs on, or any."""
 
     attend: Callable[..., Output]
-    usable: Callable[[Tensor], bool]
+    device: str | None
     caps: bool = False
     """Whether it computes soft caps, by the argument `cap`."""
 
+    def runs_on(self, device: str) -> bool:
+        """Whether it runs on a type of device."""
+        return self.device in (None, device)
+
 
 KERNELS: dict[str, Kernel] = {
-    "torch-cuda": Kernel(torch_cuda, lambda q: q.device.type == "cuda"),
-    "torch-cpu": Kernel(torch_cpu, lambda q: q.device.type == "cpu"),
-    "reference": Kernel(reference, lambda q: True, caps=True),
-    "flash-attn": Kernel(flash_attn, _fits_flash_attn, caps=True),
+    "torch-cuda": Kernel(torch_cuda, "cuda"),
+    "torch-cpu": Kernel(torch_cpu, "cpu"),
+    "reference": Kernel(reference, None, caps=True),
 }
-"""In order of preference. `auto` never reaches flash-attn, which was never run on its GPUs."""
+"""In order of preference."""
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     """The name of the kernel for queries like q, and a soft cap of the logits where it is not 0.
 
     Raises:
-        UsageError: the kernel is unknown, cannot run on this device and dtype, or computes no soft
-            cap.
+        UsageError: the kernel is unknown, cannot run on this device, or computes no soft cap.
     """
+    usable = [
+        key
+        for key, kernel in KERNELS.items()
+        if kernel.runs_on(q.device.type) and (kernel.caps or not cap)
+    ]
     if name == "auto":
-        return next(
-            key for key, kernel in KERNELS.items() if (kernel.caps or not cap) and kernel.usable(q)
-        )
+        return usable[0]
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
-    if not KERNELS[name].usable(q):
-        where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
-        raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
-    if cap and not KERNELS[name].caps:
-        raise UsageError(
-            f"kernel {name!r} computes no soft cap of logits, which this model has",
-            "try --set kernel=auto",
-        )
+    if name not in usable:
+        what = f"cannot run on {q.device.type}"
+        if KERNELS[name].runs_on(q.device.type):
+            what = "computes no soft cap of logits, which this model has"
+        raise UsageError(f"kernel {name!r} {what}", "try --set kernel=auto")
     return name
 
 
 def available() -> dict[str, bool]:
     """Whether this machine can run each kernel, for `esa doctor`."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    probe = torch.empty(1, 1, 64, device=device, dtype=torch.bfloat16)
-    return {
-        key: kernel.usable(probe) or kernel.usable(probe.cpu()) for key, kernel in KERNELS.items()
-    }
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
 
 
 def attend(

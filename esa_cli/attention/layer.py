@@ -131,9 +131,9 @@ class Attention:
             for at in rows
         ]
         trace = ChunkTrace(
-            memory.layer, start, chunk.stop, step.low, local, selected, near, far, q,
-            self._scaled(q, start, near), position.max_distance, rope, self.scale, self.cap,
-            memory.store, q.new_empty(0), chunk.decoding,
+            **vars(step) | {"lse": q.new_empty(0)}, far=selected, near_positions=near,
+            far_positions=far, scaled=self._scaled(q, start, near),
+            max_distance=position.max_distance,
         )  # fmt: skip
         if isinstance(selected, Tensor) and size == 1:
             out, lse = self._attend_token(memory, trace, selected)

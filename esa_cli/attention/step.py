@@ -290,38 +290,34 @@ class Step:
             yield at - self.low, reduced @ features.float().T
 
 
-@dataclass(frozen=True)
-class ChunkTrace:
-    """The tokens that one chunk of one layer attends to, with positions and queries.
+@dataclass(frozen=True, kw_only=True)
+class ChunkTrace(Step):
+    """A step after selection: the tokens that one chunk of one layer attends to, and where. Where
+    `decoding`, the chunk may be several tokens of an answer that attend to the same far ones.
 
     Args:
-        layer: index of the layer. start, stop: absolute positions of the chunk's tokens.
-        initial, local: tokens in I and L. far: absolute positions (n,) of I and the selected
-            tokens, or one such tensor for each query head.
+        far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
+            head.
         near_positions: of [L, C]. far_positions: of each tensor of `far`.
-        queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
-        max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
-        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token, or
-            several of them, which all attended to the same far ones.
+        scaled: the queries times `query_scale`. max_distance: see `PositionEncoding`.
     """
 
-    layer: int
-    start: int
-    stop: int
-    initial: int
-    local: int
     far: Selection
     near_positions: Positions
     far_positions: Sequence[Positions]
-    queries: Tensor
     scaled: Tensor
     max_distance: int | None
-    rope: Rope
-    scale: float
-    cap: float
-    store: KVStore
     lse: Tensor
-    decoding: bool
+
+    @property
+    def stop(self) -> int:
+        """Absolute position after the chunk's last token."""
+        return self.start + self.queries.shape[1]
+
+    @property
+    def initial(self) -> int:
+        """Tokens in I."""
+        return self.low
 
     @property
     def far_rows(self) -> Sequence[Tensor]:

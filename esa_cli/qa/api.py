@@ -245,7 +245,7 @@ class Esa:
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it, `on_step` is called often while the model reads or answers; an exception
         raised in it ends that and passes through, and the model stays usable."""
-        from esa_cli.models.text_passes.layer_calls import before_each_layer
+        from esa_cli.models.text_passes.text_forward import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 

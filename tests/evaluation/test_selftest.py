@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import build_rope
 
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.documents.document import Document
 from esa_cli.errors import UsageError
@@ -245,8 +246,9 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
     queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
     places = Positions(torch.zeros(3), torch.zeros(4))
     return ChunkTrace(
-        layer, start, start + 3, 4, local, far, places, [places], queries, queries, None,
-        build_rope(4), 1.0, 0.0, store, lse, decoding=False,
+        layer=layer, start=start, queries=queries, store=store, low=4, high=start - local,
+        local=local, distance=9, scale=1.0, rope=build_rope(4), score=SumScore(), far=far,
+        near_positions=places, far_positions=[places], scaled=queries, max_distance=None, lse=lse,
     )  # fmt: skip
 
 

@@ -31,51 +31,19 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.inspection import attention_modules, row_layers
 from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
+    attention_modules,
     keep_cache,
     layer_traits,
-    what_layers_keep,
+    row_layers,
 )
 from esa_cli.models.files.families import check_supported, family_of, source_layers
 from esa_cli.storage.memory_store import MakeStore
 
 NAME = "esa"
-
-
-def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations by copies; returns the modules with the originals.
-
-    Modules may share a configuration, also with other models; only one about attention is copied.
-    """
-    modules: Sequence[Any] = list(model.modules())
-    originals = [
-        (module, module.config)
-        for module in modules
-        if hasattr(getattr(module, "config", None), "_attn_implementation")
-    ]
-    copies = {id(config): copy.deepcopy(config) for _, config in originals}
-    for module, config in originals:
-        module.config = copies[id(config)]
-    return originals
-
-
-def _restore(
-    body: Any,
-    rotary: nn.Module | None,
-    configs: Sequence[tuple[Any, Any]],
-    hooks: Sequence[RemovableHandle] = (),
-) -> None:
-    """Restores the rotary module and the configurations, and removes hooks."""
-    if rotary is not None:
-        body.rotary_emb = rotary
-    for module, config in configs:
-        module.config = config
-    for hook in hooks:
-        hook.remove()
 
 
 class StillRotary(nn.Module):
@@ -105,9 +73,39 @@ def last_alone(config: Any) -> dict[str, int]:
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
+def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Replaces modules' configurations by copies; returns the modules with the originals.
+
+    Modules may share a configuration, also with other models; only one about attention is copied.
+    """
+    modules: Sequence[Any] = list(model.modules())
+    originals = [
+        (module, module.config)
+        for module in modules
+        if hasattr(getattr(module, "config", None), "_attn_implementation")
+    ]
+    copies = {id(config): copy.deepcopy(config) for _, config in originals}
+    for module, config in originals:
+        module.config = copies[id(config)]
+    return originals
+
+
+def _restore(
+    body: Any, rotary: nn.Module | None, configs: Sequence[tuple[Any, Any]],
+    hooks: Sequence[RemovableHandle] = (),
+) -> None:  # fmt: skip
+    """Restores the rotary module and the configurations, and removes hooks."""
+    if rotary is not None:
+        body.rotary_emb = rotary
+    for module, config in configs:
+        module.config = config
+    for hook in hooks:
+        hook.remove()
+
+
 def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[RemovableHandle]:
-    """Hooks that open and close the `ForwardPass` of a model's body with each call that gets an
-    `EsaCache`, and tell the cache of beginning and end.
+    """Registers hooks that open and close the `ForwardPass` of a model's body with each call that
+    gets an `EsaCache`, and tell the cache of beginning and end.
 
     Args:
         readers: some layers read the rows of others. They then compute all tokens of a call, unless
@@ -120,11 +118,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
         forward_pass.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
             return None
-        if cache.forward_pass is not forward_pass:
-            raise UsageError(
-                "this cache was made for another model",
-                "use new_cache() of the model's own attachment",
-            )
+        cache.check_owner(forward_pass)
         positions = options.get("position_ids")
         span = None if positions is None else positions.reshape(-1)[[0, -1]].tolist()
         forward_pass.span = span and (span[0], span[1])
@@ -133,12 +127,12 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
         check_alone(tokens.shape[0])
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
-        if readers and "logits_to_keep" in options and not cache.reads_rows_alone:
+        if readers and "logits_to_keep" in options and not cache.keeps_rows_alone:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
     def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        if (cache := forward_pass.used()) is not None:
+        if (cache := forward_pass.current_cache()) is not None:
             cache.states.end_call(cache.get_seq_length())
         forward_pass.cache = None
 
@@ -224,17 +218,16 @@ class Attachment:
         attend to a window have their own."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
-        kept = self._attention.get(traits)
-        if isinstance(kept, SlidingAttention) or (kept is not None and kept.method is method):
-            return kept
-        rope, scale, cap = traits.rope, traits.scale, traits.cap
-        new: Attention | SlidingAttention
-        if traits.window is not None:
-            new = SlidingAttention(traits.window, rope, scale, cap)
-        else:
-            new = Attention(method, rope, scale, cap, self.method_layers, traits.temperature)
-        self._attention[traits] = new
-        return new
+        found = self._attention.get(traits)
+        if found is None or (isinstance(found, Attention) and found.method is not method):
+            rope, scale, cap = traits.rope, traits.scale, traits.cap
+            if traits.window is not None:
+                found = SlidingAttention(traits.window, rope, scale, cap)
+            else:
+                layers, temperature = self.method_layers, traits.temperature
+                found = Attention(method, rope, scale, cap, layers, temperature)
+            self._attention[traits] = found
+        return found
 
     def use(self, method: Method) -> None:
         """Runs another method in the caches made from now on; those there are keep theirs."""
@@ -243,9 +236,8 @@ class Attachment:
     def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         return EsaCache(
-            self.forward_pass, self.method, what_layers_keep(self.model.config), store,
-            self.method_layers, bool(self.latents), self.sources,
-        )  # fmt: skip
+            self.forward_pass, self.method, self.model.config, store, self.method_layers
+        )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -261,12 +253,11 @@ class Attachment:
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
-        if not self.attached:
-            return
-        self.forward_pass.cache = None
-        self._restore()
-        for module in self._attending:
-            _ATTACHED.pop(module, None)
+        if self.attached:
+            self.forward_pass.cache = None
+            self._restore()
+            for module in self._attending:
+                _ATTACHED.pop(module, None)
 
     def __enter__(self) -> Attachment:
         return self
@@ -291,7 +282,7 @@ def _attention_function(
         raise ModelError(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
-    if (cache := attachment.forward_pass.used()) is None:
+    if (cache := attachment.forward_pass.current_cache()) is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")

@@ -1,6 +1,7 @@
-"""What distinguishes each layer's attention, from the family's entry and a model's configuration.
+"""What distinguishes each layer's attention: its modules, rotation and window.
 
-`attach` asks here for each layer's rotary embedding and factor, and for what each layer keeps.
+It follows from the family's entry, a model's configuration and its modules, which are read through
+torch only.
 """
 
 from __future__ import annotations
@@ -8,19 +9,69 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli.attention.layer import Temperature
 from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.inspection import plain_weight
-from esa_cli.models.attachment.kv_cache import Keeps
 from esa_cli.models.files import families
-from esa_cli.models.files.families import Family, family_of, layer_types
+from esa_cli.models.files.families import Family, family_of, layer_types, source_layers
+from esa_cli.models.text_passes.small_decoder import is_plain
+
+if TYPE_CHECKING:
+    from esa_cli.attention.layer import Temperature
+
+_ATTENTION = ("self_attn", "mixer", "attention")
+"""What layers name their attention."""
+
+
+def attention_modules(model: Any) -> list[Any | None]:
+    """The attention modules, in the order in which they run: one in each layer, or several; None:
+    the layer has none."""
+    name, modules = family_of(model.config).projections[-1], list[Any | None]()
+    readers = source_layers(model.config)
+    for layer in model.base_model.layers:
+        own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
+        for module in own if isinstance(own, nn.ModuleList) else [own]:
+            attends = hasattr(module, name) or len(modules) in readers
+            modules.append(module if attends else None)
+    return modules
+
+
+def row_layers(model: Any) -> list[int]:
+    """Indices of the layers that keep keys and values."""
+    readers, modules = source_layers(model.config), enumerate(attention_modules(model))
+    return [i for i, module in modules if module is not None and i not in readers]
+
+
+def projections(model: Any) -> list[list[Any]]:
+    """The modules that make queries, keys and values, in this order, or all of them in one module:
+    of each layer that keeps keys."""
+    names, modules = family_of(model.config).projections, attention_modules(model)
+    layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
+    return [[part for part in parts if part is not None] for parts in layers]
+
+
+def plain_weight(module: Any) -> Tensor | None:
+    """A module's weight if it is a plain floating-point tensor, else None."""
+    weight = getattr(module, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
+
+
+def kv_dtype(model: Any) -> torch.dtype:
+    """The type of keys and values: that of the value projections, or the model's where these are
+    quantised. Raises ModelError: it is not the same in all layers."""
+    weights = [plain_weight(part[-1]) for part in projections(model)]
+    types = {model.dtype if weight is None else weight.dtype for weight in weights}
+    if len(types) > 1:
+        kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+        raise ModelError(
+            f"the layers of this model compute in different types ({kinds})",
+            "load it in one with `dtype`, or ask without a library",
+        )
+    return types.pop()
 
 
 @dataclass(frozen=True)
@@ -54,44 +105,27 @@ def layer_traits(
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
     unrotated, temperature = NoRope(), _temperature(config)
-    ropes: dict[str, Rope] = {}
-    if rotary is not None:
-        attending = {*types} & {*families.ATTENTION_TYPES}
-        ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
-    traits: list[LayerTraits | None] = []
+    attending = {*types} & {*families.ATTENTION_TYPES} if rotary is not None else ()
+    ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
+    traits = list[LayerTraits | None]()
     windows, rotating = families.layer_windows(config), _rotating(config, family)
-    each = zip(modules, types, windows, rotating, strict=True)
-    for module, kind, window, rotates in each:
-        if module is None:
-            traits.append(None)
-            continue
+    for module, kind, window, rotates in zip(modules, types, windows, rotating, strict=True):
         rope = ropes.get(kind, unrotated) if rotates else unrotated
-        if rotates and family.norms_after is not None:
+        if module is not None and rotates and family.norms_after is not None:
             query, key = (getattr(module, name).weight for name in family.norms_after)
             rope = WeightedRope(rope, query, key)
-        traits.append(LayerTraits(rope, float(module.scaling), window, cap, temperature))
+        traits.append(module and LayerTraits(rope, float(module.scaling), window, cap, temperature))
     return traits
-
-
-def what_layers_keep(config: Any) -> list[Keeps]:
-    """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
-    kinds: dict[str, Keeps] = {
-        **dict.fromkeys(families.ATTENTION_TYPES, "rows"),
-        **dict.fromkeys(families.STATE_TYPES, "state"),
-        "hybrid": "both",
-    }
-    types, readers = enumerate(layer_types(config)), families.source_layers(config)
-    return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 
 
 def _rotating(config: Any, family: Family) -> list[bool]:
     """Whether each layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
+    if rule == "hybrid":
+        rule = "sliding" if config.sliding_window is not None else ""
     if rule == "sliding":
         return sliding
-    if rule == "hybrid":
-        return sliding if config.sliding_window is not None else [True] * len(types)
     if rule == "prefix":
         dense = config.prefix_dense_sliding_window_pattern == 1
         each = zip(sliding, config.mlp_layer_types, strict=True)
@@ -117,21 +151,21 @@ def _temperature(config: Any) -> Temperature | None:
 def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
     """The rotary embedding of a model's layers of one type, the same for every length."""
     if hasattr(rotary, f"{kind}_inv_freq"):
-        inverse, factor = (
-            getattr(rotary, f"{kind}_{x}") for x in ("inv_freq", "attention_scaling")
-        )
-        return Rope(Angles(inverse, factor), pairs=family.pairs)
-    if "longrope" in families.rope_types(config):
+        names = (f"{kind}_inv_freq", f"{kind}_attention_scaling")
+        inverse, factor = (getattr(rotary, name) for name in names)
+    elif "longrope" in families.rope_types(config):
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         # Of the two sets between which transformers switches at the original length, the one for
         # long texts: cached keys are rotated by one set alone.
         original = config.rope_parameters["original_max_position_embeddings"]
         device = rotary.inv_freq.device
         inverse, factor = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=original + 1)
-        return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
-    if family.pairs == "half" and not (family.half_table or family.complex_table):
+    elif family.pairs == "half" and not (family.half_table or family.complex_table):
         return Rope(rotary)
-    # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
-    return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)
+    else:  # some modules compute the angles of pairs side by side, or once
+        inverse, factor = rotary.inv_freq, rotary.attention_scaling
+    return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
 
 
 def keep_cache(config: Any) -> None:
@@ -184,13 +218,12 @@ class LatentHeads:
 
     def _maps(self, like: Tensor) -> Tensor:
         """A above B of each head, (H, N + V, L)."""
-        projection = self._projection
-        weight = plain_weight(projection) if type(projection) is nn.Linear else None
-        adapted = bool(projection._forward_hooks)  # an adapter's is not there for good
+        projection, weight = self._projection, self._dequantised
+        adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
+        if type(projection) is nn.Linear and not adapted:
+            weight = plain_weight(projection)
         if weight is None or weight.is_meta or adapted:
-            weight = None if adapted else self._dequantised
-            if weight is None:  # what the projection makes of unit vectors
-                unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
-                weight = projection(unit).T.contiguous()
-                self._dequantised = self._dequantised if adapted else weight
+            unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+            weight = projection(unit).T.contiguous()
+            self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)

@@ -313,7 +313,7 @@ class DeferredModel(_Source):
         ResourceError."""
         import torch
 
-        from esa_cli.models.text_passes.layer_calls import pass_calls_on
+        from esa_cli.models.text_passes.text_forward import pass_calls_on
 
         # The caller may be generating with a seed, and in a mode whose tensors are good for less.
         with torch.inference_mode(False), torch.random.fork_rng(devices=[]):

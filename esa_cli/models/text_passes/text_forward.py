@@ -1,25 +1,106 @@
 """Forward passes of plain text through a model that nothing is attached to.
 
 Finding and reading passages need hidden states and logits of short texts, and what is kept of them
-to continue. `ModelForward` is transformers' own, with a cache; `WholeForward` has none, for models
-whose cache does not give their own logits; `small_decoder.FusedForward` is the fast one.
-`PromptBatch` reads several prompts in one call.
+to continue. `ModelForward` is transformers' own pass, `small_decoder.FusedForward` the quick one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esa_cli.errors import ModelError
+from esa_cli.errors import ModelError, first_line
 from esa_cli.models.files.families import FAMILIES, family_of
-from esa_cli.models.text_passes.layer_calls import GROUP, padded
+from esa_cli.system.machine import memory_ran_out
+
+_CALLS: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictionary()
+"""What is called before each layer of a model at present."""
+
+
+@contextmanager
+def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
+    """Calls `call` before each decoder layer of each forward pass of a model of transformers until
+    the block ends, or before the pass where the layers are not where they are in most models. An
+    exception of `call` ends the pass."""
+    layers = getattr(model.base_model, "layers", [model.base_model])
+    handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
+    _CALLS.setdefault(model, []).append(call)
+    try:
+        yield
+    finally:
+        _CALLS[model].remove(call)
+        for handle in handles:
+            handle.remove()
+
+
+def call_before_layer(model: Any) -> None:
+    """Makes the calls of `before_each_layer`, for passes that do not run the model's modules."""
+    for call in _CALLS.get(model, ()):
+        call()
+
+
+def pass_calls_on(first: nn.Module, other: Any) -> None:
+    """Makes the calls before a layer of the first model before each layer of the other one, too,
+    which was loaded later with the same weights."""
+    for layer in other.base_model.layers:
+        layer.register_forward_pre_hook(lambda *_: call_before_layer(first))
+
+
+GROUP = 8
+"""Sequences of a forward call: of like lengths, so that little is padded."""
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Tensor:
+    """(B, T) ids of sequences of different lengths, zeros at their ends."""
+    rows = [torch.tensor(list(ids), dtype=torch.long) for ids in sequences]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def grouped(items: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The sequences' numbers, those of one forward call together."""
+    for at in range(0, len(items), GROUP):
+        yield items[at : at + GROUP]
+
+
+class _LayerReached(Exception):
+    """Ends a forward pass after the last layer that is needed."""
+
+
+def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
+    """Hidden states (B, T, H) float32 after the first `layers` layers of a causal language model,
+    each of RMS 1. Later layers do not run; gradients pass through.
+
+    Args:
+        ids: (B, T); shorter sequences are padded at their end, which their tokens do not see.
+    """
+    states = list[Tensor]()
+
+    def stop(module: nn.Module, inputs: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+        raise _LayerReached
+
+    handle = model.base_model.layers[layers - 1].register_forward_hook(stop)
+    try:
+        model.base_model(input_ids=ids.to(model.device), use_cache=False)
+    except _LayerReached:
+        pass
+    finally:
+        handle.remove()
+    return of_size_one(states[0])
+
+
+def of_size_one(states: Tensor) -> Tensor:
+    """Hidden states as float32, each divided by the root mean square of its numbers."""
+    return nn.functional.rms_norm(states.float(), states.shape[-1:], eps=1e-6)
+
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of a layer, each (B, G, N, D)."""
@@ -31,9 +112,9 @@ class KeyValuePast:
 
     pairs: Sequence[KeysValues]
 
-    def chosen(self, rows: Sequence[int]) -> KeyValuePast:
-        """Of these sequences, each as often as it is named; what is appended to them does not
-        change this."""
+    def select(self, rows: Sequence[int]) -> KeyValuePast:
+        """The past of these sequences, each as often as it is named; appending to it does not
+        change this one."""
         if len({*rows}) == 1:
             only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
             return KeyValuePast(
@@ -43,7 +124,7 @@ class KeyValuePast:
         return KeyValuePast([(keys[at], values[at]) for keys, values in self.pairs])
 
     def cut(self, length: int) -> KeyValuePast:
-        """Of the first tokens alone; where prompts are padded."""
+        """The past of the first tokens alone, where prompts are padded."""
         return KeyValuePast([(k[:, :, :length], v[:, :, :length]) for k, v in self.pairs])
 
 
@@ -54,38 +135,23 @@ class CachePast:
     cache: Any
     device: torch.device
 
-    def chosen(self, rows: Sequence[int]) -> CachePast:
+    def select(self, rows: Sequence[int]) -> CachePast:
         out = copy.copy(self.cache)
-        out.layers = []
-        for layer in self.cache.layers:  # the same tensors, which can be replaced
-            shallow = copy.copy(layer)
+        out.layers = [copy.copy(layer) for layer in self.cache.layers]
+        for layer in out.layers:  # the same tensors, which can be replaced
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
-                    setattr(shallow, name, dict(value))
-            out.layers.append(shallow)
+                    setattr(layer, name, dict(value))
         out.reorder_cache(torch.tensor([*rows], device=self.device))
         return CachePast(out, self.device)
 
     def cut(self, length: int) -> CachePast:
-        if (more := self.cache.get_seq_length() - length) > 0:
-            self.cache.crop(-more)
+        if (extra := self.cache.get_seq_length() - length) > 0:
+            self.cache.crop(-extra)
         return self
 
 
-@dataclass(frozen=True)
-class TokenPast:
-    """Nothing but the tokens (B, N) themselves. Methods: as of `KeyValuePast`."""
-
-    ids: Tensor
-
-    def chosen(self, rows: Sequence[int]) -> TokenPast:
-        return TokenPast(self.ids[[*rows]])
-
-    def cut(self, length: int) -> TokenPast:
-        return TokenPast(self.ids[:, :length])
-
-
-TextPast = KeyValuePast | CachePast | TokenPast
+TextPast = KeyValuePast | CachePast
 
 
 class TextForward(Protocol):
@@ -108,7 +174,7 @@ class TextForward(Protocol):
 
 
 class ModelForward:
-    """The forward pass of a causal language model of transformers."""
+    """The forward pass of a causal language model of transformers: a `TextForward`."""
 
     def __init__(self, model: Any) -> None:
         self._model, body = model, model.base_model
@@ -118,14 +184,13 @@ class ModelForward:
 
     @cached_property
     def pads(self) -> bool:
-        """Only where every layer keeps the keys and values of all tokens."""
+        """Whether every layer keeps the keys and values of all tokens."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         layers = DynamicCache(config=self._model.config).layers
         return all(type(layer) is DynamicLayer for layer in layers)
 
     def states(self, ids: Tensor, past: CachePast | None = None) -> tuple[Tensor, CachePast]:
-        """See `TextForward`."""
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config) if past is None else past.cache
@@ -133,42 +198,16 @@ class ModelForward:
         return out.last_hidden_state, CachePast(cache, ids.device)
 
     def logits(self, states: Tensor) -> Tensor:
-        """See `TextForward`."""
-        logits: Tensor = self._model.get_output_embeddings()(states)
-        return scaled_logits(logits.float(), self._model.config)
-
-
-def scaled_logits(logits: Tensor, config: Any) -> Tensor:
-    """What a family's models do with the output of their last matrix."""
-    family = family_of(config)
-    if family.multiply:
-        logits = logits * getattr(config, family.multiply)
-    if family.divide:
-        logits = logits / getattr(config, family.divide)
-    if family.cap and (cap := getattr(config, family.cap)) is not None:
-        logits = cap * torch.tanh(logits / cap)
-    return logits
-
-
-class WholeForward:
-    """A forward pass of any causal language model of transformers, without a cache: all tokens are
-    processed each time, one prompt at a time."""
-
-    pads = False
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.device: torch.device = model.device
-
-    def states(self, ids: Tensor, past: TokenPast | None = None) -> tuple[Tensor, TokenPast]:
-        """See `TextForward`; the states are the model's own logits (B, T, vocabulary)."""
-        tokens = ids if past is None else torch.cat((past.ids, ids), 1)
-        logits: Tensor = self._model(input_ids=tokens, use_cache=False).logits
-        return logits[:, -ids.shape[1] :], TokenPast(tokens)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """See `TextForward`."""
-        return states.float()
+        """Logits as the family's models scale and cap the output of their last matrix."""
+        logits: Tensor = self._model.get_output_embeddings()(states).float()
+        config, family = self._model.config, family_of(self._model.config)
+        if family.multiply:
+            logits = logits * getattr(config, family.multiply)
+        if family.divide:
+            logits = logits / getattr(config, family.divide)
+        if family.cap and (cap := getattr(config, family.cap)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
 
 
 class PromptBatch:
@@ -177,7 +216,8 @@ class PromptBatch:
     Args:
         prompts: their token ids.
 
-    `logits` is (prompts, vocabulary), float32: of the token that follows each prompt.
+    Attributes:
+        logits: (prompts, vocabulary), float32: of the token that follows each prompt.
     """
 
     def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
@@ -185,21 +225,19 @@ class PromptBatch:
         logits: list[Tensor] = [torch.empty(0)] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
         self._places: dict[int, tuple[TextPast, int]] = {}
-        together = GROUP if forward.pads else 1
-        for at in range(0, len(order), together):
-            group = order[at : at + together]
+        for group in grouped(order) if forward.pads else [[n] for n in order]:
             batch = padded([prompts[n] for n in group])
-            states, kept = forward.states(batch.to(forward.device))
+            states, past = forward.states(batch.to(forward.device))
             last = torch.tensor([self._lengths[n] - 1 for n in group])
             lines = forward.logits(states[torch.arange(len(group)), last])
             for row, (n, line) in enumerate(zip(group, lines, strict=True)):
-                self._places[n], logits[n] = (kept, row), line
+                self._places[n], logits[n] = (past, row), line
         self.logits = torch.stack(logits) if logits else torch.empty(0, 0)
 
     def continuation(self, number: int) -> Continuation:
         """Prompt `number` alone, to append tokens to."""
-        kept, row = self._places[number]
-        return Continuation(self._forward, kept.chosen([row]).cut(self._lengths[number]))
+        past, row = self._places[number]
+        return Continuation(self._forward, past.select([row]).cut(self._lengths[number]))
 
 
 class Continuation:
@@ -219,7 +257,7 @@ class Continuation:
             parents: which continuation each token extends; the first time 0, the prompt.
         """
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
-        states, self._past = self._forward.states(ids, self._past.chosen(parents))
+        states, self._past = self._forward.states(ids, self._past.select(parents))
         return self._forward.logits(states[:, -1])
 
 
@@ -231,49 +269,33 @@ UNFIT = (
 
 
 @torch.inference_mode()
-def plain_forward(model: Any) -> TextForward:
-    """A bare model's forward pass: with a cache where that gives the model's own logits. For models
-    of no supported family, prompts of several lengths and continuations are compared with the
-    model's whole pass.
+def plain_forward(model: Any) -> ModelForward:
+    """A bare model's forward pass. With a model of no supported family, a text that is processed in
+    two parts is compared with the model's whole pass.
 
     Raises:
-        ModelError: the model is of no supported family, and its logits depend on later tokens, too,
-            or are no numbers in its type.
+        ModelError: the logits differ, or are no numbers in the model's type.
     """
-    whole, cached = WholeForward(model), ModelForward(model)
+    forward = ModelForward(model)
     if model.config.model_type in FAMILIES:
-        return cached
-    first = (torch.arange(1, 14) * 7 % model.config.vocab_size).tolist()
-    prompts = [first, [*first[:3], *first[9:6:-1]], [*first[:3], *first[9:3:-1]]]
-
-    def logits(*tokens: int) -> Tensor:
-        states, _ = whole.states(torch.tensor([tokens], device=whole.device))
-        return whole.logits(states[0])
-
-    apart = 1e-4 if model.dtype == torch.float32 else 3e-2
-    if not _close(logits(*first)[5], logits(*first[:6])[-1], apart):
-        dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
-        raise ModelError(
-            f"logits of models of type {kind!r} depend on later tokens, too, or are no numbers in "
-            f"{dtype}, so that passages cannot be read from left to right",
-            "choose a causal language model, or use --dtype float32",
-        )
-    longer = [*prompts, [*prompts[1], 9], [*prompts[1], 9, 11]]
-    wanted = torch.stack([logits(*ids)[-1] for ids in longer])
+        return forward
+    ids = (torch.arange(1, 14) * 7 % model.config.vocab_size)[None].to(forward.device)
+    reason = "depend on later tokens, too, or are no numbers in this type"
     try:
-        batch = PromptBatch(cached, prompts)
-        more = batch.continuation(1)
-        later = more.append([0, 0], [5, 9])[1], more.append([1], [11])[0]
-    except UNFIT:  # the model can be used without a cache
-        return whole
-    return cached if _close(torch.stack([*batch.logits, *later]), wanted, apart) else whole
-
-
-def _close(logits: Tensor, wanted: Tensor, apart: float) -> bool:
-    """Whether logits differ by no more than rounding, as a share `apart` of the largest number;
-    minus infinity is in the same places."""
-    numbers = wanted.isfinite()
-    if not numbers.any() or not torch.equal(logits[~numbers], wanted[~numbers]):
-        return False
-    difference, largest = (logits - wanted)[numbers].abs().max(), wanted[numbers].abs().max()
-    return bool(difference <= apart * largest)
+        first, past = forward.states(ids[:, :6])
+        second, _ = forward.states(ids[:, 6:], past.select([0]))
+        parts = forward.logits(torch.cat((first, second), 1))
+        whole = model(input_ids=ids, use_cache=False).logits.float()
+        apart = 1e-4 if model.dtype == torch.float32 else 3e-2
+        if whole.isfinite().all() and (parts - whole).abs().max() <= apart * whole.abs().max():
+            return forward
+    except UNFIT as error:
+        if memory_ran_out(error):
+            raise
+        reason = f"cannot be continued ({first_line(error)})"
+    dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
+    raise ModelError(
+        f"logits of models of type {kind!r} in {dtype} {reason}, so that passages cannot be read "
+        "from left to right",
+        "choose a causal language model with a KV cache, or use --dtype float32",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esa_cli.attention.method import Method
-from esa_cli.models.attachment.inspection import row_layers
+from esa_cli.models.attachment.layer_traits import row_layers
 from esa_cli.qa.planning.costs import RowCosts
 from esa_cli.qa.planning.model_shape import shape_of
 from esa_cli.storage import check_cache
