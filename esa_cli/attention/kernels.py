@@ -2,7 +2,7 @@
 
 A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
 returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
-denominator. Causal attention is for a chunk with itself, C = N.
+denominator. Causal attention is for a chunk with itself, C = N. A soft cap of 0 is none.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ Output = tuple[Tensor, Tensor]
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
-) -> Output:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
+    seen: Tensor | None = None,
+) -> Output:  # fmt: skip
     """softmax(scale * q k^T) v in plain operations, computed in float32; other kernels are tested
     against it. With N = 0, out is 0 and lse is -inf.
 
     Args:
-        cap: soft cap of the logits x, which become cap * tanh(x / cap) (Gemma 2); 0: none.
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
+        cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees.
     """
     keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
-        later = torch.ones(c, n, dtype=torch.bool, device=q.device).triu(n - c + 1)
-        logits = logits.masked_fill(later, float("-inf"))
+        seen = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
+    if seen is not None:
+        logits = logits.masked_fill(~seen, float("-inf"))
     lse = logits.logsumexp(dim=-1)
     weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
     return (weights @ values).to(q.dtype), lse
@@ -49,10 +51,7 @@ def reference(
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     """Queries, keys and values of as many heads, each with a batch axis, for torch's operators.
-
-    Without a mask the queries of one key head are independent of each other, so a group's H / G
-    query heads are laid end to end and the keys are never repeated.
-    """
+    Without a mask a group's H / G query heads are laid end to end, and keys are never repeated."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -95,15 +94,15 @@ def _capability(device: torch.device) -> int:
 
 
 class Kernel(NamedTuple):
-    """A function that computes attention, and the type of device that it runs on, or any."""
+    """A function that computes attention, perhaps with soft caps, on a type of device, or on any
+    (None)."""
 
     attend: Callable[..., Output]
     device: str | None
     caps: bool = False
-    """Whether it computes soft caps, by the argument `cap`."""
 
     def runs_on(self, device: str) -> bool:
-        """Whether it runs on a type of device."""
+        """Whether the kernel runs on a type of device."""
         return self.device in (None, device)
 
 
@@ -148,11 +147,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     cap: float = 0.0,
 ) -> Output:  # fmt: skip
-    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel.
-
-    Args:
-        q: (H, C, D). k, v: (G, N, D). causal needs C = N. cap: soft cap of the logits; 0: none.
-    """
+    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
     capped = {"cap": cap} if cap else {}

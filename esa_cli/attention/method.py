@@ -54,12 +54,9 @@ FETCH_KEPT = 4096
 class LayerMemory:
     """One layer's memory of one document: its store, and the projection fitted during prefill.
 
-    The compressor's maps, Eq. (5), come from the document's first tokens or from a file; reduced
-    keys, Eq. (6), are computed when the first selection needs them.
-
     Args:
         states: the selectors' layer states, by class of selector.
-        projection: the fitted compressor. fitted: the fit was made, with or without a projection.
+        projection: the fitted compressor, Eq. (5). fitted: the fit was made, also without one.
         fetched: positions, keys and values of the far tokens of the answer's last token.
     """
 
@@ -94,7 +91,7 @@ class LayerMemory:
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """The layer's projection, with reduced keys for every token before `upto`."""
+        """The layer's projection, with reduced keys, Eq. (6), for every token before `upto`."""
         if not method.score.features:
             return None
         if not self.fitted:
@@ -160,10 +157,8 @@ class LayerMemory:
 
 
 class ReaderStates(LayerState):
-    """What selectors keep of the layers that read one layer's rows, by layer and class of selector.
-
-    A state of the layer that keeps the rows, so that it is cropped and stored with a document.
-    """
+    """What selectors keep of the layers that read one layer's rows, by layer and class of selector:
+    a state of the layer that keeps the rows, cropped and stored with them."""
 
     def __init__(self) -> None:
         self.layers: dict[int, dict[type, LayerState]] = {}
@@ -177,14 +172,10 @@ class ReaderStates(LayerState):
 @dataclass
 class SharedMemory(LayerMemory):
     """The memory of a layer that has queries alone, and reads another layer's keys and values
-    (Gemma 3n, 4).
-
-    Store, compressor and reduced keys are the other layer's; the selection and the selectors'
-    states are the layer's own.
+    (Gemma 3n, 4). Selection and selectors' states are its own.
 
     Args:
-        source: the memory of the layer that keeps the rows, to whose queries the compressor is
-            fitted.
+        source: the memory of the layer that keeps the rows, whose store and compressor these are.
     """
 
     source: LayerMemory = field(kw_only=True)
@@ -202,9 +193,8 @@ class SharedMemory(LayerMemory):
         """Does nothing: the compressor is the source's."""
 
     def project(self, method: Method, upto: int) -> Projection | None:
-        """The source's projection; None, for whole keys, before the source has selected. A model
-        may leave out all but the last token of its input, so that M is there earlier than for the
-        source: the compressor would be fitted to fewer tokens."""
+        """The source's projection; None, for whole keys, before the source has selected: this layer
+        may get M earlier, and the compressor would be fitted to fewer tokens."""
         return self.source.project(method, upto) if self.source.fitted else None
 
     def crop(self, tokens: int) -> None:

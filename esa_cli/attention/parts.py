@@ -97,8 +97,8 @@ class Selector(ABC):
 
     @property
     def surveys(self) -> bool:
-        """Whether the session passes each question through the model twice, the first time (the
-        survey pass) for this selector alone."""
+        """Whether each question passes the model twice, the first time (the survey pass) for this
+        selector alone."""
         return False
 
     @property
@@ -112,8 +112,7 @@ class Selector(ABC):
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """Tokens that this step may select in place of `budget`; more for methods whose first
-        layers, or all, attend to everything."""
+        """Tokens that this step may select in place of `budget`."""
         return budget
 
     @abstractmethod
@@ -190,12 +189,8 @@ class PositionEncoding(ABC):
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Positions for attention to [L, C].
-
-        Args:
-            local, chunk: tokens in L and C. start: absolute position of the first current token.
-            far: number of far tokens of the same step.
-        """
+        """Positions for attention to [L, C], which have `local` and `chunk` tokens; C begins at
+        position `start`, and the step has `far` far tokens."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
@@ -208,8 +203,7 @@ def is_builtin(part: object) -> bool:
 
 
 def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
-    """Raises ValueError for a selection outside M, which would read unused memory, or beyond the
-    budget, which would make comparisons worthless."""
+    """Raises ValueError for a selection outside M or beyond the budget."""
     limit = min(budget, step.middle)
     for row in [offsets] if isinstance(offsets, Tensor) else offsets:
         inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
@@ -220,11 +214,7 @@ def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
 @contextmanager
 def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
     """Turns an exception into a PluginError that names the plugin in whose code it was raised, or
-    all plugins among `parts` where it was raised elsewhere, as by a result of a wrong shape.
-
-    Args:
-        parts: by kind, as the fields of a `Method`; other values are ignored.
-    """
+    all plugins among `parts`, by kind, where a result such as one of a wrong shape raised it."""
     try:
         yield
     except (EsaError, SurveyComplete):

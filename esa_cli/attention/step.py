@@ -1,9 +1,8 @@
 """What a method's parts exchange: steps, positions, selections, projections, a layer's store.
 
-A `Step` is the argument of scores and selectors. Blocks of keys keep a step over a million middle
-tokens from building an H x C x M tensor. Scores are computed in float32 whatever the model's dtype:
-a sum over heads in bfloat16 has some dozens of values for thousands of tokens, and in float16 it
-overflows. Shapes in the letters of `esa_cli.attention`; no batch axis: one document, one sequence.
+Scores are computed in blocks of keys, and in float32 whatever the model's dtype: a sum over heads
+in bfloat16 has some dozens of values for thousands of tokens, and in float16 it overflows. Shapes
+in the letters of `esa_cli.attention`, without a batch axis: one document, one sequence.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class Projection(ABC):
 
 
 class KVStore(Protocol):
-    """Unrotated keys and values of one layer's N cached tokens: in the device's memory, the host's,
-    or on disk."""
+    """Unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
 
     heads: int
     dim: int
@@ -80,7 +78,7 @@ class KVStore(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows and reduced keys, where they are."""
+        """Bytes of rows and reduced keys."""
 
     @property
     def reduced(self) -> int:
@@ -100,11 +98,8 @@ class KVStore(Protocol):
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop).
-
-        Args:
-            groups: only of these key/value heads, in this order: (len(groups), n, D).
-        """
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), or (len(groups), n, D) of
+        these key/value heads."""
 
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) for the next n tokens without one."""
@@ -118,18 +113,9 @@ class KVStore(Protocol):
         """Removes the last -tokens tokens (negative, like transformers' caches)."""
 
 
-class Scoring(Protocol):
-    """The part of `Score` that `Step` needs."""
-
-    @property
-    def last_layer(self) -> int | None: ...
-
-    def scores(self, step: Step) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens.
+    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
 
     Args:
         layer: index of the layer. layers: indices of the model's layers that run the method,
@@ -140,7 +126,7 @@ class Step:
         local: tokens in L, which ends at `start`.
         distance: query position (keys at 0) of far tokens, from the position encoding.
         scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
-        score: the preset's.
+        score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
         query: the state of the turn. states: the layer states, by class of selector.
@@ -157,7 +143,7 @@ class Step:
     distance: int
     scale: float
     rope: Rope
-    score: Scoring
+    score: Any
     layers: Sequence[int] = ()
     cap: float = 0.0
     projection: Projection | None = None
@@ -169,7 +155,8 @@ class Step:
     @property
     def last_scoring_layer(self) -> int | None:
         """The last layer with scores that are not 0; None: the model's last."""
-        return self.score.last_layer
+        last: int | None = self.score.last_layer
+        return last
 
     @property
     def is_first(self) -> bool:
@@ -187,8 +174,9 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the preset's score."""
-        return self.score.scores(self)
+        """(M,) of the method's score."""
+        scores: Tensor = self.score.scores(self)
+        return scores
 
     def layer_state(self, selector: Any) -> Any:
         """The state of the layer that a `Selector` keeps; new the first time."""
@@ -238,11 +226,8 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n).
-
-        Args:
-            heads: only of these query heads, in this order; None: of all.
-        """
+        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n), of all query heads, or
+        only of `heads` in this order."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.

@@ -62,8 +62,7 @@ class TurnText:
 
     Args:
         question: the question's own words, without the prompt around them.
-        pieces: returns the text of each token of the documents, from position 0 on; joined, the
-            pieces are the text. Later tokens (earlier turns, the question) have none.
+        pieces: returns the text of each token of the documents; later tokens have none.
         kept: results of `once` by key, as long as the documents are cached.
     """
 
@@ -72,8 +71,8 @@ class TurnText:
     kept: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the value that `compute` returned the first time for this key, such as an index
-        of the documents for all layers and later questions. A score, being frozen, can be a key."""
+        """Returns what `compute` returned the first time for this key, such as an index of the
+        documents for all layers and later questions."""
         if key not in self.kept:
             self.kept[key] = compute()
         value: T = self.kept[key]
@@ -92,8 +91,7 @@ class Phase(Enum):
 
 
 class SurveyComplete(Exception):
-    """Ends the survey pass, the first of a question's two passes, after the last scoring layer. The
-    attention function raises it, and the session catches it."""
+    """Ends the survey pass, the first of a question's two passes, after the last scoring layer."""
 
 
 @dataclass
@@ -101,15 +99,13 @@ class QueryState:
     """The state of one turn, shared by all layers.
 
     Args:
-        phase: which chunks select.
         turn_start: position at which the turn begins, earlier turns of a conversation included;
             None: where the first chunk of phase QUESTION begins.
         question: positions [first, last) of the question span; None: not known.
         answer_start: position at which the answer begins; None: not known.
         surveying: this is the survey pass.
         trace: called with each chunk's `ChunkTrace`.
-        text: the words of the turn, for scores by words; None: not known (stock `generate`,
-            prefill).
+        text: the words of the turn; None: not known (stock `generate`, prefill).
         dense: the question was processed with full attention, so its answer is, too.
         stop: position after the last token processed.
         selector: the selector's turn state, see `Selector.new_turn_state`.
@@ -156,11 +152,8 @@ class Chunk:
 def cut_chunks(
     window: Window, reading: str, start: int, stop: int, query: QueryState
 ) -> Iterator[Chunk]:
-    """Cuts a forward call over [start, stop) into chunks of at most l_C, the short one first.
-
-    Args:
-        reading: how chunks attend during prefill, see `Method`.
-    """
+    """Cuts a forward call over [start, stop) into chunks of at most l_C, the short one first;
+    `reading` as in `Method`."""
     count, size = stop - start, window.chunk
     if query.surveying and not window.is_dense(start):
         # One chunk: scores of the question's words are compared with those of the prompt around.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -71,30 +70,6 @@ def test_a_window_is_loops(
         for at in range(start, LENGTH):
             want = one_query(q[head], k[group], v[group], at, window, cap, logit)
             torch.testing.assert_close(got[head, at - start], want, rtol=1e-4, atol=1e-5)
-
-
-def test_key_heads_are_repeated_where_a_mask_demands_it(
-    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q, k, v = rows
-    store = MemoryStore(GROUPS, DIM, torch.float32, torch.device("cpu"))
-    store.append(k, v)
-    attention, memory = SlidingAttention(7, build_rope(DIM), SCALE), LayerMemory(0, store)
-    fused, given = torch.nn.functional.scaled_dot_product_attention, []
-
-    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **how: Any) -> Any:
-        given.append((mask is None, k.shape[1], how["enable_gqa"]))
-        return fused(q, k, v, mask, **how)
-
-    monkeypatch.setattr(sliding_window, "scaled_dot_product_attention", spy)
-    want = attention(memory, q[:, 20:], QueryState())
-    last = attention(memory, q[:, -1:], QueryState())
-    monkeypatch.setattr(sliding_window, "takes_grouped_heads", lambda device: False)
-    torch.testing.assert_close(attention(memory, q[:, 20:], QueryState()), want)
-    torch.testing.assert_close(attention(memory, q[:, -1:], QueryState()), last)
-    torch.testing.assert_close(last, want[:, -1:])
-    one = (True, GROUPS, True)
-    assert given == [(False, GROUPS, True), one, (False, HEADS, False), one]
 
 
 def test_a_sink_is_one_more_key_without_a_value(

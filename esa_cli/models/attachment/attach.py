@@ -47,12 +47,11 @@ NAME = "esa"
 
 
 class StillRotary(nn.Module):
-    """Replaces the model's rotary module: cosines of 1 and sines of 0. The model then caches
-    unrotated keys, and ESA rotates them itself.
+    """Replaces the model's rotary module: cosines of 1 and sines of 0, so that the model caches
+    unrotated keys.
 
     Args:
-        width: R; 1 is enough where the model broadcasts it. as_complex: the model expects one
-            complex tensor, (1, n, width).
+        width: R, or 1. as_complex: the model expects one complex tensor, (1, n, width).
         replaced: the model's own module, whose types of layers the model asks for.
     """
 
@@ -74,10 +73,8 @@ def last_alone(config: Any) -> dict[str, int]:
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations by copies; returns the modules with the originals.
-
-    Modules may share a configuration, also with other models; only one about attention is copied.
-    """
+    """Replaces modules' configurations, which other models may share, by copies; returns the
+    modules with the originals."""
     modules: Sequence[Any] = list(model.modules())
     originals = [
         (module, module.config)
@@ -105,12 +102,11 @@ def _restore(
 
 def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[RemovableHandle]:
     """Registers hooks that open and close the `ForwardPass` of a model's body with each call that
-    gets an `EsaCache`, and tell the cache of beginning and end.
+    gets an `EsaCache`.
 
     Args:
         readers: some layers read the rows of others. They then compute all tokens of a call, unless
-            it stores rows and nothing else: transformers computes only the tokens whose logits are
-            wanted, so that a question's own words would not select.
+            it stores rows alone: else only the tokens whose logits are wanted would select.
     """
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -214,8 +210,7 @@ class Attachment:
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """The attention of a method on a layer; those of the last method are kept. Layers that
-        attend to a window have their own."""
+        """The attention of a layer: the method's, or that of its window. The last is kept."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)

@@ -25,19 +25,14 @@ from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 @dataclass
 class ForwardPass:
-    """The forward call in progress of one attached model.
-
-    Args:
-        cache: to which the call appends; None: there is no call. An interrupted call does not keep
-            it alive.
-        span: absolute positions of the first and the last token; None: they follow the cached ones.
-    """
+    """The forward call in progress of one attached model, if there is one: its cache, and absolute
+    positions of its first and last token (None: they follow the cached ones)."""
 
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
 
     def current_cache(self) -> EsaCache | None:
-        """The cache of the call in progress, if there is one."""
+        """The cache of the call in progress; an interrupted call does not keep it alive."""
         return None if self.cache is None else self.cache()
 
 
@@ -45,7 +40,7 @@ def in_memory(
     layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
     shared: bool = False,
 ) -> KVStore:  # fmt: skip
-    """Makes a store on the device of the keys: a `MakeStore`."""
+    """Makes a store on the device of the keys."""
     return MemoryStore(heads, dim, dtype, device, shared)
 
 
@@ -62,11 +57,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer: appends a forward call's keys and values to its memory, and returns them.
 
     Args:
-        make: makes the store with the first rows. latent: rows are latents and rotary parts of
-            keys; see `LatentHeads`.
-
-    Attributes:
-        expected: tokens there will be, 0 if that is not known; see `EsaCache.expect`.
+        make: makes the store with the first rows. latent: rows are those of `LatentHeads`.
     """
 
     is_sliding = False
@@ -95,9 +86,8 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents (1, 1, C,
-        L) and rotary parts of keys (1, 1, C, R) one is returned, since the model expands what it
-        gets for an attention function that does not use it."""
+        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents one is
+        returned, since the model expands it for an attention function that does not use it."""
         check_alone(key_states.shape[0])
         if not self.latent:
             self.append(key_states[0], value_states[0])
@@ -120,12 +110,8 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        self.memory, self.is_initialized = None, False
 
 
 State = dict[str, Tensor]
@@ -163,7 +149,7 @@ class StateLayer(LinearAttentionLayer):
 
     def restore(self, state: State) -> None:
         """Goes back to a copied state."""
-        StateLayer.reset(self)
+        self.reset()
         for name, tensor in state.items():
             kind, number = name.split(".")
             self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": int(number)})
@@ -182,10 +168,6 @@ class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
         EsaLayer.__init__(self, layer, make)
         StateLayer.__init__(self)
 
-    def reset(self) -> None:
-        EsaLayer.reset(self)
-        StateLayer.reset(self)
-
 
 INTERRUPTED = (
     "the cache's last forward call was interrupted",
@@ -197,10 +179,7 @@ KEPT = 2
 
 
 class StateHistory:
-    """The states of a cache's layers, and snapshots of them by the number of tokens before.
-
-    Args:
-        layers: those that keep a state; where there is none, nothing is done.
+    """The states of the layers that keep one, and snapshots of them by the number of tokens before.
 
     Attributes:
         tokens: how many the states come from; None: a forward call was interrupted.
@@ -220,9 +199,8 @@ class StateHistory:
                 del self._snapshots[oldest]
 
     def begin_call(self, tokens: int) -> None:
-        """Begins a forward call of so many tokens. Before one of several a copy is made, which
-        replaces that before the last such call. Raises UsageError: the last call was interrupted,
-        and the cache not cropped since."""
+        """Begins a forward call of so many tokens, and keeps a copy of the states before the last
+        call of several. Raises UsageError: the last call was interrupted, and not cropped since."""
         if not self.layers:
             return
         if self.tokens is None:
@@ -232,12 +210,11 @@ class StateHistory:
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
-        """Ends a forward call, after which there are so many tokens, and drops the graph of a model
-        with gradients."""
+        """Ends a forward call, after which there are so many tokens."""
         self.tokens = tokens
-        for layer in self.layers:
-            for tensor in layer.tensors.values():
-                tensor.requires_grad and tensor.detach_()
+        for tensor in [one for layer in self.layers for one in layer.tensors.values()]:
+            if tensor.requires_grad:  # of a model with gradients
+                tensor.detach_()
 
     def restore(self, tokens: int) -> None:
         """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: no
@@ -275,10 +252,6 @@ class StateHistory:
 class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
-    Args:
-        forward: of the attached model. method: runs unless `begin` gives another. config: the
-            model's. make: makes each store. method_layers: indices of layers that run the method.
-
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
         own: the layers that keep rows. states: what the others keep.
@@ -306,18 +279,13 @@ class EsaCache(Cache):
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
-        """Says how many tokens there will be, before the first: a GPU's rows are then allocated
-        once."""
+        """Says before the first token how many there will be: a GPU allocates their rows once."""
         for layer in self.own:
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
         """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
-        where the cache was cropped before.
-
-        Args:
-            query: its state, shared by all layers. method: from now on; None: the same.
-        """
+        where the cache was cropped before. A method is that of this turn and the next ones."""
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
@@ -346,8 +314,7 @@ class EsaCache(Cache):
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def _check_place(self, count: int) -> None:
-        """Checks that a call's tokens follow the cached ones, and begins another turn of phase AUTO
-        where the cache was cropped."""
+        """Checks that a call's tokens follow the cached ones. After a crop another turn begins."""
         length = self.get_seq_length()
         if any(layer.get_seq_length() != length for layer in self.own):
             raise UsageError(*INTERRUPTED)
@@ -380,12 +347,9 @@ class EsaCache(Cache):
         return [self.memory(layer.layer) for layer in self.own]
 
     def hold(
-        self,
-        stores: Sequence[KVStore],
-        projections: Sequence[Projection | None] | None,
-        states: Sequence[dict[type, LayerState]] = (),
-        recurrent: Sequence[State] = (),
-    ) -> None:
+        self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
+        states: Sequence[dict[type, LayerState]] = (), recurrent: Sequence[State] = (),
+    ) -> None:  # fmt: skip
         """Uses stores that have tokens already, one for each layer that keeps rows.
 
         Args:
@@ -409,7 +373,7 @@ class EsaCache(Cache):
 
     def snapshot(self) -> None:
         """Keeps a copy of the layers' states: the cache can be cropped to here, until there are two
-        later snapshots. Not needed where no layer keeps a state."""
+        later snapshots."""
         self.states.snapshot()
 
     def release(self) -> None:
@@ -438,9 +402,9 @@ class EsaCache(Cache):
 
     def reset(self) -> None:
         """Drops all tokens."""
-        super().reset()  # type: ignore[no-untyped-call]
-        self._shared = {}
-        self.states.give([{} for _ in self.states.layers], 0)
+        self.truncate(0)
+        for layer in self.own:
+            layer.memory = None
 
     @torch.no_grad()
     def project(self) -> None:

@@ -1,7 +1,6 @@
 """What distinguishes each layer's attention: its modules, rotation and window.
 
-It follows from the family's entry, a model's configuration and its modules, which are read through
-torch only.
+It follows from the family's entry, a model's configuration and its torch modules.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 
 
 def attention_modules(model: Any) -> list[Any | None]:
-    """The attention modules, in the order in which they run: one in each layer, or several; None:
-    the layer has none."""
+    """The attention modules in the order in which they run; None for a layer that has none."""
     name, modules = family_of(model.config).projections[-1], list[Any | None]()
     readers = source_layers(model.config)
     for layer in model.base_model.layers:
@@ -47,8 +45,8 @@ def row_layers(model: Any) -> list[int]:
 
 
 def projections(model: Any) -> list[list[Any]]:
-    """The modules that make queries, keys and values, in this order, or all of them in one module:
-    of each layer that keeps keys."""
+    """The modules that make queries, keys and values, or one that makes all, of each layer that
+    keeps keys."""
     names, modules = family_of(model.config).projections, attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
@@ -96,12 +94,8 @@ class LayerTraits:
 def layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
-    """The traits of each layer; None where it has no attention.
-
-    Args:
-        rotary: the model's rotary module; None: it has none. modules: the attention module of each
-            layer; None: it has none.
-    """
+    """The traits of each layer, from the model's rotary module and the layers' attention modules;
+    None where a layer has no attention."""
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
     unrotated, temperature = NoRope(), _temperature(config)
@@ -186,13 +180,11 @@ class LatentHeads:
         sum_i a_i v_i  =  B sum_i a_i c_i
 
     so methods select by rows and attend to rows, as with one key head that is the values, too.
+    Raises ModelError: the maps have a bias.
 
     Args:
         module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
-            quantised, its dequantised weight is cached from the first call on.
-
-    Raises:
-        ModelError: the maps have a bias.
+            quantised, its dequantised weight is kept.
     """
 
     def __init__(self, module: Any) -> None:

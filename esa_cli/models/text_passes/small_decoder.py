@@ -20,7 +20,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast, call_before_layer
+from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast, call_hooks
 
 BLOCK = 128
 """Queries of a block: fewer mask less and make smaller products."""
@@ -69,10 +69,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class FusedForward:
-    """The forward pass of a model's first layers, with an adapter added to their weights.
-
-    Plain causal attention at true positions; queries, keys and values of a layer are one matrix
-    product. Takes as much memory as these layers' weights. Weights that change later are not seen.
+    """The forward pass of a model's first layers, with an adapter added to copies of their weights:
+    a `TextForward`.
 
     Args:
         model: of transformers, for which `can_be_fused` holds. layers: how many; None: all.
@@ -80,7 +78,6 @@ class FusedForward:
     """
 
     pads = True
-    """All layers keep the keys and values of all tokens."""
 
     @torch.inference_mode()
     def __init__(
@@ -96,15 +93,14 @@ class FusedForward:
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
         """Hidden states (B, T, hidden) of ids (B, T) after the last of the layers, before the
-        model's norm, and the layers' keys and values, those of `past` before the new ones. Shorter
-        sequences are padded at their ends, which their tokens do not see."""
+        model's norm, and the layers' keys and values, those of `past` before the new ones."""
         start = past.pairs[0][0].shape[2] if past else 0
         x = self._base.embed_tokens(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
         cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))
         pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
-            call_before_layer(self._model)
+            call_hooks(self._base.layers[number])
             before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
             pair = past.pairs[number] if past else None
             attended, pair = self._attention(layer, before, cos, sin, pair)
@@ -146,8 +142,7 @@ class FusedForward:
 
 
 def _fuse_layer(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> SimpleNamespace:
-    """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
-    ((H + 2 G) D, hidden)."""
+    """Weights of one layer; `projection` ((H + 2 G) D, hidden) is of queries, keys and values."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
@@ -189,9 +184,8 @@ def is_plain(weight: Tensor) -> bool:
 
 
 def can_be_fused(model: Any) -> bool:
-    """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
-    plain weights of one type on the CPU, has the same attention in all layers, is not too large,
-    and its linear layers are torch's own."""
+    """Whether `FusedForward` computes what this model does: it is small, of one of
+    `SMALL_FAMILIES`, in plain weights of one type on the CPU, in torch's own linear layers."""
     if not _is_small(model.config):
         return False
     layers, dtype = model.base_model.layers, next(model.parameters()).dtype
@@ -245,7 +239,7 @@ class PlainDecoder(nn.Module):
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
         size, words = config.hidden_size, config.vocab_size
         theta = config.rope_parameters["rope_theta"]
         numbers = torch.arange(0, _head_size(config), 2, dtype=torch.float)
@@ -288,6 +282,7 @@ class PlainDecoder(nn.Module):
         if wanted != {name: one.shape for name, one in weights.items()}:
             return None
         model.load_state_dict(weights, strict=False, assign=True)
+        model.dtype = dtype
         model._tie()
         return model.eval()
 
@@ -295,16 +290,6 @@ class PlainDecoder(nn.Module):
     def base_model(self) -> Any:
         """Everything but the head."""
         return self.model
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self.lm_head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        return self.lm_head.weight.dtype
 
 
 class PlainNorm(nn.Module):

@@ -1,7 +1,6 @@
 """Forward passes of plain text through a model that nothing is attached to.
 
-Finding and reading passages need hidden states and logits of short texts, and what is kept of them
-to continue. `ModelForward` is transformers' own pass, `small_decoder.FusedForward` the quick one.
+`ModelForward` is transformers' own pass, `small_decoder.FusedForward` the quick one.
 """
 
 from __future__ import annotations
@@ -12,46 +11,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from esa_cli.errors import ModelError, first_line
+from esa_cli.errors import ModelError
 from esa_cli.models.files.families import FAMILIES, family_of
 from esa_cli.system.machine import memory_ran_out
-
-_CALLS: WeakKeyDictionary[nn.Module, list[Callable[[], None]]] = WeakKeyDictionary()
-"""What is called before each layer of a model at present."""
 
 
 @contextmanager
 def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` before each decoder layer of each forward pass of a model of transformers until
-    the block ends, or before the pass where the layers are not where they are in most models. An
-    exception of `call` ends the pass."""
+    """Calls `call` before each decoder layer of each forward pass of a model until the block ends,
+    or once for a model that has its layers in another place. An exception of `call` ends the pass."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
-    _CALLS.setdefault(model, []).append(call)
     try:
         yield
     finally:
-        _CALLS[model].remove(call)
         for handle in handles:
             handle.remove()
 
 
-def call_before_layer(model: Any) -> None:
-    """Makes the calls of `before_each_layer`, for passes that do not run the model's modules."""
-    for call in _CALLS.get(model, ()):
-        call()
+def call_hooks(layer: nn.Module) -> None:
+    """Makes the calls of `before_each_layer` for a pass that does not run the layer's module."""
+    for hook in [*layer._forward_pre_hooks.values()]:
+        hook(layer, ())
 
 
-def pass_calls_on(first: nn.Module, other: Any) -> None:
-    """Makes the calls before a layer of the first model before each layer of the other one, too,
+def pass_calls_on(first: Any, other: Any) -> None:
+    """Makes the calls before a layer of the first model before this layer of the other one, too,
     which was loaded later with the same weights."""
-    for layer in other.base_model.layers:
-        layer.register_forward_pre_hook(lambda *_: call_before_layer(first))
+    for layer, later in zip(first.base_model.layers, other.base_model.layers, strict=True):
+        later.register_forward_pre_hook(lambda *_, layer=layer: call_hooks(layer))
 
 
 GROUP = 8
@@ -75,12 +67,8 @@ class _LayerReached(Exception):
 
 
 def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
-    """Hidden states (B, T, H) float32 after the first `layers` layers of a causal language model,
-    each of RMS 1. Later layers do not run; gradients pass through.
-
-    Args:
-        ids: (B, T); shorter sequences are padded at their end, which their tokens do not see.
-    """
+    """Hidden states (B, T, H) float32 of ids (B, T) after the first `layers` layers of a causal
+    language model, each of RMS 1. Later layers do not run; gradients pass through."""
     states = list[Tensor]()
 
     def stop(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -108,7 +96,7 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class KeyValuePast:
-    """Keys and values of all layers, of B sequences of N tokens each, padding included."""
+    """Keys and values of all layers, of B sequences of N tokens each, with padding."""
 
     pairs: Sequence[KeysValues]
 
@@ -155,19 +143,18 @@ TextPast = KeyValuePast | CachePast
 
 
 class TextForward(Protocol):
-    """What `PromptBatch` needs of a model."""
+    """A forward pass on a device. Where it `pads`, prompts that are padded at their ends can be
+    continued."""
 
     @property
-    def pads(self) -> bool:
-        """Whether prompts that are padded at their ends can be continued."""
+    def pads(self) -> bool: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where token ids are expected."""
+    def device(self) -> torch.device: ...
 
     def states(self, ids: Tensor, past: Any = None) -> tuple[Tensor, TextPast]:
-        """Hidden states (B, T, hidden) of tokens (B, T), which `logits` takes, and what is kept of
-        these and those of `past`, a `TextPast` of this model, which is used up."""
+        """Hidden states (B, T, hidden) of tokens (B, T), which `logits` takes, and the past with
+        these tokens; `past`, a `TextPast` of this model, is used up."""
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary), float32."""
@@ -211,14 +198,8 @@ class ModelForward:
 
 
 class PromptBatch:
-    """Prompts that a model has processed, with the logits after each.
-
-    Args:
-        prompts: their token ids.
-
-    Attributes:
-        logits: (prompts, vocabulary), float32: of the token that follows each prompt.
-    """
+    """Prompts, by their token ids, that a model has processed, and the `logits` (prompts,
+    vocabulary), float32, of the token that follows each."""
 
     def __init__(self, forward: TextForward, prompts: Sequence[Sequence[int]]) -> None:
         self._forward, self._lengths = forward, [len(ids) for ids in prompts]
@@ -241,21 +222,14 @@ class PromptBatch:
 
 
 class Continuation:
-    """One prompt with several alternative continuations, all of the same length.
-
-    Args:
-        past: what is kept of the prompt.
-    """
+    """One prompt with several alternative continuations, all of the same length."""
 
     def __init__(self, forward: TextForward, past: TextPast) -> None:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Logits (len(tokens), vocabulary) after each token, float32.
-
-        Args:
-            parents: which continuation each token extends; the first time 0, the prompt.
-        """
+        """Logits (len(tokens), vocabulary) after each token, float32. Each extends the continuation
+        of its parent; the first time 0, the prompt."""
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
         states, self._past = self._forward.states(ids, self._past.select(parents))
         return self._forward.logits(states[:, -1])
@@ -280,7 +254,6 @@ def plain_forward(model: Any) -> ModelForward:
     if model.config.model_type in FAMILIES:
         return forward
     ids = (torch.arange(1, 14) * 7 % model.config.vocab_size)[None].to(forward.device)
-    reason = "depend on later tokens, too, or are no numbers in this type"
     try:
         first, past = forward.states(ids[:, :6])
         second, _ = forward.states(ids[:, 6:], past.select([0]))
@@ -292,10 +265,9 @@ def plain_forward(model: Any) -> ModelForward:
     except UNFIT as error:
         if memory_ran_out(error):
             raise
-        reason = f"cannot be continued ({first_line(error)})"
     dtype, kind = str(model.dtype).removeprefix("torch."), model.config.model_type
     raise ModelError(
-        f"logits of models of type {kind!r} in {dtype} {reason}, so that passages cannot be read "
-        "from left to right",
-        "choose a causal language model with a KV cache, or use --dtype float32",
+        f"logits of models of type {kind!r} in {dtype} must be numbers, depend on earlier tokens "
+        "alone, and be the same with a KV cache",
+        "choose another causal language model, or use --dtype float32",
     )
