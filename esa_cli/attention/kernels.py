@@ -8,7 +8,6 @@ denominator. Causal attention is for a chunk with itself, C = N. A soft cap of 0
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -84,13 +83,8 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
 def _fits_flash(q: Tensor) -> bool:
     """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
     half = q.dtype in (torch.float16, torch.bfloat16)
-    return half and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0 and _capability(q.device) >= 8
-
-
-@cache
-def _capability(device: torch.device) -> int:
-    """Major compute capability of a GPU: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
-    return torch.cuda.get_device_capability(device)[0]
+    new = torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 class Kernel(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -55,14 +55,14 @@ class LayerMemory:
     """One layer's memory of one document: its store, and the projection fitted during prefill.
 
     Args:
-        states: the selectors' layer states, by class of selector.
+        states: the selectors' layer states, by index of the layer and class of selector.
         projection: the fitted compressor, Eq. (5). fitted: the fit was made, also without one.
         fetched: positions, keys and values of the far tokens of the answer's last token.
     """
 
     layer: int
     store: KVStore
-    states: dict[type, LayerState] = field(default_factory=dict)
+    states: dict[Any, LayerState] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     projection: Projection | None = None
     fitted: bool = False
@@ -156,38 +156,17 @@ class LayerMemory:
         self.fetched = None
 
 
-class ReaderStates(LayerState):
-    """What selectors keep of the layers that read one layer's rows, by layer and class of selector:
-    a state of the layer that keeps the rows, cropped and stored with them."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, dict[type, LayerState]] = {}
-
-    def crop(self, length: int) -> None:
-        for states in self.layers.values():
-            for state in states.values():
-                state.crop(length)
-
-
 @dataclass
 class SharedMemory(LayerMemory):
-    """The memory of a layer that has queries alone, and reads another layer's keys and values
-    (Gemma 3n, 4). Selection and selectors' states are its own.
+    """The memory, in one forward call, of a layer that has queries alone, and reads another layer's
+    keys and values (Gemma 3n, 4).
 
     Args:
-        source: the memory of the layer that keeps the rows, whose store and compressor these are.
+        source: the memory of the layer that keeps the rows: store, compressor and the selectors'
+            states, under the index of this layer, are there.
     """
 
     source: LayerMemory = field(kw_only=True)
-
-    @staticmethod
-    def of(layer: int, source: LayerMemory) -> SharedMemory:
-        """The memory of the model's layer with this index."""
-        readers = source.states.setdefault(ReaderStates, ReaderStates())
-        assert isinstance(readers, ReaderStates), "states are kept by their class"
-        return SharedMemory(
-            layer, source.store, readers.layers.setdefault(layer, {}), source=source
-        )
 
     def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
         """Does nothing: the compressor is the source's."""
@@ -196,7 +175,3 @@ class SharedMemory(LayerMemory):
         """The source's projection; None, for whole keys, before the source has selected: this layer
         may get M earlier, and the compressor would be fitted to fewer tokens."""
         return self.source.project(method, upto) if self.source.fitted else None
-
-    def crop(self, tokens: int) -> None:
-        """Frees copies of rows; the source is cropped."""
-        self.release()

@@ -6,7 +6,6 @@ has no state of its own: a selector's is a `LayerState` (one layer) or the turn'
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -213,25 +212,21 @@ def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
 
 @contextmanager
 def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
-    """Turns an exception into a PluginError that names the plugin in whose code it was raised, or
-    all plugins among `parts`, by kind, where a result such as one of a wrong shape raised it."""
+    """Turns an exception into a PluginError that names the plugins among `parts`, by kind."""
     try:
         yield
     except (EsaError, SurveyComplete):
         raise
     except Exception as error:
         bases = (Selector, Score, Compressor, PositionEncoding)
-        plugins = {
-            f"{kind} {type(part).__name__}": type(part).__module__
+        plugins = [
+            f"{kind} {type(part).__name__}"
             for kind, part in parts.items()
             if isinstance(part, bases) and not is_builtin(part)
-        }
+        ]
         if not plugins or memory_ran_out(error):
             raise
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = {frame.f_globals.get("__name__") for frame in frames}
-        names = [name for name, module in plugins.items() if module in modules] or [*plugins]
         raise PluginError(
-            f"{' or '.join(names)} fails: {type(error).__name__}: {first_line(error)}",
+            f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
             "`esa plugins check FILE` shows more",
         ) from error

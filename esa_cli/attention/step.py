@@ -129,7 +129,7 @@ class Step:
         score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
-        query: the state of the turn. states: the layer states, by class of selector.
+        query: the state of the turn. states: the layer states, by layer and class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
     """
 
@@ -149,7 +149,7 @@ class Step:
     projection: Projection | None = None
     decoding: bool = False
     query: QueryState = field(default_factory=QueryState)
-    states: dict[type, LayerState] = field(default_factory=dict)
+    states: dict[Any, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
 
     @property
@@ -180,12 +180,11 @@ class Step:
 
     def layer_state(self, selector: Any) -> Any:
         """The state of the layer that a `Selector` keeps; new the first time."""
-        kind = type(selector)
-        if kind not in self.states:
-            state = selector.new_layer_state()
-            assert state is not None, f"{kind.__name__} has no new_layer_state"
-            self.states[kind] = state
-        return self.states[kind]
+        key = self.layer, type(selector)
+        if key not in self.states:
+            self.states[key] = selector.new_layer_state()
+            assert self.states[key] is not None, f"{key[1].__name__} has no new_layer_state"
+        return self.states[key]
 
     def turn_state(self, selector: Any) -> Any:
         """The state of the turn that a `Selector` keeps; new the first time."""

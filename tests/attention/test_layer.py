@@ -412,7 +412,7 @@ def test_observe_sees_every_chunk() -> None:
     layer = new_layer(38)
     method = method_of(selector=Watching(1), window=replace(WINDOW, dense=1000))
     layer.feed(attention_of(method), 38)
-    assert layer.memory.states[Watching].chunks == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
+    assert layer.memory.states[0, Watching].chunks == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str
     layer.feed(attention, 37)
     layer.feed(attention, 38)
     assert [one.stop - one.start for one in seen] == [2, *[5] * 7, 1]
-    told = layer.memory.states[Listening].chunks
+    told = layer.memory.states[0, Listening].chunks
     for one, (lse, local) in zip(seen, told, strict=True):
         assert torch.equal(lse, one.lse)
         assert local == one.local

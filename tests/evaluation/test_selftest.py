@@ -180,7 +180,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
-            mass = session.cache.memory(0).states[InfLLM].mass
+            mass = session.cache.memory(0).states[0, InfLLM].mass
             sums.append(mass.of(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)

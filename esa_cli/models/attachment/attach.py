@@ -15,6 +15,7 @@ models can be attached at once. `_ATTACHED` has weak references: dropping a mode
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -31,19 +32,19 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
+from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
     attention_modules,
-    keep_cache,
     layer_traits,
     row_layers,
 )
 from esa_cli.models.files.families import check_supported, family_of, source_layers
-from esa_cli.storage.memory_store import MakeStore
+from esa_cli.storage.memory_store import MakeStore, StorePlaces
 
 NAME = "esa"
+IN_MEMORY = StorePlaces().stores(on_host=())
 
 
 class StillRotary(nn.Module):
@@ -165,7 +166,7 @@ class Attachment:
                 "this model is attached already", "call detach() on the first attachment"
             )
         self.traits = layer_traits(model.config, rotary, modules)
-        self.sources, self.forward_pass = source_layers(model.config), ForwardPass()
+        self.forward_pass = ForwardPass()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
         self.method_layers = [
             i for i, one in enumerate(self.traits) if one is not None and one.window is None
@@ -174,10 +175,11 @@ class Attachment:
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := _copy_configs(model))
-        calls = _watch_calls(self.body, self.forward_pass, bool(self.sources))
+        calls = _watch_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
         self._restore = finalize(self, _restore, self.body, rotary, configs, calls)
         self._restore.atexit = False
-        keep_cache(model.config)
+        if family.switches:  # or `generate` drops the cache where the rotary embedding would change
+            cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
             angles = self.rope.frequencies[0].shape[0]
@@ -197,11 +199,6 @@ class Attachment:
     def row_layers(self) -> list[int]:
         """Indices of the layers that keep keys and values."""
         return row_layers(self.model)
-
-    @property
-    def attached(self) -> bool:
-        """Whether the model runs the method: until `detach`."""
-        return self._restore.alive
 
     @property
     def rope(self) -> Rope:
@@ -228,7 +225,7 @@ class Attachment:
         """Runs another method in the caches made from now on; those there are keep theirs."""
         self.method = method
 
-    def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
+    def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         return EsaCache(
             self.forward_pass, self.method, self.model.config, store, self.method_layers
@@ -248,7 +245,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
-        if self.attached:
+        if self._restore.alive:
             self.forward_pass.cache = None
             self._restore()
             for module in self._attending:

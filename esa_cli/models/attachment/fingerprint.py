@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,30 +43,22 @@ def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, tensor.reshape(-1) if name in parameters else tensor
 
 
-def _state_tensors(module: Any, known: Container[str] = ()) -> Iterator[tuple[str, Tensor]]:
+def _state_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor of each parameter, buffer and dequantised weight of a module, but for the
     names that are `known`."""
     for name, part in module.named_modules():
-        state = _module_state(part, f"{name}." if name else "")
-        for key in sorted(state):
-            if key not in known:
-                yield from _inner_tensors(key, state[key])
-
-
-def _module_state(part: Any, prefix: str) -> dict[str, Any]:
-    """A module's entries of `state_dict`, which on a whole model would dequantise it twice."""
-    state: dict[str, Any] = {}
-    packing = getattr(getattr(part, "weight", None), "quant_state", None)
-    if packing is None:
-        part._save_to_state_dict(state, prefix, False)
-        return state
-    # That method of bitsandbytes 0.50 spoils the scales of weights that a CPU has used.
-    state |= {f"{prefix}{name}": one for name, one in part.named_parameters(recurse=False)}
-    for at, inner in (("", packing), (".state2", getattr(packing, "state2", None))):
-        for key, value in vars(inner).items() if inner is not None else ():
-            if isinstance(value, Tensor):
-                state[f"{prefix}weight.quant_state{at}.{key}"] = value
-    return state
+        prefix, state = f"{name}." if name else "", dict[str, Any]()
+        packing = getattr(getattr(part, "weight", None), "quant_state", None)
+        if packing is None:  # by parts: `state_dict` of a whole model would dequantise it twice
+            part._save_to_state_dict(state, prefix, False)
+        else:  # bitsandbytes 0.50 would spoil the scales of weights that a CPU has used
+            state |= {f"{prefix}{key}": one for key, one in part.named_parameters(recurse=False)}
+            for at, inner in (("", packing), (".state2", getattr(packing, "state2", None))):
+                for key, value in vars(inner).items() if inner is not None else ():
+                    if isinstance(value, Tensor):
+                        state[f"{prefix}weight.quant_state{at}.{key}"] = value
+        for key in sorted(state.keys() - known):
+            yield from _inner_tensors(key, state[key])
 
 
 def _inner_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
@@ -113,10 +105,8 @@ class Fingerprint:
     weights: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} of {self.layers} layers with {self.heads} query and {self.groups} key "
-            f"heads of {self.dim} (weights {self.weights[:8]})"
-        )
+        heads = f"{self.heads} query and {self.groups} key heads of {self.dim}"
+        return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def as_text(self) -> str:
         """The fingerprint as JSON, for a file's metadata."""

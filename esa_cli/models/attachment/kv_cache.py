@@ -36,14 +36,6 @@ class ForwardPass:
         return None if self.cache is None else self.cache()
 
 
-def in_memory(
-    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-    shared: bool = False,
-) -> KVStore:  # fmt: skip
-    """Makes a store on the device of the keys."""
-    return MemoryStore(heads, dim, dtype, device, shared)
-
-
 def check_alone(count: int) -> None:
     """Raises UsageError where there are several sequences."""
     if count != 1:
@@ -79,8 +71,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
             if self.expected and isinstance(store, MemoryStore):
                 store.expect(self.expected)
-            self.hold(LayerMemory(self.layer, store))
-        assert self.memory is not None
+            self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 
     def update(
@@ -95,10 +86,6 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         rows = torch.cat((value_states[0], key_states[0]), dim=-1)
         self.append(rows, rows)
         return key_states[:, :, :1], value_states[:, :, :1]
-
-    def hold(self, memory: LayerMemory) -> None:
-        """Uses a memory whose store has tokens already."""
-        self.memory, self.is_initialized = memory, True
 
     def get_seq_length(self) -> int:
         return len(self.memory.store) if self.memory else 0
@@ -275,7 +262,6 @@ class EsaCache(Cache):
         self.own = [layer for layer in layers if isinstance(layer, EsaLayer)]
         self.states = StateHistory([layer for layer in layers if isinstance(layer, StateLayer)])
         self._method_layers, self._sources = method_layers, source_layers(config)
-        self._shared: dict[int, SharedMemory] = {}
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
@@ -315,7 +301,7 @@ class EsaCache(Cache):
 
     def _check_place(self, count: int) -> None:
         """Checks that a call's tokens follow the cached ones. After a crop another turn begins."""
-        length = self.get_seq_length()
+        length = self.own[0].get_seq_length()
         if any(layer.get_seq_length() != length for layer in self.own):
             raise UsageError(*INTERRUPTED)
         span = self.forward_pass.span or (length, length + count - 1)
@@ -332,10 +318,7 @@ class EsaCache(Cache):
         """The memory of the model's layer with this index, which keeps rows or reads another's."""
         if layer_idx in self._sources:
             source = self.memory(self._sources[layer_idx])
-            shared = self._shared.get(layer_idx)
-            if shared is None or shared.source is not source:
-                shared = self._shared[layer_idx] = SharedMemory.of(layer_idx, source)
-            return shared
+            return SharedMemory(layer_idx, source.store, source.states, source=source)
         layer = self.layers[layer_idx]
         assert isinstance(layer, EsaLayer), "the layer keeps no rows"
         assert layer.memory, "the layer has no tokens"
@@ -348,7 +331,7 @@ class EsaCache(Cache):
 
     def hold(
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
-        states: Sequence[dict[type, LayerState]] = (), recurrent: Sequence[State] = (),
+        states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
     ) -> None:  # fmt: skip
         """Uses stores that have tokens already, one for each layer that keeps rows.
 
@@ -363,7 +346,7 @@ class EsaCache(Cache):
             memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
             memory.projection = projections[i] if projections else None
             memory.fitted = projections is not None
-            layer.hold(memory)
+            layer.memory = memory
 
     @property
     def nbytes(self) -> int:
@@ -378,17 +361,15 @@ class EsaCache(Cache):
 
     def release(self) -> None:
         """Frees the memories' copies of rows."""
-        for memory in (*self._shared.values(), *(layer.memory for layer in self.own)):
-            if memory:
-                memory.release()
+        for layer in self.own:
+            if layer.memory:
+                layer.memory.release()
 
     def truncate(self, length: int) -> None:
         """Crops to `length` tokens, also after an interrupted forward left layers uneven. Raises
         UsageError: some layers keep a state, and none was kept there; see `snapshot`."""
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
-        for memory in self._shared.values():
-            memory.release()
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:

@@ -5,7 +5,6 @@ It follows from the family's entry, a model's configuration and its torch module
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -134,12 +133,7 @@ def _temperature(config: Any) -> Temperature | None:
     if beta is None:
         return None
     original = parameters["original_max_position_embeddings"]
-
-    def temperature(at: Tensor) -> Tensor:
-        factors: Tensor = 1 + beta * torch.log1p(torch.floor(at / original))
-        return factors
-
-    return temperature
+    return lambda at: 1 + beta * torch.log1p(torch.floor(at / original))
 
 
 def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
@@ -160,13 +154,6 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
     else:  # some modules compute the angles of pairs side by side, or once
         inverse, factor = rotary.inv_freq, rotary.attention_scaling
     return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
-
-
-def keep_cache(config: Any) -> None:
-    """Changes an attached model's copy of its configuration, so that `generate` does not drop the
-    cache where stock attention would change its rotary embedding."""
-    if family_of(config).switches:
-        config.original_max_position_embeddings = sys.maxsize
 
 
 class LatentHeads:

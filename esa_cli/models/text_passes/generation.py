@@ -39,16 +39,16 @@ class Streamer:
         self._ids.extend(value.flatten().tolist())
         self.count, self.last = len(self._ids), self._ids[-1]
         # A character may be several byte tokens: the last of them completes it.
-        self._emit(self._decoded().rstrip("\ufffd"))
+        self._emit_text("\ufffd")
 
     def end(self) -> None:
         """Called by `generate` after the last token."""
-        self._emit(self._decoded())
+        self._emit_text("")
 
-    def _decoded(self) -> str:
-        return str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
-
-    def _emit(self, text: str) -> None:
+    def _emit_text(self, incomplete: str) -> None:
+        """Decodes all tokens, and passes on the text that is new but for incomplete characters."""
+        text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
+        text = text.rstrip(incomplete) if incomplete else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)

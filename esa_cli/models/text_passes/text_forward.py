@@ -22,8 +22,8 @@ from esa_cli.system.machine import memory_ran_out
 
 @contextmanager
 def before_each_layer(model: Any, call: Callable[[], None]) -> Iterator[None]:
-    """Calls `call` before each decoder layer of each forward pass of a model until the block ends,
-    or once for a model that has its layers in another place. An exception of `call` ends the pass."""
+    """Calls `call` before each decoder layer of each forward pass of a model until the block ends;
+    what it raises ends the pass. A model with its layers in another place calls it once a pass."""
     layers = getattr(model.base_model, "layers", [model.base_model])
     handles = [layer.register_forward_pre_hook(lambda *_: call()) for layer in layers]
     try:
