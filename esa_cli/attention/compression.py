@@ -72,11 +72,8 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 
 
 def pca(moments: Moments, rank: int) -> Linear:
-    """Queries and keys both projected on the R directions in which the keys are largest.
-
-    The eigenvectors of the keys' second moment, not centred. The paper's Section 4 compares its
-    maps with this.
-    """
+    """Queries and keys both projected on the R directions in which the keys are largest, the
+    eigenvectors of their second moment, not centred. Section 4 compares its maps with this."""
     _, vectors = torch.linalg.eigh(_means(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -146,11 +143,7 @@ class Learned(Compressor):
         return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The file's maps of `layer`.
-
-        Raises:
-            PresetError: the file has none, or two of different shapes.
-        """
+        """The file's maps of `layer`. Raises PresetError: it has none, or two unlike ones."""
         weights = self._contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         maps = [one for one in pair if one is not None]

@@ -67,8 +67,7 @@ def torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ou
 
 
 def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """torch's private operators on a GPU: flash in half precision; memory-efficient in float32, for
-    wide heads, and on GPUs before Ampere."""
+    """torch's flash attention in half precision, else its memory-efficient one, on a GPU."""
     query, keys, values = _grouped(q, k, v, causal)
     if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -88,8 +87,7 @@ def _fits_flash(q: Tensor) -> bool:
 
 
 class Kernel(NamedTuple):
-    """A function that computes attention, perhaps with soft caps, on a type of device, or on any
-    (None)."""
+    """Computes attention on a type of device, or any (None); `caps`: also with soft caps."""
 
     attend: Callable[..., Output]
     device: str | None
@@ -109,11 +107,8 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
-    """The name of the kernel for queries like q, and a soft cap of the logits where it is not 0.
-
-    Raises:
-        UsageError: the kernel is unknown, cannot run on this device, or computes no soft cap.
-    """
+    """The name of the kernel for queries like q and a soft cap. Raises UsageError: the kernel is
+    unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()
@@ -124,10 +119,8 @@ def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
     if name not in usable:
-        what = f"cannot run on {q.device.type}"
-        if KERNELS[name].runs_on(q.device.type):
-            what = "computes no soft cap of logits, which this model has"
-        raise UsageError(f"kernel {name!r} {what}", "try --set kernel=auto")
+        where = q.device.type + (" with the model's soft cap of logits" if cap else "")
+        raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
     return name
 
 

@@ -23,14 +23,7 @@ from esa_cli.attention.parts import blame_plugins, check_offsets, is_builtin
 from esa_cli.attention.positions import token_positions
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import ChunkTrace, Positions, Selection, Step
-from esa_cli.attention.window import (
-    Chunk,
-    Phase,
-    QueryState,
-    SurveyComplete,
-    count_local,
-    cut_chunks,
-)
+from esa_cli.attention.window import Chunk, Phase, QueryState, SurveyComplete
 
 Temperature = Callable[[Tensor], Tensor]
 """Factors (n,) of queries at positions (n,) (Ministral 3)."""
@@ -80,14 +73,13 @@ class Attention:
     def __call__(
         self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
     ) -> Tensor:
-        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D).
-
-        Args:
-            sink: (H,) logits of the layer's attention sink; None: it has none.
+        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D), with
+        the
+        logits (H,) of an attention sink, if the model has one.
 
         Raises:
             SurveyComplete: the selector needs no further layer of the survey pass.
-            PluginError: a plugin fails; it names the plugin.
+            PluginError: a plugin fails.
         """
         method, stop = self.method, len(memory.store)
         start = stop - q.shape[1]
@@ -97,9 +89,8 @@ class Attention:
             q = q / temperature_at(self.temperature, torch.arange(start, stop), q)
         out = torch.empty_like(q)
         with blame_plugins(vars(method)):
-            for chunk in cut_chunks(method.window, method.reading, start, stop, query):
+            for chunk in method.window.cut_chunks(method.reading, start, stop, query):
                 own = slice(chunk.start - start, chunk.stop - start)
-                memory.learn(method, partial(self.rope_at, chunk.stop), q[:, own], chunk.start)
                 out[:, own] = self.attend_chunk(memory, q[:, own], chunk, query, sink)
                 if not chunk.decoding:
                     query.dense = method.window.is_dense(chunk.start)
@@ -110,11 +101,11 @@ class Attention:
         self, memory: LayerMemory, q: Tensor, chunk: Chunk, query: QueryState,
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention output (H, C, D) of a chunk's queries q (H, C, D), unrotated; its own keys and
-        values are in the store already."""
+        """Attention output (H, C, D) of a chunk's queries q (H, C, D), whose keys are stored."""
         method, rope = self.method, self.rope_at(chunk.stop)
         position, start, size = method.position, chunk.start, chunk.size
-        local = count_local(method.window, chunk, query)
+        memory.learn(method, rope, q, start)
+        local = method.window.count_local(chunk, query)
         step = Step(
             layer=memory.layer, start=start, queries=q, store=memory.store,
             low=min(method.window.initial, start - local), high=start - local, local=local,
@@ -147,8 +138,7 @@ class Attention:
         return out
 
     def _select(self, memory: LayerMemory, step: Step, chunk: Chunk) -> Selection:
-        """Absolute positions of I and M_k, Eq. (2): ascending (I + K,), or such a tensor for each
-        query head."""
+        """Absolute positions of I and M_k, Eq. (2): (I + K,), or such a tensor for each head."""
         selector, device = self.method.selector, step.queries.device
         initial = torch.arange(step.low, device=device)
         if not chunk.select or step.middle <= 0:
@@ -167,8 +157,7 @@ class Attention:
         return [torch.cat((initial, row.to(device) + step.low)) for row in offsets]
 
     def _scaled(self, q: Tensor, start: int, near: Positions) -> Tensor:
-        """Queries (H, C, D) times the encoding's factors for their positions in the text, and the
-        model's for those where they are rotated."""
+        """Queries (H, C, D) times the encoding's factors, and the model's at their positions."""
         if self.temperature is not None:
             q = q * temperature_at(self.temperature, near.query, q)
         at = torch.arange(start, start + q.shape[1], device=q.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,8 +39,7 @@ class Method:
 
     @property
     def fitting(self) -> tuple[Compressor, int | None]:
-        """The settings that determine a prefill's reduced keys: the compressor and, where it is
-        fitted to rotated queries, their distance."""
+        """What a prefill's reduced keys depend on: compressor, and distance of rotated queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
 
@@ -68,14 +66,9 @@ class LayerMemory:
     fitted: bool = False
     fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
-        """Adds tokens to the compressor's moments, until there are `fit_tokens`.
-
-        Args:
-            rope: returns the rotary embedding; called only where the score rotates.
-            q: (H, C, D) unrotated queries of the tokens from position `start` on, whose keys are
-                in the store.
-        """
+    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Adds the tokens from position `start` on, with unrotated queries q (H, C, D) and keys in
+        the store, to the compressor's moments, until there are `fit_tokens`."""
         if self.fitted or not method.score.features:
             return
         moments = self.moments
@@ -86,7 +79,7 @@ class LayerMemory:
             q = q[:, :missing]
             stop = start + q.shape[1]
             if method.score.rotates:
-                q = rope().far_queries(q, method.position.distance)
+                q = rope.far_queries(q, method.position.distance)
             keys, _ = self.store.span(start, stop)
             moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
 
@@ -168,7 +161,7 @@ class SharedMemory(LayerMemory):
 
     source: LayerMemory = field(kw_only=True)
 
-    def learn(self, method: Method, rope: Callable[[], Rope], q: Tensor, start: int) -> None:
+    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
         """Does nothing: the compressor is the source's."""
 
     def project(self, method: Method, upto: int) -> Projection | None:

@@ -68,8 +68,7 @@ class Score(ABC):
 
     @property
     def rotates(self) -> bool:
-        """Whether queries are rotated to the far distance before they are scored: a compressor is
-        then fitted to rotated queries."""
+        """Whether scores, and a compressor's fit, are of queries rotated to the far distance."""
         return False
 
     @property
@@ -96,8 +95,7 @@ class Selector(ABC):
 
     @property
     def surveys(self) -> bool:
-        """Whether each question passes the model twice, the first time (the survey pass) for this
-        selector alone."""
+        """Whether each question passes the model twice, first (the survey pass) for selection."""
         return False
 
     @property

@@ -28,11 +28,7 @@ def token_positions(
 ) -> tuple[Tensor, Tensor]:
     """Positions (1,) of a single query and (n + l + 1,) of its far and near keys together: far keys
     are where, seen from the near query's position, they are as far away as the encoding wants them.
-    The smallest is 0, as only differences count and a rotary table has no others below it.
-
-    Args:
-        device: of the query. limit: maximum distance of near keys; None: there is none.
-    """
+    The smallest is 0. `limit` is the maximum distance of near keys, if there is one."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.

@@ -39,8 +39,7 @@ class Rope:
 
     @property
     def frequencies(self) -> tuple[Tensor, float]:
-        """Inverse frequencies (R / 2,), radians per token, and the factor of cosines and sines:
-        1, or yarn's."""
+        """Inverse frequencies (R / 2,), radians a token, and the factor of cosines and sines."""
         module = cast(Any, self.module)
         return module.inv_freq, float(getattr(module, "attention_scaling", 1.0))
 
@@ -92,8 +91,7 @@ class Rope:
         return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), dim=-1)
 
     def gain(self, like: Tensor) -> Tensor:
-        """Factor of a key (..., D) at position 0: 1, or yarn's attention factor; a scalar, or (D,)
-        where not all dimensions rotate."""
+        """Factor of a key (..., D) at position 0, such as yarn's: a scalar, or (D,) where R < D."""
         cos, _ = self.cos_sin(torch.zeros(1, dtype=torch.long), like)
         rest = like.shape[-1] - cos.shape[-1]
         return torch.cat((cos[0], cos.new_ones(rest))) if rest else cos[0, 0]
@@ -189,8 +187,7 @@ class Angles(nn.Module):
         self.inv_freq, self.attention_scaling = inverse.float(), factor
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (1, n, R) at position_ids (1, n), in the dtype and on the device of
-        x."""
+        """Cosines and sines (1, n, R) at position_ids (1, n), in the dtype of x."""
         angles = position_ids[..., None].to(x.device).float() * self.inv_freq.to(x.device)
         both = torch.cat((angles, angles), dim=-1)
         cos, sin = both.cos() * self.attention_scaling, both.sin() * self.attention_scaling

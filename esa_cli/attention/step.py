@@ -98,8 +98,7 @@ class KVStore(Protocol):
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop), or (len(groups), n, D) of
-        these key/value heads."""
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), of all or some key heads."""
 
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) for the next n tokens without one."""
@@ -194,14 +193,12 @@ class Step:
 
     @property
     def text(self) -> TurnText | None:
-        """The words of the documents and of the question; None where they are not known (stock
-        `generate`, prefill)."""
+        """Words of documents and question; None: not known (stock `generate`, prefill)."""
         return self.query.text
 
     @property
     def own(self) -> Tensor | None:
-        """(C,) bool: current tokens inside the question span; None where the span is not known
-        (stock `generate`, prefill)."""
+        """(C,) bool: current tokens inside the question span; None where it is not known."""
         return None if self.query.question is None else self._between(*self.query.question)
 
     @property
@@ -225,8 +222,8 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n), of all query heads, or
-        only of `heads` in this order."""
+        """Yields (offset into M, scale * q_h . k_g(h) (H, C, n)) in blocks, of all or some
+        heads."""
         q, groups = self.rotated(rotate), None
         if heads is not None:
             # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
@@ -239,8 +236,7 @@ class Step:
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Logits (H, C, K) of the middle tokens at ascending offsets (K,), of all query heads, or
-        only of `heads` in this order."""
+        """Logits (H, C, K) of all or some heads for middle tokens at ascending offsets (K,)."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._logits(self.rotated(rotate), keys, heads)
 
@@ -259,8 +255,7 @@ class Step:
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
-        blocks (C, n)."""
+        """Yields (offset into M, f_s(m; c) (C, n)), Eq. (3), or (6) where keys are reduced."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
         block = tokens_per_block(self.queries.shape[1])
         if self.projection is None:

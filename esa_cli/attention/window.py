@@ -13,49 +13,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Window:
-    """How many tokens of each kind take part in a step (Section 3.1), in tokens.
-
-    Args:
-        initial: l_I, the document's first tokens; always attended to.
-        selected: k, middle tokens selected in each step.
-        local: l_L, the tokens right before the current ones; always attended to.
-        chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
-        ending: tokens at the document's end that a question and its answer attend to, besides
-            themselves. None: the paper's rule, the l_L tokens before the current ones.
-        dense: while at most this many tokens are cached, attention is full and causal at true
-            positions. None: l_I + k + l_L, that is, while everything fits.
-    """
-
-    initial: int = 64
-    selected: int = 1024
-    local: int = 1024
-    chunk: int = 512
-    dense: int | None = None
-    ending: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            minimum = 1 if name == "chunk" else 0
-            if value is not None and value < minimum:
-                raise ValueError(f"window.{name} must be at least {minimum}, got {value}")
-
-    @property
-    def budget(self) -> int:
-        """Cached tokens attended to in a step: l_I + k + l_L."""
-        return self.initial + self.selected + self.local
-
-    @property
-    def dense_below(self) -> int:
-        """Cached tokens up to which attention is full."""
-        return self.budget if self.dense is None else self.dense
-
-    def is_dense(self, start: int) -> bool:
-        """Whether a chunk that begins at position `start` attends to all cached tokens."""
-        return start <= self.dense_below
-
-
 @dataclass(frozen=True, eq=False)
 class TurnText:
     """The text of the documents by token, and the question's.
@@ -122,13 +79,6 @@ class QueryState:
     stop: int = 0
     selector: Any = field(default=None, repr=False)
 
-    def is_answer(self, start: int) -> bool:
-        """Whether a forward call of one token, at position `start`, is a token of the answer. A
-        question may be a single token, too."""
-        if self.phase is Phase.QUESTION:
-            return self.answer_start is None or start >= self.answer_start
-        return self.phase is Phase.AUTO
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -149,35 +99,75 @@ class Chunk:
         return self.stop - self.start
 
 
-def cut_chunks(
-    window: Window, reading: str, start: int, stop: int, query: QueryState
-) -> Iterator[Chunk]:
-    """Cuts a forward call over [start, stop) into chunks of at most l_C, the short one first;
-    `reading` as in `Method`."""
-    count, size = stop - start, window.chunk
-    if query.surveying and not window.is_dense(start):
-        # One chunk: scores of the question's words are compared with those of the prompt around.
-        size = count
-    decoding = count == 1 and query.is_answer(start)
-    every = query.phase is Phase.QUESTION or reading == "select"
-    low, high = start, start + (count - 1) % size + 1
-    while low < stop:
-        select = every or (query.phase is Phase.AUTO and high == stop)
-        yield Chunk(low, high, select, decoding)
-        low, high = high, high + size
+@dataclass(frozen=True)
+class Window:
+    """How many tokens of each kind take part in a step (Section 3.1), in tokens.
 
-
-def count_local(window: Window, chunk: Chunk, query: QueryState) -> int:
-    """l_L of a chunk.
-
-    If the question was processed with full attention, so is its whole answer, even when it grows
-    past `window.dense`; otherwise the document would drop out of view in mid-answer. With
-    `window.ending`, L begins that many tokens before the turn and contains question and answer.
+    Args:
+        initial: l_I, the document's first tokens; always attended to.
+        selected: k, middle tokens selected in each step.
+        local: l_L, the tokens right before the current ones; always attended to.
+        chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
+        ending: tokens at the document's end that a question and its answer attend to, besides
+            themselves. None: the paper's rule, the l_L tokens before the current ones.
+        dense: while at most this many tokens are cached, attention is full and causal at true
+            positions. None: l_I + k + l_L, that is, while everything fits.
     """
-    start = chunk.start
-    if window.is_dense(start) or (chunk.decoding and query.dense):
-        return start
-    turn = query.turn_start if query.phase is Phase.QUESTION else None
-    if turn is None or window.ending is None or start < turn:
-        return min(window.local, start)
-    return min(start, start - turn + window.ending)
+
+    initial: int = 64
+    selected: int = 1024
+    local: int = 1024
+    chunk: int = 512
+    dense: int | None = None
+    ending: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            minimum = 1 if name == "chunk" else 0
+            if value is not None and value < minimum:
+                raise ValueError(f"window.{name} must be at least {minimum}, got {value}")
+
+    @property
+    def budget(self) -> int:
+        """Cached tokens attended to in a step: l_I + k + l_L."""
+        return self.initial + self.selected + self.local
+
+    @property
+    def dense_below(self) -> int:
+        """Cached tokens up to which attention is full."""
+        return self.budget if self.dense is None else self.dense
+
+    def is_dense(self, start: int) -> bool:
+        """Whether a chunk that begins at position `start` attends to all cached tokens."""
+        return start <= self.dense_below
+
+    def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
+        """Cuts a forward call over [start, stop) into chunks of at most l_C, a short one first."""
+        count, size = stop - start, self.chunk
+        if query.surveying and not self.is_dense(start):
+            # One chunk: scores of the question's words are compared with those of the prompt.
+            size = count
+        asking = query.phase is Phase.QUESTION
+        answering = asking and (query.answer_start is None or start >= query.answer_start)
+        decoding = count == 1 and (answering or query.phase is Phase.AUTO)
+        low, high = start, start + (count - 1) % size + 1
+        while low < stop:
+            last = query.phase is Phase.AUTO and high == stop
+            select = asking or reading == "select" or last
+            yield Chunk(low, high, select, decoding)
+            low, high = high, high + size
+
+    def count_local(self, chunk: Chunk, query: QueryState) -> int:
+        """l_L of a chunk.
+
+        If the question was processed with full attention, so is its whole answer, even when it
+        grows past `dense`; otherwise the document would drop out of view in mid-answer. With
+        `ending`, L begins that many tokens before the turn and contains question and answer.
+        """
+        start = chunk.start
+        if self.is_dense(start) or (chunk.decoding and query.dense):
+            return start
+        turn = query.turn_start if query.phase is Phase.QUESTION else None
+        if turn is None or self.ending is None or start < turn:
+            return min(self.local, start)
+        return min(start, start - turn + self.ending)

@@ -23,7 +23,7 @@ from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
 from esa_cli.attention.step import ChunkTrace, LayerState, Positions, Step
-from esa_cli.attention.window import Chunk, Phase, QueryState, Window, cut_chunks
+from esa_cli.attention.window import Chunk, Phase, QueryState, Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -332,7 +332,7 @@ def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: i
             )
             decoding = count == 1 and answers[phase]
             want.append(Chunk(tokens[0], tokens[-1] + 1, select, decoding))
-        got = cut_chunks(replace(window, chunk=size), reading, start, stop, query)
+        got = replace(window, chunk=size).cut_chunks(reading, start, stop, query)
         if count or not whole:
             assert list(got) == want
 

@@ -1,15 +1,9 @@
 """Attaches a method to a transformers model, and restores the model on `detach`.
 
-Public interfaces of transformers and torch are used, and nothing is patched:
-- `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
-  that padding is refused instead of silently ignored);
-- the rotary module, if there is one, is replaced by one that does not rotate, and the configuration
-  by a copy, since other models may share it; both are restored;
-- a `Cache` whose layers are `EsaLayer`s;
-- hooks before and after the forward call of the model's body.
-
-The attention function finds its method by the attention module it is called with, so several
-models can be attached at once. `_ATTACHED` has weak references: dropping a model frees it.
+Nothing is patched: an attention and a mask function are registered as "esa", the rotary module is
+replaced by one that does not rotate, and the configuration by a copy, since other models may share
+it; hooks watch the calls of the model's body. The attention function finds its method by the module
+it is called with, so several models can be attached at once. docs/design.md: "The seam".
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ from esa_cli.attention.method import Method
 from esa_cli.attention.rope import Rope
 from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone
+from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
@@ -48,8 +42,7 @@ IN_MEMORY = StorePlaces().stores(on_host=())
 
 
 class StillRotary(nn.Module):
-    """Replaces the model's rotary module: cosines of 1 and sines of 0, so that the model caches
-    unrotated keys.
+    """Cosines of 1 and sines of 0 in place of a model's own, so that it caches unrotated keys.
 
     Args:
         width: R, or 1. as_complex: the model expects one complex tensor, (1, n, width).
@@ -68,14 +61,12 @@ class StillRotary(nn.Module):
 
 
 def last_alone(config: Any) -> dict[str, int]:
-    """The argument of a body's call whose output is not used, by which it need not compute all
-    tokens in layers that read the rows of others; none where it has no such argument."""
+    """The argument, if any, by which layers that read others' rows compute the last token alone."""
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
 def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations, which other models may share, by copies; returns the
-    modules with the originals."""
+    """Replaces modules' configurations by copies; returns the modules with the originals."""
     modules: Sequence[Any] = list(model.modules())
     originals = [
         (module, module.config)
@@ -106,8 +97,8 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
     gets an `EsaCache`.
 
     Args:
-        readers: some layers read the rows of others. They then compute all tokens of a call, unless
-            it stores rows alone: else only the tokens whose logits are wanted would select.
+        readers: some layers read the rows of others: unless a call stores rows alone, they compute
+            all its tokens, not only those whose logits are wanted, so that all select.
     """
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -121,7 +112,11 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
         forward_pass.span = span and (span[0], span[1])
         tokens = options.get("input_ids", inputs[0] if inputs else None)
         tokens = options["inputs_embeds"] if tokens is None else tokens
-        check_alone(tokens.shape[0])
+        if tokens.shape[0] != 1:
+            raise UsageError(
+                f"ESA attends to one sequence at a time, not a batch of {tokens.shape[0]}",
+                "ask the questions one after another; the document is processed only once",
+            )
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
         if readers and "logits_to_keep" in options and not cache.keeps_rows_alone:
@@ -140,6 +135,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
 
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
+"""By attention module; dropping a model or an attachment frees it."""
 
 
 class Attachment:
@@ -258,9 +254,8 @@ class Attachment:
         self.detach()
 
 
-def attach(model: PreTrainedModel, method: Method) -> Attachment:
-    """Attaches `method` to `model`; see `Attachment`."""
-    return Attachment(model, method)
+attach = Attachment
+"""Attaches a method to a model."""
 
 
 @torch.no_grad()

@@ -1,10 +1,8 @@
 """Fingerprints of models, and the check that learned maps fit the model and the method's queries.
 
 A fingerprint is a model's numbers of layers and heads, and a sha256 over the signs of the query
-and key weights of its first and last layer. Signs survive every rounding: the same model in
-float32, bfloat16 and float16 has one fingerprint. A change that turns no sign there is not noticed;
-training turns thousands, since many weights are near zero. Quantised weights show no signs: all
-their bytes count, so each quantisation of a model has another fingerprint.
+and key weights of its first and last layer. Signs survive rounding to another type, and training
+turns thousands. Of quantised weights all bytes count, so each quantisation has another fingerprint.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _state_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter, buffer and dequantised weight of a module, but for the
-    names that are `known`."""
+    """Name and tensor of each part of a module's state, but for the names that are `known`."""
     for name, part in module.named_modules():
         prefix, state = f"{name}." if name else "", dict[str, Any]()
         packing = getattr(getattr(part, "weight", None), "quant_state", None)
@@ -142,8 +139,7 @@ def _numbers(projection: Any) -> list[Tensor]:
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """The fingerprint in a file's metadata; None when it has none. Raises PresetError: it cannot be
-    read."""
+    """The fingerprint in a file's metadata, if any. Raises PresetError: it cannot be read."""
     try:
         return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
     except (ValueError, TypeError) as error:
@@ -159,16 +155,9 @@ def query_rotation(method: Method) -> dict[str, str]:
 
 
 def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Refuses learned maps that were made for another model, or for queries of another rotation,
-    for which their error is larger than the file says.
-
-    Args:
-        compressor: any; only one with `metadata`, such as `Learned`, can be refused.
-        method: the method that uses the compressor; None leaves its queries unchecked.
-
-    Raises:
-        PresetError: it names both models, or both kinds of queries.
-    """
+    """Raises PresetError where a compressor with `metadata`, such as `Learned`, is for another
+    model,
+    or for queries that are rotated otherwise than a method's."""
     from esa_cli.attention.parts import blame_plugins
 
     with blame_plugins({"compressor": compressor}):

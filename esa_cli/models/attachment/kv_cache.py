@@ -1,7 +1,7 @@
 """A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer.
 
-A state, a convolution's last inputs or a recurrent one, cannot be cropped, as keys can: the model
-computes with it, and it goes back to where a copy of it was made.
+A state, a convolution's last inputs or a recurrent one, cannot be cropped, as keys can: it goes
+back to where a copy of it was made.
 """
 
 from __future__ import annotations
@@ -34,15 +34,6 @@ class ForwardPass:
     def current_cache(self) -> EsaCache | None:
         """The cache of the call in progress; an interrupted call does not keep it alive."""
         return None if self.cache is None else self.cache()
-
-
-def check_alone(count: int) -> None:
-    """Raises UsageError where there are several sequences."""
-    if count != 1:
-        raise UsageError(
-            f"ESA attends to one sequence at a time, not a batch of {count}",
-            "ask the questions one after another; the document is read only once",
-        )
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -79,7 +70,6 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents one is
         returned, since the model expands it for an attention function that does not use it."""
-        check_alone(key_states.shape[0])
         if not self.latent:
             self.append(key_states[0], value_states[0])
             return key_states, value_states
@@ -204,8 +194,7 @@ class StateHistory:
                 tensor.detach_()
 
     def restore(self, tokens: int) -> None:
-        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: no
-        states were kept there."""
+        """Goes back to so many tokens. Raises UsageError: no states were kept there."""
         if self.layers and tokens != self.tokens:
             known = {0: [State()] * len(self.layers), **self._automatic, **self._snapshots}
             if tokens not in known:
@@ -333,13 +322,9 @@ class EsaCache(Cache):
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
         states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
     ) -> None:  # fmt: skip
-        """Uses stores that have tokens already, one for each layer that keeps rows.
-
-        Args:
-            projections: fitted to them; None: nothing was fitted yet.
-            states: each layer's states of selectors.
-            recurrent: what the layers keep that keep a state, of the same tokens.
-        """
+        """Uses stores that have tokens already, one for each layer that keeps rows, with the
+        projections fitted to them (None: nothing was fitted yet), the states of selectors, and the
+        recurrent states of the layers that keep one."""
         assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
@@ -355,8 +340,8 @@ class EsaCache(Cache):
         return sum(store.nbytes for store in stores) + self.states.nbytes
 
     def snapshot(self) -> None:
-        """Keeps a copy of the layers' states: the cache can be cropped to here, until there are two
-        later snapshots."""
+        """Copies the layers' states: the cache can be cropped to here, as to the snapshot
+        before."""
         self.states.snapshot()
 
     def release(self) -> None:

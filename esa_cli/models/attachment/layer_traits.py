@@ -44,8 +44,7 @@ def row_layers(model: Any) -> list[int]:
 
 
 def projections(model: Any) -> list[list[Any]]:
-    """The modules that make queries, keys and values, or one that makes all, of each layer that
-    keeps keys."""
+    """The modules that make queries, keys and values, of each layer that keeps keys."""
     names, modules = family_of(model.config).projections, attention_modules(model)
     layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
     return [[part for part in parts if part is not None] for parts in layers]
@@ -76,11 +75,9 @@ class LayerTraits:
     """What one layer's attention computes; equal layers share the embedding.
 
     Args:
-        rope: its rotary embedding. scale: its factor of q . k.
-        window: W of a layer that attends to the last W tokens, the query's own included; None: to
-            all, and runs the method.
-        cap: soft cap of the logits; 0: none.
-        temperature: factors (n,) of queries at positions (n,), which the model multiplies them by.
+        rope: its rotary embedding. scale: its factor of q . k. cap: its soft cap of logits.
+        window: W of a layer that attends to the last W tokens; None: it runs the method.
+        temperature: factors (n,) by which the model multiplies queries at positions (n,).
     """
 
     rope: Rope
@@ -93,8 +90,7 @@ class LayerTraits:
 def layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
-    """The traits of each layer, from the model's rotary module and the layers' attention modules;
-    None where a layer has no attention."""
+    """The traits of each layer; None where it has no attention module."""
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
     unrotated, temperature = NoRope(), _temperature(config)

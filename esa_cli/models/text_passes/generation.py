@@ -60,12 +60,11 @@ def generate(
 ) -> list[int]:  # fmt: skip
     """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
 
-    Of the model's generation settings only the special token ids count. The others are made for
-    chat: a penalty for repeated words counts those of the whole document, which answers quote, and
-    `use_cache: false` would process the prompt again for every token.
+    Of the model's generation settings only the special token ids count: a penalty for repeated
+    words, say, would count those of the whole document, which answers quote.
 
     Args:
-        ids: the whole prompt; the model reads those the cache does not hold yet.
+        ids: the whole prompt; the model processes those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
         seed: of the sampling; torch's global generators are afterwards as before.
     """
@@ -101,6 +100,4 @@ def generate(
 def end_ids(model: Any) -> list[int]:
     """Token ids that end an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
-    if ends is None:
-        return []
-    return list(ends) if isinstance(ends, (list, tuple)) else [int(ends)]
+    return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

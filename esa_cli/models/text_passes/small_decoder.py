@@ -177,8 +177,7 @@ def _fuse_layer(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> Si
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
-    such as torchao's quantised ones."""
+    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass."""
     plain = type(weight) in (Tensor, nn.Parameter)
     return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 

@@ -101,8 +101,7 @@ class KeyValuePast:
     pairs: Sequence[KeysValues]
 
     def select(self, rows: Sequence[int]) -> KeyValuePast:
-        """The past of these sequences, each as often as it is named; appending to it does not
-        change this one."""
+        """The past of these sequences, each as often as it is named."""
         if len({*rows}) == 1:
             only, shape = slice(rows[0], rows[0] + 1), (len(rows), -1, -1, -1)
             return KeyValuePast(
@@ -143,8 +142,7 @@ TextPast = KeyValuePast | CachePast
 
 
 class TextForward(Protocol):
-    """A forward pass on a device. Where it `pads`, prompts that are padded at their ends can be
-    continued."""
+    """A forward pass on a device; where it `pads`, padded prompts can be continued."""
 
     @property
     def pads(self) -> bool: ...
@@ -222,14 +220,13 @@ class PromptBatch:
 
 
 class Continuation:
-    """One prompt with several alternative continuations, all of the same length."""
+    """One prompt, which is continuation 0, with alternative continuations of one length."""
 
     def __init__(self, forward: TextForward, past: TextPast) -> None:
         self._forward, self._past = forward, past
 
     def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Logits (len(tokens), vocabulary) after each token, float32. Each extends the continuation
-        of its parent; the first time 0, the prompt."""
+        """Logits (n, vocabulary) after n tokens; each extends the continuation `parents[i]`."""
         ids = torch.tensor(list(tokens), device=self._forward.device)[:, None]
         states, self._past = self._forward.states(ids, self._past.select(parents))
         return self._forward.logits(states[:, -1])
