@@ -1,4 +1,4 @@
-"""Query and key compression: the maps of Eq. (5) from F to R dimensions, fitted to Eq. (7)."""
+"""Query and key compression: projections from F to R dimensions, Eq. (5), fitted to Eq. (7)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear maps, Eq. (5), both (F, R), on any device."""
+    """A pair of linear projections, Eq. (5), both (F, R), on any device."""
 
     query_map: Tensor
     key_map: Tensor
@@ -73,7 +73,7 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 
 def pca(moments: Moments, rank: int) -> Linear:
     """Queries and keys both projected on the R directions in which the keys are largest, the
-    eigenvectors of their second moment, not centred. Section 4 compares its maps with this."""
+    eigenvectors of their second moment, not centred. Section 4 compares with this."""
     _, vectors = torch.linalg.eigh(_means(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -81,7 +81,7 @@ def pca(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedForm(Compressor):
-    """Maps fitted on the document's first tokens during prefill; needs no training.
+    """Projections fitted to the document's first tokens during prefill, without training.
 
     Args:
         rank: R, numbers stored per token and layer.
@@ -103,7 +103,7 @@ class ClosedForm(Compressor):
 
 @dataclass(frozen=True)
 class Pca(ClosedForm):
-    """Maps by PCA of the keys, with the settings of `closed-form`."""
+    """Projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
         return pca(moments, self.stored_rank(len(_means(moments)[1])))
@@ -111,7 +111,7 @@ class Pca(ClosedForm):
 
 @dataclass(frozen=True)
 class Learned(Compressor):
-    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
+    """Projections from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
 
     R may differ from layer to layer. `esa calibrate` writes such files.
     """
@@ -143,7 +143,7 @@ class Learned(Compressor):
         return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The file's maps of `layer`. Raises PresetError: it has none, or two unlike ones."""
+        """The file's pair for `layer`. Raises PresetError: it has none, or two unlike ones."""
         weights = self._contents[0]
         pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
         maps = [one for one in pair if one is not None]
@@ -159,14 +159,14 @@ class Learned(Compressor):
 def save_learned(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes the file of `Learned`: one pair of maps for each layer, and metadata."""
+    """Writes the file of `Learned`: one pair of projections for each layer, and metadata."""
     from safetensors.torch import save_file
 
     save_file(map_tensors(layers), str(path), metadata=metadata)
 
 
 def map_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """The maps as named tensors for safetensors; a layer with None has none."""
+    """Projections as named tensors for safetensors; a layer with None has none."""
     pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
     named = {f"{name}.query_map": maps.query_map for name, maps in pairs}
     named |= {f"{name}.key_map": maps.key_map for name, maps in pairs}

@@ -88,14 +88,14 @@ class LayerMemory:
         if not method.score.features:
             return None
         if not self.fitted:
-            self.projection = self._fit(method)
+            self.projection = self._fit_projection(method)
             self.fitted, self.moments = True, Moments()
         if self.projection is not None:
             for _, keys in self.store.key_blocks(self.store.reduced, upto):
                 self.store.append_features(self.projection.keys(flatten_keys(keys)))
         return self.projection
 
-    def _fit(self, method: Method) -> Projection | None:
+    def _fit_projection(self, method: Method) -> Projection | None:
         """The compressor's projection, tried on one key, so that a wrong width is reported here."""
         projection = method.compressor.fit(self.layer, self.moments)
         if projection is not None:
@@ -104,7 +104,7 @@ class LayerMemory:
                 projection.keys(keys)
             except RuntimeError as error:
                 raise PresetError(
-                    f"the compressor's maps for layer {self.layer} must be for folded keys of "
+                    f"the compressor's projections for layer {self.layer} must take folded keys of "
                     f"{keys.shape[1]} dimensions",
                     "they were made for another model; run `esa calibrate` with this one",
                 ) from error
@@ -145,7 +145,7 @@ class LayerMemory:
         self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
 
     def release(self) -> None:
-        """Frees copies of rows, which may be other rows from now on."""
+        """Frees copies of keys and values."""
         self.fetched = None
 
 
@@ -155,7 +155,7 @@ class SharedMemory(LayerMemory):
     keys and values (Gemma 3n, 4).
 
     Args:
-        source: the memory of the layer that keeps the rows: store, compressor and the selectors'
+        source: the memory of the layer with keys and values. Store, compressor and the selectors'
             states, under the index of this layer, are there.
     """
 

@@ -138,7 +138,7 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """Makes each layer's projection, Eq. (5): from a file, or from the document's first tokens."""
+    """Makes each layer's projection (Eq. 5), from a file or the document's first tokens."""
 
     fit_tokens: int = 0
     """Tokens of the document that `fit` needs moments of; 0: none."""

@@ -45,7 +45,7 @@ def token_positions(
 
 @dataclass(frozen=True)
 class FixedDistance(PositionEncoding):
-    """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
+    """The paper's encoding: far queries at w, far keys at 0, near tokens in order (Section 3.2).
 
     Args:
         distance: w, the relative position of every far token.

@@ -49,7 +49,7 @@ class LayerState(ABC):
 
 
 class Projection(ABC):
-    """A fitted compressor of one layer (Eq. (5)): linear maps of folded queries and keys."""
+    """A fitted compressor of one layer (Eq. (5)): linear in folded queries and keys."""
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Projection(ABC):
         """Reduced keys, (n, F) -> (n, R)."""
 
     def at(self, row: int) -> Projection:
-        """The maps that reduced the key of this cached row; concatenated documents have several."""
+        """The projection that reduced this cached key; concatenated documents have several."""
         return self
 
 
@@ -74,11 +74,11 @@ class KVStore(Protocol):
 
     @property
     def resident(self) -> bool:
-        """Whether all rows are in the memory of the device that computes."""
+        """Whether all tokens are in the memory of the device that computes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows and reduced keys."""
+        """Bytes of keys, values and reduced keys."""
 
     @property
     def reduced(self) -> int:

@@ -41,7 +41,7 @@ NAME = "esa"
 IN_MEMORY = StorePlaces().stores(on_host=())
 
 
-class StillRotary(nn.Module):
+class IdentityRotary(nn.Module):
     """Cosines of 1 and sines of 0 in place of a model's own, so that it caches unrotated keys.
 
     Args:
@@ -61,7 +61,7 @@ class StillRotary(nn.Module):
 
 
 def last_alone(config: Any) -> dict[str, int]:
-    """The argument, if any, by which layers that read others' rows compute the last token alone."""
+    """The argument, if any, by which layers without keys of their own skip all but one token."""
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
@@ -79,7 +79,7 @@ def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
     return originals
 
 
-def _restore(
+def _restore_model(
     body: Any, rotary: nn.Module | None, configs: Sequence[tuple[Any, Any]],
     hooks: Sequence[RemovableHandle] = (),
 ) -> None:  # fmt: skip
@@ -97,8 +97,8 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
     gets an `EsaCache`.
 
     Args:
-        readers: some layers read the rows of others: unless a call stores rows alone, they compute
-            all its tokens, not only those whose logits are wanted, so that all select.
+        readers: some layers read other layers' keys and values. They compute all tokens of a call
+            that is not plain prefill, not only those whose logits are wanted, so that all select.
     """
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -119,7 +119,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
             )
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
-        if readers and "logits_to_keep" in options and not cache.keeps_rows_alone:
+        if readers and "logits_to_keep" in options and not cache.is_plain_prefill:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
@@ -172,7 +172,7 @@ class Attachment:
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := _copy_configs(model))
         calls = _watch_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
-        self._restore = finalize(self, _restore, self.body, rotary, configs, calls)
+        self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
         if family.switches:  # or `generate` drops the cache where the rotary embedding would change
             cast(Any, model.config).original_max_position_embeddings = sys.maxsize
@@ -181,7 +181,7 @@ class Attachment:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
-            self.body.rotary_emb = StillRotary(width, family.complex_table, rotary)
+            self.body.rotary_emb = IdentityRotary(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._attending):
@@ -203,7 +203,7 @@ class Attachment:
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """The attention of a layer: the method's, or that of its window. The last is kept."""
+        """The attention of a layer: the method's, or that of its window."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
         found = self._attention.get(traits)
@@ -229,15 +229,15 @@ class Attachment:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The bare model until the block ends; caches of this attachment keep their rows."""
+        """Restores the bare model until the block ends; caches keep their tokens."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
         try:
-            _restore(self.body, rotary, configs)
+            _restore_model(self.body, rotary, configs)
             yield
         finally:
-            _restore(self.body, replaced, own)
+            _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""

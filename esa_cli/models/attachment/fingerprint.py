@@ -1,4 +1,4 @@
-"""Fingerprints of models, and the check that learned maps fit the model and the method's queries.
+"""Fingerprints of models, and the check that a compressor file fits a model and a method.
 
 A fingerprint is a model's numbers of layers and heads, and a sha256 over the signs of the query
 and key weights of its first and last layer. Signs survive rounding to another type, and training
@@ -85,7 +85,7 @@ def weight_errors(name: str) -> Iterator[None]:
 
 
 KEY = "fingerprint"
-"""Metadata entry of a file of maps: the fingerprint of its model."""
+"""Metadata entry of a compressor file: the fingerprint of its model."""
 ROTATE, DISTANCE = "rotate", "distance"
 """Metadata entries: whether the queries were rotated, and to which distance."""
 
@@ -148,7 +148,7 @@ def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
 
 
 def query_rotation(method: Method) -> dict[str, str]:
-    """The rotation of queries before the maps reduce them, as metadata entries."""
+    """The rotation of queries before they are reduced, as metadata entries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}

@@ -40,7 +40,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer: appends a forward call's keys and values to its memory, and returns them.
 
     Args:
-        make: makes the store with the first rows. latent: rows are those of `LatentHeads`.
+        make: makes the store with the first rows. latent: for `LatentHeads`.
     """
 
     is_sliding = False
@@ -56,7 +56,7 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Does nothing: `append` makes the store."""
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Appends rows of C tokens, (G, C, D) each."""
+        """Appends keys and values of C tokens, (G, C, D) each."""
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
@@ -137,7 +137,7 @@ class StateLayer(LinearAttentionLayer):
 
 
 class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
-    """A layer that keeps rows, which can be cropped, and a state."""
+    """A layer with keys and values, which can be cropped, and a state."""
 
     crop = EsaLayer.crop
 
@@ -152,7 +152,7 @@ INTERRUPTED = (
 )
 """Message and hint where the layers have different tokens."""
 KEPT = 2
-"""Snapshots kept that were asked for: of a document's end, and of the turn's beginning."""
+"""Snapshots kept at once: of a document's end, and of the turn's beginning."""
 
 
 class StateHistory:
@@ -169,15 +169,15 @@ class StateHistory:
         self._automatic: dict[int, list[State]] = {}
 
     def snapshot(self) -> None:
-        """Keeps a copy of the states, in place of the oldest of `KEPT`."""
+        """Keeps a copy of the states; only the last `KEPT` copies stay."""
         if self.layers and self.tokens and self.tokens not in self._snapshots:
             self._snapshots[self.tokens] = self.taken()
             for oldest in sorted(self._snapshots)[:-KEPT]:
                 del self._snapshots[oldest]
 
     def begin_call(self, tokens: int) -> None:
-        """Begins a forward call of so many tokens, and keeps a copy of the states before the last
-        call of several. Raises UsageError: the last call was interrupted, and not cropped since."""
+        """Begins a forward call; before one of several tokens the states are copied. Raises
+        UsageError: the last call was interrupted, and not cropped since."""
         if not self.layers:
             return
         if self.tokens is None:
@@ -230,7 +230,7 @@ class EsaCache(Cache):
 
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
-        own: the layers that keep rows. states: what the others keep.
+        own: the layers with keys and values. states: of the recurrent layers.
     """
 
     def __init__(
@@ -254,13 +254,12 @@ class EsaCache(Cache):
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
-        """Says before the first token how many there will be: a GPU allocates their rows once."""
+        """Announces the number of tokens before the first, so that a GPU allocates memory once."""
         for layer in self.own:
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
-        where the cache was cropped before. A method is that of this turn and the next ones."""
+        """Begins a turn, to whose beginning the cache can be cropped, by a method from now on."""
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
@@ -274,8 +273,8 @@ class EsaCache(Cache):
             )
 
     @property
-    def keeps_rows_alone(self) -> bool:
-        """Whether nothing but rows is kept of the tokens to come: no trace, no selector's data."""
+    def is_plain_prefill(self) -> bool:
+        """Whether the tokens to come are prefilled without a trace or an observing selector."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
@@ -285,10 +284,10 @@ class EsaCache(Cache):
         if self.forward_pass.current_cache() is not self:
             self.check_owner(None)
         if layer_idx == self.own[0].layer:
-            self._check_place(key_states.shape[2])
+            self._check_positions(key_states.shape[2])
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-    def _check_place(self, count: int) -> None:
+    def _check_positions(self, count: int) -> None:
         """Checks that a call's tokens follow the cached ones. After a crop another turn begins."""
         length = self.own[0].get_seq_length()
         if any(layer.get_seq_length() != length for layer in self.own):
@@ -304,28 +303,28 @@ class EsaCache(Cache):
             self.query = QueryState(trace=self.query.trace)
 
     def memory(self, layer_idx: int) -> LayerMemory:
-        """The memory of the model's layer with this index, which keeps rows or reads another's."""
+        """The memory of the model's layer with this index, perhaps over another layer's keys."""
         if layer_idx in self._sources:
             source = self.memory(self._sources[layer_idx])
             return SharedMemory(layer_idx, source.store, source.states, source=source)
         layer = self.layers[layer_idx]
-        assert isinstance(layer, EsaLayer), "the layer keeps no rows"
+        assert isinstance(layer, EsaLayer), "the layer keeps no keys"
         assert layer.memory, "the layer has no tokens"
         return layer.memory
 
     @property
     def memories(self) -> list[LayerMemory]:
-        """Of all layers that keep rows."""
+        """The memories of all layers with keys and values."""
         return [self.memory(layer.layer) for layer in self.own]
 
     def hold(
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
         states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
     ) -> None:  # fmt: skip
-        """Uses stores that have tokens already, one for each layer that keeps rows, with the
-        projections fitted to them (None: nothing was fitted yet), the states of selectors, and the
-        recurrent states of the layers that keep one."""
-        assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
+        """Uses stores that have tokens already, one for each layer with keys and values,
+        projections
+        fitted to them (None: nothing was fitted yet), and states of the same tokens."""
+        assert len(recurrent) == len(self.states.layers), "some states are missing"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
             memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
@@ -345,14 +344,14 @@ class EsaCache(Cache):
         self.states.snapshot()
 
     def release(self) -> None:
-        """Frees the memories' copies of rows."""
+        """Frees the memories' copies of keys and values."""
         for layer in self.own:
             if layer.memory:
                 layer.memory.release()
 
     def truncate(self, length: int) -> None:
-        """Crops to `length` tokens, also after an interrupted forward left layers uneven. Raises
-        UsageError: some layers keep a state, and none was kept there; see `snapshot`."""
+        """Crops to `length` tokens, also after an interrupted forward call. Raises UsageError: some
+        layers keep a state, and no snapshot was made there."""
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
         for layer in self.own:

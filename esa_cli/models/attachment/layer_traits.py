@@ -26,7 +26,7 @@ _ATTENTION = ("self_attn", "mixer", "attention")
 
 
 def attention_modules(model: Any) -> list[Any | None]:
-    """The attention modules in the order in which they run; None for a layer that has none."""
+    """The attention modules in the order in which they run; None: a layer has none."""
     name, modules = family_of(model.config).projections[-1], list[Any | None]()
     readers = source_layers(model.config)
     for layer in model.base_model.layers:
@@ -153,17 +153,17 @@ def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
 
 
 class LatentHeads:
-    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the maps A and B of one
-    attention module's heads.
+    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the projections A and
+    B of one attention module's heads.
 
     All heads share a token's row: R dimensions of the key that rotate, then its latent c. With a
-    head's maps A (N, L) to the rest of its key and B (V, L) to its value,
+    head's projections A (N, L) to the rest of its key and B (V, L) to its value,
 
         q . k          =  q_rotary . row_rotary + (A^T q_rest) . c
         sum_i a_i v_i  =  B sum_i a_i c_i
 
     so methods select by rows and attend to rows, as with one key head that is the values, too.
-    Raises ModelError: the maps have a bias.
+    Raises ModelError: the projections have a bias.
 
     Args:
         module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
@@ -177,21 +177,21 @@ class LatentHeads:
         self._dequantised: Tensor | None = None
         if getattr(self._projection, "bias", None) is not None:
             raise ModelError(
-                "maps of latents to keys must have no bias, got one",
+                "the projection of latents to keys must have no bias, got one",
                 "use a model of another family",
             )
 
     def queries(self, q: Tensor) -> Tensor:
         """Queries (H, C, N + R), the rotary part last, as (H, C, R + L): for rows."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat((rotary, rest @ self._maps(q)[:, : self._rest]), dim=-1)
+        return torch.cat((rotary, rest @ self._projections(q)[:, : self._rest]), dim=-1)
 
     def outputs(self, rows: Tensor) -> Tensor:
         """Weighted sums of rows (H, C, R + L) as weighted sums of values (H, C, V)."""
         latents = rows[..., self._rotary :]
-        return latents @ self._maps(rows)[:, self._rest :].transpose(1, 2)
+        return latents @ self._projections(rows)[:, self._rest :].transpose(1, 2)
 
-    def _maps(self, like: Tensor) -> Tensor:
+    def _projections(self, like: Tensor) -> Tensor:
         """A above B of each head, (H, N + V, L)."""
         projection, weight = self._projection, self._dequantised
         adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good

@@ -46,7 +46,7 @@ class Streamer:
         self._emit_text("")
 
     def _emit_text(self, incomplete: str) -> None:
-        """Decodes all tokens, and passes on the text that is new but for incomplete characters."""
+        """Decodes all tokens, and passes on new text without incomplete characters."""
         text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
         text = text.rstrip(incomplete) if incomplete else text
         new, self.text = text[len(self.text) :], text

@@ -67,8 +67,8 @@ class _LayerReached(Exception):
 
 
 def hidden_states(model: Any, ids: Tensor, layers: int) -> Tensor:
-    """Hidden states (B, T, H) float32 of ids (B, T) after the first `layers` layers of a causal
-    language model, each of RMS 1. Later layers do not run; gradients pass through."""
+    """Hidden states (B, T, H) float32, of RMS 1, of ids (B, T) after the first `layers` layers of a
+    model. Later layers do not run; gradients pass through."""
     states = list[Tensor]()
 
     def stop(module: nn.Module, inputs: Any, output: Any) -> None:
