@@ -19,7 +19,7 @@ def fold(q: Tensor, groups: int) -> Tensor:
 
 
 def flatten_keys(k: Tensor) -> Tensor:
-    """Keys (G, n, D) -> (n, G * D)."""
+    """Concatenates the heads of keys (G, n, D): (n, G * D)."""
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 

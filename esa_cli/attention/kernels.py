@@ -29,8 +29,8 @@ def reference(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
     seen: Tensor | None = None,
 ) -> Output:  # fmt: skip
-    """softmax(scale * q k^T) v in plain operations, computed in float32; other kernels are tested
-    against it. With N = 0, out is 0 and lse is -inf.
+    """softmax(scale * q k^T) v in plain float32 operations; other kernels are tested against it.
+    Without keys, outputs are 0 and log-sum-exps -inf.
 
     Args:
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
@@ -107,8 +107,8 @@ KERNELS: dict[str, Kernel] = {
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
-    """The name of the kernel for queries like q and a soft cap. Raises UsageError: the kernel is
-    unknown, cannot run on this device, or computes no soft cap."""
+    """Returns the name of the kernel that computes attention of queries like q. Raises UsageError:
+    the named one is unknown, cannot run on this device, or computes no soft cap."""
     usable = [
         key
         for key, kernel in KERNELS.items()

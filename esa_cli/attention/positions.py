@@ -26,9 +26,9 @@ def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
 def token_positions(
     device: torch.device, near: Positions, far: Positions, limit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys together: far keys
-    are where, seen from the near query's position, they are as far away as the encoding wants them.
-    The smallest is 0. `limit` is the maximum distance of near keys, if there is one."""
+    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys, from 0 on: far
+    keys
+    are as far from it as the encoding wants, near ones at most `limit`, if there is a limit."""
     positions = [*near, *(far if far.key.shape[0] else ())]
     # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
     # with a GPU.

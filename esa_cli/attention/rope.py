@@ -76,10 +76,10 @@ class Rope:
         return table[0][positions], table[1][positions]
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """R(x, positions): x (heads, n, D), positions (n,) -> (heads, n, D), in the dtype of x."""
-        return self._turn(x, *self.cos_sin(positions, x))
+        """Rotates x (heads, n, D) to positions (n,); the result has the dtype of x."""
+        return self._rotate_by(x, *self.cos_sin(positions, x))
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Returns x (heads, n, D) rotated by cosines and sines (n, R)."""
         width = cos.shape[-1]
         part = x[..., :width]
@@ -169,8 +169,8 @@ class WeightedRope(Rope):
     def gain(self, like: Tensor) -> Tensor:
         return (super().gain(like) * (self._before * self._after).to(like.device)).to(like.dtype)
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turned = super()._turn(x.float() * self._before.to(x.device), cos, sin)
+    def _rotate_by(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turned = super()._rotate_by(x.float() * self._before.to(x.device), cos, sin)
         return (turned * self._after.to(x.device)).to(x.dtype)
 
 

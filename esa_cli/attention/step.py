@@ -199,7 +199,7 @@ class Step:
     @property
     def own(self) -> Tensor | None:
         """(C,) bool: current tokens inside the question span; None where it is not known."""
-        return None if self.query.question is None else self._between(*self.query.question)
+        return None if self.query.question is None else self._is_within(*self.query.question)
 
     @property
     def around(self) -> Tensor | None:
@@ -207,9 +207,9 @@ class Step:
         own, end = self.own, self.query.answer_start
         if own is None:
             return None
-        return ~own if end is None else self._between(0, end) & ~own
+        return ~own if end is None else self._is_within(0, end) & ~own
 
-    def _between(self, first: int, last: int) -> Tensor:
+    def _is_within(self, first: int, last: int) -> Tensor:
         """(C,) bool: current tokens at positions [first, last)."""
         at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
         return (at >= first) & (at < last)

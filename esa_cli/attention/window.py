@@ -95,7 +95,7 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """C, tokens of the chunk."""
+        """Tokens of the chunk, C."""
         return self.stop - self.start
 
 

@@ -321,9 +321,9 @@ class EsaCache(Cache):
         self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
         states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
     ) -> None:  # fmt: skip
-        """Uses stores that have tokens already, one for each layer with keys and values,
-        projections
-        fitted to them (None: nothing was fitted yet), and states of the same tokens."""
+        """Uses stores that have tokens already, one for each layer with keys and values, and what
+        is
+        known of these tokens; projections None: nothing was fitted yet."""
         assert len(recurrent) == len(self.states.layers), "some states are missing"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):

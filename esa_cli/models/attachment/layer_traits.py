@@ -1,7 +1,4 @@
-"""What distinguishes each layer's attention: its modules, rotation and window.
-
-It follows from the family's entry, a model's configuration and its torch modules.
-"""
+"""What distinguishes each layer's attention, by its family, configuration and torch modules."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class FusedForward:
         adapter: of this model.
     """
 
-    pads = True
+    takes_padding = True
 
     @torch.inference_mode()
     def __init__(

@@ -142,10 +142,10 @@ TextPast = KeyValuePast | CachePast
 
 
 class TextForward(Protocol):
-    """A forward pass on a device; where it `pads`, padded prompts can be continued."""
+    """A forward pass of token ids on a device, of several prompts with padding, or of one."""
 
     @property
-    def pads(self) -> bool: ...
+    def takes_padding(self) -> bool: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -168,8 +168,8 @@ class ModelForward:
         self.device: torch.device = model.device
 
     @cached_property
-    def pads(self) -> bool:
-        """Whether every layer keeps the keys and values of all tokens."""
+    def takes_padding(self) -> bool:
+        """Whether padded prompts can be continued: every layer keeps the keys of all tokens."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
 
         layers = DynamicCache(config=self._model.config).layers
@@ -204,7 +204,7 @@ class PromptBatch:
         logits: list[Tensor] = [torch.empty(0)] * len(prompts)
         order = sorted(range(len(prompts)), key=lambda n: self._lengths[n])
         self._places: dict[int, tuple[TextPast, int]] = {}
-        for group in grouped(order) if forward.pads else [[n] for n in order]:
+        for group in grouped(order) if forward.takes_padding else [[n] for n in order]:
             batch = padded([prompts[n] for n in group])
             states, past = forward.states(batch.to(forward.device))
             last = torch.tensor([self._lengths[n] - 1 for n in group])
@@ -241,8 +241,8 @@ UNFIT = (
 
 @torch.inference_mode()
 def plain_forward(model: Any) -> ModelForward:
-    """A bare model's forward pass. With a model of no supported family, a text that is processed in
-    two parts is compared with the model's whole pass.
+    """A bare model's forward pass. Models of no supported family are tried: a short text in two
+    parts must give the logits of a whole pass.
 
     Raises:
         ModelError: the logits differ, or are no numbers in the model's type.
