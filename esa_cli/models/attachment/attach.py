@@ -254,8 +254,9 @@ class Attachment:
         self.detach()
 
 
-attach = Attachment
-"""Attaches a method to a model."""
+def attach(model: PreTrainedModel, method: Method) -> Attachment:
+    """Attaches `method` to `model` until `detach`."""
+    return Attachment(model, method)
 
 
 @torch.no_grad()
