@@ -28,7 +28,7 @@ WINDOW = Window(initial=2, selected=5, local=4, chunk=5, dense=0)
 
 @dataclass(frozen=True)
 class Strange(PositionEncoding):
-    """Far keys two apart, near ones at most `limit` away, sharper and slower queries."""
+    """Far keys between whole positions, near ones at most `limit` away, sharper, slower queries."""
 
     distance: int = 9
     limit: int | None = None
@@ -49,7 +49,7 @@ class Strange(PositionEncoding):
         return consecutive(local, chunk, first=3)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        return Positions(torch.full((chunk,), 40), 2 * torch.arange(at.shape[0]))
+        return Positions(torch.full((chunk,), 40), 2 * torch.arange(at.shape[0]) + 0.5)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def test_all_at_once(joint: bool, limit: int | None, monkeypatch: pytest.MonkeyP
             group = head * GROUPS // HEADS
             far = [*range(min(2, start - local)), *middle[(1 if joint else head % 3) :: 3][:5]]
             for i in range(start, stop):
-                places = {j: 40 - 2 * n for n, j in enumerate(far)}
+                places = {j: 39.5 - 2 * n for n, j in enumerate(far)}
                 for j in range(start - local, i + 1):
                     places[j] = i - j if limit is None else min(i - j, limit)
                 near = 3 + local + i - start

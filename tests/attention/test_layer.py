@@ -18,11 +18,10 @@ from conftest import build_rope
 from esa_cli.attention.compression import ClosedForm, Learned, Linear, NoCompression, save_learned
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import LayerMemory, Method
-from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
-from esa_cli.attention.step import ChunkTrace, LayerState, Positions, Step
+from esa_cli.attention.step import ChunkTrace, LayerState, Step
 from esa_cli.attention.window import Chunk, Phase, QueryState, Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
@@ -220,38 +219,6 @@ def test_one_chunk_alone(position: str, start: int) -> None:
         close(got, torch.tensor(want))
 
 
-@pytest.mark.parametrize("score", ["sum", "vote"])
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("start", [5, 20, 37])
-def test_decode_is_the_general_path(
-    monkeypatch: pytest.MonkeyPatch, position: str, score: str, start: int
-) -> None:
-    """One query, computed once as a decode step and once as a chunk that happens to be one long."""
-    layer = new_layer(38)
-    attention = attention_of(method_of(position, score))
-    layer.memory.store.append(layer.k[:, : start + 1], layer.v[:, : start + 1])
-    q, plan = layer.q[:, start : start + 1], Chunk(start, start + 1, True)
-    decoded = attention.attend_chunk(layer.memory, q, plan, QueryState())
-
-    def in_one_softmax(
-        memory: LayerMemory, trace: ChunkTrace, selected: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        near, [far] = trace.near_positions, trace.far_positions
-        parts = [(near, memory.store.span(start - trace.local, start + 1))]
-        if selected.shape[0]:
-            parts.append((far, memory.store.gather(selected)))
-        logits = []
-        for at, (keys, _) in parts:
-            query, key = attention.rope.rotate(q, at.query), attention.rope.rotate(keys, at.key)
-            logits.append(query @ key.repeat_interleave(3, 0).transpose(1, 2) * SCALE)
-        values = torch.cat([value for _, (_, value) in parts], 1).repeat_interleave(3, 0)
-        together = torch.cat(logits, 2)
-        return together.softmax(-1) @ values, together.logsumexp(-1)
-
-    monkeypatch.setattr(attention, "_attend_token", in_one_softmax)
-    close(decoded, attention.attend_chunk(layer.memory, q, plan, QueryState()))
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("rank", [None, 5])
 def test_fed_in_pieces(position: str, rank: int | None) -> None:
@@ -426,11 +393,9 @@ class Listening(TopK):
         return SeenChunks()
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str) -> None:
-    """exp(logit - lse), summed over I, M_k, L and C, is one for every query, chunk and token."""
-    layer, seen = new_layer(38), []
-    attention = attention_of(method_of(position, selector=Listening(1)))
+def test_observe_is_told_the_log_sum_exp_of_the_trace() -> None:
+    layer, seen = new_layer(38), list[ChunkTrace]()
+    attention = attention_of(method_of(selector=Listening(1)))
     layer.query = QueryState(trace=seen.append)
     layer.feed(attention, 37)
     layer.feed(attention, 38)
@@ -439,39 +404,7 @@ def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str
     for one, (lse, local) in zip(seen, told, strict=True):
         assert torch.equal(lse, one.lse)
         assert local == one.local
-        assert isinstance(one.far, torch.Tensor)
-        weight = weight_of(attention, layer, one.start, one.stop, one.local, one.far, lse)
-        torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-4, atol=1e-4)
-    assert seen[-1].decoding
-    assert not seen[-2].decoding
-    assert seen[-1].far.shape[0] == 3 + 7
-
-
-def weight_of(
-    attention: Attention,
-    layer: Layer,
-    start: int,
-    stop: int,
-    local: int,
-    far: torch.Tensor,
-    lse: torch.Tensor,
-) -> torch.Tensor:
-    """(H, C): every query's attention weights added up, one key at a time."""
-    position, chunk = attention.method.position, stop - start
-    near = position.near(local, chunk, start, far.shape[0])
-    away = position.far(far, local, chunk, start)
-    total = torch.zeros(HEADS, chunk)
-    keys = [
-        *((int(at), away.query, away.key[i]) for i, at in enumerate(far)),
-        *((start - local + i, near.query, near.key[i]) for i in range(local + chunk)),
-    ]
-    for at, query, place in keys:
-        q = attention.rope.rotate(layer.q[:, start:stop], query)
-        k = attention.rope.rotate(layer.k[:, at : at + 1], place[None])
-        logits = (q * k.repeat_interleave(HEADS // GROUPS, 0)).sum(-1) * SCALE
-        visible = torch.arange(start, stop) >= at
-        total += torch.exp(logits - lse) * visible
-    return total
+    assert (seen[-2].decoding, seen[-1].decoding, len(seen[-1].far)) == (False, True, 3 + 7)
 
 
 def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:
@@ -523,35 +456,6 @@ def test_ending_changes_nothing_while_everything_fits() -> None:
         layer.feed(attention_of(method_of(window=replace(whole, ending=0))), 38, Phase.QUESTION),
         other.feed(attention_of(method_of(window=whole)), 38, Phase.QUESTION),
     )
-
-
-@dataclass(frozen=True)
-class Halfway(PositionEncoding):
-    """Far tokens between two whole positions, which `Positions` allows."""
-
-    distance: int = DISTANCE
-
-    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return FixedDistance(DISTANCE).near(local, chunk, start, far)
-
-    def far(self, at: torch.Tensor, local: int, chunk: int, start: int) -> Positions:
-        return Positions(torch.full((chunk,), self.distance), torch.full((at.shape[0],), 0.5))
-
-
-def test_fractional_positions_when_decoding() -> None:
-    """One token as a decode step, and the same token as the first of a chunk of two."""
-    layer = new_layer(38)
-    layer.memory.store.append(layer.k, layer.v)
-    window = replace(WINDOW, selected=1000)
-    attention = attention_of(replace(method_of(window=window), position=Halfway()))
-    pair = attention.attend_chunk(
-        layer.memory, layer.q[:, 36:38], Chunk(36, 38, True), QueryState()
-    )
-    layer.memory.store.crop(-1)
-    single = attention.attend_chunk(
-        layer.memory, layer.q[:, 36:37], Chunk(36, 37, True), QueryState()
-    )
-    close(single, pair[:, :1])
 
 
 def test_learned_maps_in_place(tmp_path: Any) -> None:
