@@ -35,9 +35,9 @@ from device_timing import settled
 from gpu_kernels import ceilings, kernel_rows
 from torch.nn.attention.bias import causal_lower_right
 
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.text_passes.layer_calls import hidden_states
+from esa_cli.models.text_passes.text_forward import hidden_states
 from esa_cli.qa.presets import preset
 from esa_cli.qa.presets.resolved_preset import resolve
 from esa_cli.storage.memory_store import RESERVE, StorePlaces

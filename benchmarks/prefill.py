@@ -30,7 +30,7 @@ def dense(model: Any, ids: torch.Tensor, feed: int) -> float:
 
 def selective(model: Any, ids: torch.Tensor, feed: int, method: Any) -> float:
     """Seconds for the same prefill through ESA, reduced keys included."""
-    from esa_cli.attention.query_state import Phase, QueryState
+    from esa_cli.attention.window import Phase, QueryState
     from esa_cli.models.attachment.attach import attach
 
     with attach(model, method) as attachment:

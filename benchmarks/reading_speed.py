@@ -28,7 +28,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from esa_cli import models
-from esa_cli.models.text_passes.layer_calls import GROUP
+from esa_cli.models.text_passes.text_forward import GROUP
 from esa_cli.qa.finding import token_encoder
 from esa_cli.qa.finding.finder import load_finder
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS

@@ -17,7 +17,7 @@ import torch
 from transformers import TextStreamer
 
 from esa_cli import attach, load_preset
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.models.loading.load import load
 from esa_cli.qa.answering.prompt import PromptTokens
 from esa_cli.qa.presets.resolved_preset import resolve

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-WITHOUT_FLOAT64 = ("mps",)
-"""Device types without float64."""
 
 
 def fold(q: Tensor, groups: int) -> Tensor:
@@ -22,7 +19,7 @@ def fold(q: Tensor, groups: int) -> Tensor:
 
 
 def flatten_keys(k: Tensor) -> Tensor:
-    """Keys (G, n, D) -> (n, G * D)."""
+    """Concatenates the heads of keys (G, n, D): (n, G * D)."""
     return k.transpose(0, 1).reshape(k.shape[1], -1)
 
 
@@ -33,12 +30,10 @@ def fuse(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """
     if len(parts) == 1:
         return parts[0]
-    lse = torch.stack([part[1] for part in parts])
-    total = lse.logsumexp(dim=0)
-    weights = torch.exp(lse - total)
-    out = parts[0][0].float() * weights[0][..., None]
-    for (piece, _), weight in zip(parts[1:], weights[1:], strict=True):
-        out = out.addcmul_(piece.float(), weight[..., None])
+    total = torch.stack([lse for _, lse in parts]).logsumexp(dim=0)
+    out = torch.zeros_like(parts[0][0], dtype=torch.float32)
+    for piece, lse in parts:
+        out.addcmul_(piece.float(), torch.exp(lse - total)[..., None])
     return out.to(parts[0][0].dtype), total
 
 
@@ -51,8 +46,7 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Te
     """Attention with one more key for each head, with a learned logit and the value 0 (gpt-oss).
 
     Args:
-        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits; None: the
-            model has none.
+        out: (H, C, D) and lse (H, C): attention to the other keys. sink: (H,) logits, or None.
     """
     if sink is None:
         return out, lse
@@ -60,7 +54,7 @@ def with_sink(out: Tensor, lse: Tensor, sink: Tensor | None) -> tuple[Tensor, Te
     return (out * torch.exp(lse - total)[..., None]).to(out.dtype), total
 
 
-def to_float64(x: Tensor, without: Container[str] = WITHOUT_FLOAT64) -> Tensor:
-    """`x` in float64, for sums in which float32 loses digits; on the CPU where the device has no
-    float64, so that results may need `.to(x.device)`."""
-    return (x.cpu() if x.device.type in without else x).double()
+def to_float64(x: Tensor) -> Tensor:
+    """`x` in float64, for sums in which float32 loses digits; on the CPU where the device (`mps`)
+    has no float64, so that results may need `.to(x.device)`."""
+    return (x.cpu() if x.device.type == "mps" else x).double()

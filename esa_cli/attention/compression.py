@@ -1,9 +1,9 @@
-"""Query and key compression: the maps of Eq. (5) from F to R dimensions, fitted to Eq. (7)."""
+"""Query and key compression: projections from F to R dimensions, Eq. (5), fitted to Eq. (7)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,27 +17,16 @@ from esa_cli.errors import PresetError
 
 @dataclass(frozen=True)
 class Linear(Projection):
-    """A pair of linear maps, Eq. (5), both (F, R), on any device."""
+    """A pair of linear projections, Eq. (5), both (F, R), on any device."""
 
     query_map: Tensor
     key_map: Tensor
-    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     def queries(self, q: Tensor) -> Tensor:
-        return q @ self._on(q.device)[0].to(q.dtype)
+        return q @ self.query_map.to(q)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self._on(k.device)[1].to(k.dtype)
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both maps on a device; copied to it once, since a copy synchronises with the device."""
-        if self.query_map.device == device == self.key_map.device:
-            return self.query_map, self.key_map
-        if device not in self._copies:
-            self._copies[device] = self.query_map.to(device), self.key_map.to(device)
-        return self._copies[device]
+        return k @ self.key_map.to(k)
 
 
 @dataclass(frozen=True)
@@ -83,11 +72,8 @@ def closed_form(moments: Moments, rank: int, ridge: float = 1e-6) -> Linear:
 
 
 def pca(moments: Moments, rank: int) -> Linear:
-    """Queries and keys both projected on the R directions in which the keys are largest.
-
-    The eigenvectors of the keys' second moment, not centred. The paper's Section 4 compares its
-    maps with this.
-    """
+    """Queries and keys both projected on the R directions in which the keys are largest, the
+    eigenvectors of their second moment, not centred. Section 4 compares with this."""
     _, vectors = torch.linalg.eigh(_means(moments)[1])
     directions = vectors.flip(1)[:, :rank].float()
     return Linear(directions, directions)
@@ -95,7 +81,7 @@ def pca(moments: Moments, rank: int) -> Linear:
 
 @dataclass(frozen=True)
 class ClosedForm(Compressor):
-    """Maps fitted on the document's first tokens during prefill; needs no training.
+    """Projections fitted to the document's first tokens during prefill, without training.
 
     Args:
         rank: R, numbers stored per token and layer.
@@ -111,28 +97,21 @@ class ClosedForm(Compressor):
     def stored_rank(self, folded: int) -> int:
         return min(self.rank, folded)
 
-    def _rank(self, moments: Moments) -> int:
-        assert moments.queries is not None, "no moments"
-        return min(self.rank, moments.queries.shape[0])
-
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return closed_form(moments, self._rank(moments))
+        return closed_form(moments, self.stored_rank(len(_means(moments)[1])))
 
 
 @dataclass(frozen=True)
 class Pca(ClosedForm):
-    """Maps by PCA of the keys, with the settings of `closed-form`."""
+    """Projections by PCA of the keys, with the settings of `closed-form`."""
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        return pca(moments, self._rank(moments))
-
-
-_NO_FILE = "set compressor.file to a file of `esa calibrate`"
+        return pca(moments, self.stored_rank(len(_means(moments)[1])))
 
 
 @dataclass(frozen=True)
 class Learned(Compressor):
-    """Maps from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
+    """Projections from a safetensors file: `layers.{i}.query_map` and `.key_map`, each (F, R).
 
     R may differ from layer to layer. `esa calibrate` writes such files.
     """
@@ -145,21 +124,18 @@ class Learned(Compressor):
 
     @cached_property
     def _contents(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Tensors and metadata of the file."""
         from safetensors import safe_open
-        from safetensors.torch import load_file
 
         try:
-            path = Path(self.file).expanduser()
-        except RuntimeError as error:  # ~somebody who is not a user here
-            raise PresetError(f"no compressor file {self.file}: {error}", _NO_FILE) from error
-        if not path.is_file():
-            raise PresetError(f"no compressor file {path}", _NO_FILE)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-            return load_file(path), metadata
+            with safe_open(Path(self.file).expanduser(), framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, file.metadata() or {}
         except Exception as error:
-            raise PresetError(f"{path} is not a safetensors file: {error}", _NO_FILE) from error
+            raise PresetError(
+                f"the compressor file {self.file} cannot be read: {error}",
+                "set compressor.file to a file of `esa calibrate`",
+            ) from error
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -167,38 +143,30 @@ class Learned(Compressor):
         return self._contents[1]
 
     def fit(self, layer: int, moments: Moments) -> Projection | None:
-        """The file's maps of `layer`.
-
-        Raises:
-            PresetError: the file has none, or two of different shapes.
-        """
+        """The file's pair for `layer`. Raises PresetError: it has none, or two unlike ones."""
         weights = self._contents[0]
-        try:
-            pair = [weights[f"layers.{layer}.{name}"] for name in ("query_map", "key_map")]
-        except KeyError as error:
+        pair = [weights.get(f"layers.{layer}.{name}") for name in ("query_map", "key_map")]
+        maps = [one for one in pair if one is not None]
+        shapes = [tuple(one.shape) for one in maps]
+        if len(maps) < 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
             raise PresetError(
-                f"{self.file} has no {error.args[0]}", "it was made for another model"
-            ) from error
-        if pair[0].shape != pair[1].shape or pair[0].ndim != 2:
-            shapes = " and ".join(str(tuple(map_.shape)) for map_ in pair)
-            raise PresetError(
-                f"{self.file}: layer {layer} must have two maps of one shape, got {shapes}",
-                "`esa calibrate` writes such files",
+                f"{self.file} must have two maps of one shape for layer {layer}, got {shapes}",
+                "make the file for this model with `esa calibrate`",
             )
-        return Linear(*pair)
+        return Linear(*maps)
 
 
 def save_learned(
     path: str | Path, layers: list[Linear], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes the file of `Learned`: one pair of maps for each layer, and metadata."""
+    """Writes the file of `Learned`: one pair of projections for each layer, and metadata."""
     from safetensors.torch import save_file
 
     save_file(map_tensors(layers), str(path), metadata=metadata)
 
 
 def map_tensors(layers: Sequence[Linear | None]) -> dict[str, Tensor]:
-    """The maps as named tensors for safetensors; a layer with None has none."""
+    """Projections as named tensors for safetensors; a layer with None has none."""
     pairs = [(f"layers.{i}", maps) for i, maps in enumerate(layers) if maps is not None]
     named = {f"{name}.query_map": maps.query_map for name, maps in pairs}
     named |= {f"{name}.key_map": maps.key_map for name, maps in pairs}

@@ -1,16 +1,14 @@
-"""Attention with its log-sum-exp: four kernels, and the choice of one by name or by the tensors.
+"""Attention with its log-sum-exp: three kernels, and the choice of one by name or by the tensors.
 
 A kernel takes q (H, C, D), k and v (G, N, D), query head h reading key head h // (H / G), and
 returns out (H, C, D) in the dtype of q and lse (H, C) in float32, the log of the softmax's
-denominator. Causal attention is for a chunk with itself, C = N.
+denominator. Causal attention is for a chunk with itself, C = N. A soft cap of 0 is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,31 +18,31 @@ from esa_cli.attention.rope import Rope
 from esa_cli.attention.step import Positions
 from esa_cli.errors import UsageError
 
-FLASH_WIDTH = 256
-"""Most dimensions of a head in torch's flash attention; they are a multiple of 8."""
 AT_ONCE = 128
 """Most queries in a block of `attend_within`."""
 
 Output = tuple[Tensor, Tensor]
+"""Output (H, C, D) and log-sum-exp (H, C)."""
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
-) -> Output:
-    """softmax(scale * q k^T) v in plain operations, computed in float32; other kernels are tested
-    against it. With N = 0, out is 0 and lse is -inf.
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0,
+    seen: Tensor | None = None,
+) -> Output:  # fmt: skip
+    """softmax(scale * q k^T) v in plain float32 operations; other kernels are tested against it.
+    Without keys, outputs are 0 and log-sum-exps -inf.
 
     Args:
-        cap: soft cap of the logits x, which become cap * tanh(x / cap) (Gemma 2); 0: none.
         causal: query i sees the first N - C + i + 1 keys (the last query sees all of them).
+        cap: soft cap of the logits; 0: none. seen: (C, N) bool, the keys that each query sees.
     """
-    repeat = q.shape[0] // k.shape[0]
-    keys, values = (x.repeat_interleave(repeat, dim=0).float() for x in (k, v))
+    keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     logits = soft_capped(q.float() @ keys.transpose(1, 2) * scale, cap)
     if causal:
         c, n = logits.shape[1:]
-        later = torch.ones(c, n, dtype=torch.bool, device=q.device).triu(n - c + 1)
-        logits = logits.masked_fill(later, float("-inf"))
+        seen = torch.ones(c, n, dtype=torch.bool, device=q.device).tril(n - c)
+    if seen is not None:
+        logits = logits.masked_fill(~seen, float("-inf"))
     lse = logits.logsumexp(dim=-1)
     weights = torch.nan_to_num(torch.exp(logits - lse[..., None]), nan=0.0)
     return (weights @ values).to(q.dtype), lse
@@ -52,10 +50,7 @@ def reference(
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> list[Tensor]:
     """Queries, keys and values of as many heads, each with a batch axis, for torch's operators.
-
-    Without a mask the queries of one key head are independent of each other, so a group's H / G
-    query heads are laid end to end and the keys are never repeated.
-    """
+    Without a mask a group's H / G query heads are laid end to end, and keys are never repeated."""
     (heads, count, dim), groups = q.shape, k.shape[0]
     if not causal:
         return [q.reshape(1, groups, heads // groups * count, dim), k[None], v[None]]
@@ -72,10 +67,9 @@ def torch_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Ou
 
 
 def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Output:
-    """torch's private operators on a GPU: flash for half precision, memory-efficient for float32,
-    wide heads, and GPUs before Ampere."""
+    """torch's flash attention in half precision, else its memory-efficient one, on a GPU."""
     query, keys, values = _grouped(q, k, v, causal)
-    if fits_flash(q):
+    if _fits_flash(q):
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = flash(query, keys, values, 0.0, causal, False, scale=scale)
     else:
@@ -85,137 +79,72 @@ def torch_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> O
     return out[0].reshape(q.shape), lse[0, :, : query.shape[2]].reshape(q.shape[:2]).float()
 
 
-@cache
-def capability(device: torch.device) -> int:
-    """Major compute capability: 8 Ampere and Ada, 9 Hopper, 10 to 12 Blackwell."""
-    return torch.cuda.get_device_capability(device)[0]
-
-
-def fits_flash(q: Tensor) -> bool:
+def _fits_flash(q: Tensor) -> bool:
     """Whether flash attention takes q (H, C, D): in half precision, D up to 256, since Ampere."""
-    half = q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16)
-    width = q.shape[-1]
-    return half and width <= FLASH_WIDTH and width % 8 == 0 and capability(q.device) >= 8
-
-
-@cache
-def flash_attn_func() -> Callable[..., Any] | None:
-    """flash-attn 4's function; None where the package is missing or built for another torch."""
-    try:
-        function: Callable[..., Any] = import_module("flash_attn.cute").flash_attn_func
-    except Exception:  # Just-in-time packages fail to load in many ways.
-        return None
-    return function
-
-
-def _flash_attn_usable(q: Tensor) -> bool:
-    """Whether it runs q (H, C, D): on Hopper and Blackwell; the latter with D to 128, or 256."""
-    if not fits_flash(q) or not 9 <= capability(q.device) <= 11:
-        return False
-    if capability(q.device) >= 10 and 128 < q.shape[-1] < 256:
-        return False
-    return flash_attn_func() is not None
-
-
-def flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, cap: float = 0.0
-) -> Output:
-    """flash-attn 4, the extra `flash`. It takes (batch, tokens, heads, D), with fewer key heads
-    than query heads, and returns the output likewise and the lse (batch, heads, tokens)."""
-    function = flash_attn_func()
-    assert function is not None, "chosen only where it is installed"
-    batch = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out, lse, *_ = function(
-        *batch, softmax_scale=scale, causal=causal, softcap=cap, return_lse=True
-    )
-    return out[0].transpose(0, 1), lse[0].float()
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    new = torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return half and new and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 class Kernel(NamedTuple):
+    """Computes attention on a type of device, or any (None); `caps`: also with soft caps."""
+
     attend: Callable[..., Output]
-    usable: Callable[[Tensor], bool]
+    device: str | None
     caps: bool = False
-    """Whether it computes soft caps, by the argument `cap`."""
+
+    def runs_on(self, device: str) -> bool:
+        """Whether the kernel runs on a type of device."""
+        return self.device in (None, device)
 
 
 KERNELS: dict[str, Kernel] = {
-    "torch-cuda": Kernel(torch_cuda, lambda q: q.device.type == "cuda"),
-    "flash-attn": Kernel(flash_attn, _flash_attn_usable, caps=True),
-    "torch-cpu": Kernel(torch_cpu, lambda q: q.device.type == "cpu"),
-    "reference": Kernel(reference, lambda q: True, caps=True),
+    "torch-cuda": Kernel(torch_cuda, "cuda"),
+    "torch-cpu": Kernel(torch_cpu, "cpu"),
+    "reference": Kernel(reference, None, caps=True),
 }
 """In order of preference."""
-BY_NAME = ("flash-attn",)
-"""Kernels that `auto` leaves out, because they were never run where they are meant to run."""
 
 
 def choose(q: Tensor, name: str = "auto", cap: float = 0.0) -> str:
-    """The name of the kernel for queries like q, and a soft cap of the logits where it is not 0.
-
-    Raises:
-        UsageError: the kernel is unknown, cannot run on this device and dtype, or computes no soft
-            cap.
-    """
+    """Returns the name of the kernel that computes attention of queries like q. Raises UsageError:
+    the named one is unknown, cannot run on this device, or computes no soft cap."""
+    usable = [
+        key
+        for key, kernel in KERNELS.items()
+        if kernel.runs_on(q.device.type) and (kernel.caps or not cap)
+    ]
     if name == "auto":
-        return next(
-            key
-            for key, kernel in KERNELS.items()
-            if key not in BY_NAME and (kernel.caps or not cap) and kernel.usable(q)
-        )
+        return usable[0]
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", f"known: auto, {', '.join(KERNELS)}")
-    if not KERNELS[name].usable(q):
-        where = f"{q.device.type} in {str(q.dtype).removeprefix('torch.')}"
+    if name not in usable:
+        where = q.device.type + (" with the model's soft cap of logits" if cap else "")
         raise UsageError(f"kernel {name!r} cannot run on {where}", "try --set kernel=auto")
-    if cap and not KERNELS[name].caps:
-        raise UsageError(
-            f"kernel {name!r} computes no soft cap of logits, which this model has",
-            "try --set kernel=auto",
-        )
     return name
 
 
 def available() -> dict[str, bool]:
-    """Which kernels this machine can run, for `esa doctor`."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    probe = torch.empty(1, 1, 64, device=device, dtype=torch.bfloat16)
-    on_cpu = torch.empty(1, 1, 64)
-    return {key: kernel.usable(probe) or kernel.usable(on_cpu) for key, kernel in KERNELS.items()}
+    """Whether this machine can run each kernel, for `esa doctor`."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return {key: any(map(kernel.runs_on, devices)) for key, kernel in KERNELS.items()}
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    kernel: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, kernel: str = "auto",
     cap: float = 0.0,
-) -> Output:
-    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel.
-
-    Args:
-        q: (H, C, D). k, v: (G, N, D). causal needs C = N. cap: soft cap of the logits; 0: none.
-    """
+) -> Output:  # fmt: skip
+    """softmax(scale * q k^T) v and its log-sum-exp, by the named kernel."""
     if not k.shape[1]:  # flash attention returns +inf there
         kernel = "reference"
-    chosen = KERNELS[choose(q, kernel, cap)]
-    if cap:
-        return chosen.attend(q, k, v, causal, scale, cap=cap)
-    return chosen.attend(q, k, v, causal, scale)
+    capped = {"cap": cap} if cap else {}
+    return KERNELS[choose(q, kernel, cap)].attend(q, k, v, causal, scale, **capped)
 
 
 def attend_within(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    at: Positions,
-    limit: int,
-    rope: Rope,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, at: Positions, limit: int, rope: Rope, scale: float,
     cap: float = 0.0,
-) -> Output:
+) -> Output:  # fmt: skip
     """Causal attention at distances min(query - key, limit), for ReRoPE.
 
     Logits within the limit come from true positions, the others from queries at `limit` and keys
@@ -224,9 +153,8 @@ def attend_within(
     Args:
         q, k, v: unrotated. at: positions (C,) and (N,) of queries and keys. limit: in tokens.
     """
-    share = q.shape[0] // k.shape[0]
     query, key = at.query.to(q.device), at.key.to(q.device)
-    keys, values = (x.repeat_interleave(share, dim=0).float() for x in (k, v))
+    keys, values = (x.repeat_interleave(len(q) // len(k), dim=0).float() for x in (k, v))
     inside = rope.rotate(keys, key).transpose(1, 2)
     outside = (keys * rope.gain(keys)).transpose(1, 2)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], device=q.device)

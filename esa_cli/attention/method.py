@@ -1,20 +1,27 @@
-"""A whole method: window sizes and one of each replaceable part."""
+"""A whole method, and what one layer remembers of one document while the method runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
+from esa_cli.attention.algebra import flatten_keys, fold
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.parts import Compressor, PositionEncoding, Score, Selector
+from esa_cli.attention.parts import Compressor, Moments, PositionEncoding, Score, Selector
 from esa_cli.attention.positions import FixedDistance
+from esa_cli.attention.rope import Rope
 from esa_cli.attention.selection import SumScore, TopK
+from esa_cli.attention.step import KVStore, LayerState, Projection
 from esa_cli.attention.window import Window
+from esa_cli.errors import PresetError
 
 
 @dataclass(frozen=True)
 class Method:
-    """Selective attention, fully specified.
+    """Selective attention, fully specified: window sizes and one of each replaceable part.
 
     Args:
         reading: how a document's chunks attend during prefill: `select`, the paper's (selection in
@@ -32,7 +39,132 @@ class Method:
 
     @property
     def fitting(self) -> tuple[Compressor, int | None]:
-        """The settings that determine a prefill's reduced keys: the compressor and, where it is
-        fitted to rotated queries, their distance."""
+        """What a prefill's reduced keys depend on: compressor, and distance of rotated queries."""
         rotated = self.compressor.fit_tokens > 0 and self.score.rotates
         return self.compressor, self.position.distance if rotated else None
+
+
+FETCH_KEPT = 4096
+"""Most far tokens kept from one token of an answer to the next: 6 MB with 3 heads of 64."""
+
+
+@dataclass
+class LayerMemory:
+    """One layer's memory of one document: its store, and the projection fitted during prefill.
+
+    Args:
+        states: the selectors' layer states, by index of the layer and class of selector.
+        projection: the fitted compressor, Eq. (5). fitted: the fit was made, also without one.
+        fetched: positions, keys and values of the far tokens of the answer's last token.
+    """
+
+    layer: int
+    store: KVStore
+    states: dict[Any, LayerState] = field(default_factory=dict)
+    moments: Moments = field(default_factory=Moments)
+    projection: Projection | None = None
+    fitted: bool = False
+    fetched: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Adds the tokens from position `start` on, with unrotated queries q (H, C, D) and keys in
+        the store, to the compressor's moments, until there are `fit_tokens`."""
+        if self.fitted or not method.score.features:
+            return
+        moments = self.moments
+        # Tokens processed again after a crop are not counted twice.
+        q, start = q[:, max(0, moments.seen - start) :], max(start, moments.seen)
+        missing = method.compressor.fit_tokens - moments.count
+        if missing > 0 and q.shape[1]:
+            q = q[:, :missing]
+            stop = start + q.shape[1]
+            if method.score.rotates:
+                q = rope.far_queries(q, method.position.distance)
+            keys, _ = self.store.span(start, stop)
+            moments.add(fold(q.float(), self.store.heads), flatten_keys(keys), stop)
+
+    def project(self, method: Method, upto: int) -> Projection | None:
+        """The layer's projection, with reduced keys, Eq. (6), for every token before `upto`."""
+        if not method.score.features:
+            return None
+        if not self.fitted:
+            self.projection = self._fit_projection(method)
+            self.fitted, self.moments = True, Moments()
+        if self.projection is not None:
+            for _, keys in self.store.key_blocks(self.store.reduced, upto):
+                self.store.append_features(self.projection.keys(flatten_keys(keys)))
+        return self.projection
+
+    def _fit_projection(self, method: Method) -> Projection | None:
+        """The compressor's projection, tried on one key, so that a wrong width is reported here."""
+        projection = method.compressor.fit(self.layer, self.moments)
+        if projection is not None:
+            keys = flatten_keys(self.store.span(0, min(1, len(self.store)))[0])
+            try:
+                projection.keys(keys)
+            except RuntimeError as error:
+                raise PresetError(
+                    f"the compressor's projections for layer {self.layer} must take folded keys of "
+                    f"{keys.shape[1]} dimensions",
+                    "they were made for another model; run `esa calibrate` with this one",
+                ) from error
+        return projection
+
+    def fetch(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (G, K, D) at ascending positions (K,), for one token of an answer.
+
+        Consecutive tokens of an answer mostly attend to the same far tokens, so the last ones are
+        kept; where the store is elsewhere, only others are fetched.
+        """
+        # On a GPU, comparing synchronises; so does gathering, once, and it copies little.
+        if at.shape[0] > FETCH_KEPT or (at.is_cuda and self.store.resident):
+            return self.store.gather(at)
+        if self.fetched is None or self.store.resident or not self.fetched[0].numel():
+            if self.fetched is None or not torch.equal(self.fetched[0], at):
+                self.fetched = (at, *self.store.gather(at))
+            return self.fetched[1:]
+        last, keys, values = self.fetched
+        place = torch.searchsorted(last, at).clamp(max=last.shape[0] - 1)
+        (new,) = (last[place] != at).nonzero(as_tuple=True)
+        if 2 * new.shape[0] > at.shape[0]:
+            keys, values = self.store.gather(at)
+        elif new.shape[0] or last.shape != at.shape:
+            keys, values = keys.index_select(1, place), values.index_select(1, place)
+            if new.shape[0]:
+                new_keys, new_values = self.store.gather(at[new])
+                keys.index_copy_(1, new, new_keys)
+                values.index_copy_(1, new, new_values)
+        self.fetched = (at, keys, values)
+        return keys, values
+
+    def crop(self, tokens: int) -> None:
+        """Removes the last -tokens tokens (negative); the fitted projection stays."""
+        self.release()
+        for state in self.states.values():
+            state.crop(max(0, len(self.store) + tokens))
+        self.store.crop(tokens)  # last: `len` shows whether the crop was interrupted
+
+    def release(self) -> None:
+        """Frees copies of keys and values."""
+        self.fetched = None
+
+
+@dataclass
+class SharedMemory(LayerMemory):
+    """The memory, in one forward call, of a layer that has queries alone, and reads another layer's
+    keys and values (Gemma 3n, 4).
+
+    Args:
+        source: the memory of the layer with keys and values. Store, compressor and the selectors'
+            states, under the index of this layer, are there.
+    """
+
+    source: LayerMemory = field(kw_only=True)
+
+    def learn(self, method: Method, rope: Rope, q: Tensor, start: int) -> None:
+        """Does nothing: the compressor is the source's."""
+
+    def project(self, method: Method, upto: int) -> Projection | None:
+        """The source's projection; None, for whole keys, before the source has selected: this layer
+        may get M earlier, and the compressor would be fitted to fewer tokens."""
+        return self.source.project(method, upto) if self.source.fitted else None

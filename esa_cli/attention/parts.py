@@ -6,20 +6,18 @@ has no state of its own: a selector's is a `LayerState` (one layer) or the turn'
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import to_float64
-from esa_cli.attention.query_state import SurveyComplete
 from esa_cli.attention.step import LayerState, Positions, Projection, Selection, Step
-from esa_cli.errors import EsaError, PluginError
+from esa_cli.attention.window import SurveyComplete
+from esa_cli.errors import EsaError, PluginError, first_line
 from esa_cli.system.machine import memory_ran_out
 
 
@@ -39,19 +37,18 @@ class Moments:
     def add(self, q: Tensor, k: Tensor, seen: int = 0) -> None:
         """Adds folded queries (n, F) and keys (n, F) of the tokens before position `seen`."""
         q, k = to_float64(q), to_float64(k)
-        zeros = torch.zeros(q.shape[1], q.shape[1], dtype=q.dtype, device=q.device)
-        queries = (zeros if self.queries is None else self.queries) + q.T @ q
-        keys = (zeros if self.keys is None else self.keys) + k.T @ k
-        count = self.count + q.shape[0]
+        queries, keys, count = q.T @ q, k.T @ k, self.count + q.shape[0]
+        if self.queries is not None and self.keys is not None:
+            queries, keys = self.queries + queries, self.keys + keys
         # In one statement without calls: an interruption (Ctrl-C) changes all or nothing.
         self.queries, self.keys, self.count, self.seen = queries, keys, count, seen
 
 
-def check_at_least(least: float, **settings: float | None) -> None:
-    """Raises ValueError for a setting below `least`; None is allowed."""
+def check_at_least(minimum: float, **settings: float | None) -> None:
+    """Raises ValueError for a setting below `minimum`; None is allowed."""
     for name, value in settings.items():
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if value is not None and not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_odd(**settings: int) -> None:
@@ -71,8 +68,7 @@ class Score(ABC):
 
     @property
     def rotates(self) -> bool:
-        """Whether queries are rotated to the far distance before they are scored: a compressor is
-        then fitted to rotated queries."""
+        """Whether scores, and a compressor's fit, are of queries rotated to the far distance."""
         return False
 
     @property
@@ -99,8 +95,7 @@ class Selector(ABC):
 
     @property
     def surveys(self) -> bool:
-        """Whether the session passes each question through the model twice, the first time (the
-        survey pass) for this selector alone."""
+        """Whether each question passes the model twice, first (the survey pass) for selection."""
         return False
 
     @property
@@ -114,8 +109,7 @@ class Selector(ABC):
         return 0
 
     def allowance(self, step: Step, budget: int) -> int:
-        """Tokens that this step may select in place of `budget`; more for methods whose first
-        layers, or all, attend to everything."""
+        """Tokens that this step may select in place of `budget`."""
         return budget
 
     @abstractmethod
@@ -144,7 +138,7 @@ class Selector(ABC):
 
 
 class Compressor(ABC):
-    """Makes each layer's projection, Eq. (5): from a file, or from the document's first tokens."""
+    """Makes each layer's projection (Eq. 5), from a file or the document's first tokens."""
 
     fit_tokens: int = 0
     """Tokens of the document that `fit` needs moments of; 0: none."""
@@ -192,19 +186,12 @@ class PositionEncoding(ABC):
 
     @abstractmethod
     def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        """Positions for attention to [L, C].
-
-        Args:
-            local, chunk: tokens in L and C. start: absolute position of the first current token.
-            far: number of far tokens of the same step.
-        """
+        """Positions for attention to [L, C], which have `local` and `chunk` tokens; C begins at
+        position `start`, and the step has `far` far tokens."""
 
     @abstractmethod
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
         """Positions for attention to the far tokens at ascending absolute positions (n,)."""
-
-
-HINT = "`esa plugins check FILE` shows more"
 
 
 def is_builtin(part: object) -> bool:
@@ -213,40 +200,31 @@ def is_builtin(part: object) -> bool:
 
 
 def check_offsets(offsets: Selection, step: Step, budget: int) -> None:
-    """Raises ValueError for a selection outside M, which would read unused memory, or beyond the
-    budget, which would make comparisons worthless."""
-    rows, most = [offsets] if isinstance(offsets, Tensor) else offsets, min(budget, step.middle)
-    for row in rows:
+    """Raises ValueError for a selection outside M or beyond the budget."""
+    limit = min(budget, step.middle)
+    for row in [offsets] if isinstance(offsets, Tensor) else offsets:
         inside = not row.numel() or (int(row[0]) >= 0 and int(row[-1]) < step.middle)
-        if row.shape[0] > most or not inside or bool((row.diff() <= 0).any()):
-            raise ValueError(f"must select ascending offsets below {step.middle}, at most {most}")
+        if row.shape[0] > limit or not inside or bool((row.diff() <= 0).any()):
+            raise ValueError(f"must select ascending offsets below {step.middle}, at most {limit}")
 
 
 @contextmanager
 def blame_plugins(parts: Mapping[str, object]) -> Iterator[None]:
-    """Turns an exception into a PluginError that names the plugin in whose code it was raised, or
-    all plugins among `parts` where it was raised elsewhere, as by a result of a wrong shape.
-
-    Args:
-        parts: by kind; what is no part is ignored.
-    """
+    """Turns an exception into a PluginError that names the plugins among `parts`, by kind."""
     try:
         yield
     except (EsaError, SurveyComplete):
         raise
     except Exception as error:
         bases = (Selector, Score, Compressor, PositionEncoding)
-        plugins = {
-            f"{kind} {type(part).__name__}": type(part).__module__
+        plugins = [
+            f"{kind} {type(part).__name__}"
             for kind, part in parts.items()
             if isinstance(part, bases) and not is_builtin(part)
-        }
+        ]
         if not plugins or memory_ran_out(error):
             raise
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = {frame.f_globals.get("__name__") for frame in frames}
-        names = [name for name, module in plugins.items() if module in modules] or [*plugins]
-        reason = (str(error).splitlines() or [""])[0]
         raise PluginError(
-            f"{' or '.join(names)} fails: {type(error).__name__}: {reason}", HINT
+            f"{' or '.join(plugins)} fails: {type(error).__name__}: {first_line(error)}",
+            "`esa plugins check FILE` shows more",
         ) from error

@@ -5,7 +5,6 @@ They return positions; `layer` rotates queries and keys to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,45 +19,33 @@ ROTATED = "F (I + K + L + C): each key attended to is rotated once"
 
 def consecutive(local: int, chunk: int, first: int = 0) -> Positions:
     """Keys of [L, C] at first, first + 1, ...; the queries have the last C of these."""
-    return Positions(
-        torch.arange(first + local, first + local + chunk),
-        torch.arange(first, first + local + chunk),
-    )
-
-
-def on_one_device(device: torch.device, *positions: Tensor) -> Sequence[Tensor]:
-    """Positions as they are if they lie together, else on `device`.
-
-    Most are made on the CPU and stay there while they are computed with: reading their largest,
-    which rotation does, would synchronise with a GPU.
-    """
-    if len({one.device for one in positions}) == 1:
-        return positions
-    return [one.to(device, non_blocking=True) for one in positions]
+    keys = torch.arange(first, first + local + chunk)
+    return Positions(keys[local:], keys)
 
 
 def token_positions(
     device: torch.device, near: Positions, far: Positions, limit: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys together: far keys
-    are where, seen from the near query's position, they are as far away as the encoding wants them.
-    The smallest is 0, as only differences count and a rotary table has no others below it.
-
-    Args:
-        device: of the query. limit: maximum distance of near keys; None: there is none.
-    """
-    at, positions, *distant = on_one_device(device, *near, *(far if far.key.shape[0] else ()))
+    """Positions (1,) of a single query and (n + l + 1,) of its far and near keys, from 0 on: far
+    keys
+    are as far from it as the encoding wants, near ones at most `limit`, if there is a limit."""
+    positions = [*near, *(far if far.key.shape[0] else ())]
+    # Most are made on the CPU and stay there: rotation reads the largest, which would synchronise
+    # with a GPU.
+    if len({one.device for one in positions}) > 1:
+        positions = [one.to(device, non_blocking=True) for one in positions]
+    query, keys, *distant = positions
     if limit is not None:
-        positions = torch.maximum(positions, at - limit)
+        keys = torch.maximum(keys, query - limit)
     if distant:
-        positions = torch.cat((distant[1] + at - distant[0], positions))
-    base = positions.min()
-    return at - base, positions - base
+        keys = torch.cat((distant[1] + query - distant[0], keys))
+    base = keys.min()
+    return query - base, keys - base
 
 
 @dataclass(frozen=True)
 class FixedDistance(PositionEncoding):
-    """The paper's: far queries at w and far keys at 0, near ones in order (Section 3.2).
+    """The paper's encoding: far queries at w, far keys at 0, near tokens in order (Section 3.2).
 
     Args:
         distance: w, the relative position of every far token.
@@ -70,9 +57,8 @@ class FixedDistance(PositionEncoding):
         return consecutive(local, chunk)
 
     def far(self, at: Tensor, local: int, chunk: int, start: int) -> Positions:
-        return Positions(
-            torch.full((chunk,), self.distance), torch.zeros(at.shape[0], dtype=torch.long)
-        )
+        keys = torch.zeros(at.shape[0], dtype=torch.long)
+        return Positions(torch.full((chunk,), self.distance), keys)
 
 
 @dataclass(frozen=True)

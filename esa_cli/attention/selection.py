@@ -17,12 +17,13 @@ from esa_cli.errors import ModelError
 KEEP_ELEMENTS = 32 << 20
 """Most numbers kept between two passes (128 MB in float32); more are computed twice."""
 
-Block = tuple[int, Tensor]
-Blocks = Iterator[Block]
+Blocks = Iterator[tuple[int, Tensor]]
 """(offset of the first token or page, numbers (..., n) of the n from there on)."""
 
 
-def two_passes(blocks: Callable[[], Blocks], elements: int) -> Callable[[], Iterable[Block]]:
+def two_passes(
+    blocks: Callable[[], Blocks], elements: int
+) -> Callable[[], Iterable[tuple[int, Tensor]]]:
     """Blocks to iterate over twice: kept if they have few numbers, else computed each time.
 
     Args:
@@ -70,10 +71,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
     torch.topk leaves ties to the device; here they are the same everywhere. Raises ModelError: NaN
     is among the scores, so that they have no order.
     """
-    if k >= scores.shape[0]:
-        return torch.arange(scores.shape[0], device=scores.device)
-    if k <= 0:
-        return torch.arange(0, device=scores.device)
+    if k <= 0 or k >= scores.shape[0]:
+        return torch.arange(0 if k <= 0 else scores.shape[0], device=scores.device)
     largest = scores.topk(k).values  # NaN counts as larger than all numbers
     if bool(largest[0].isnan()):
         raise ModelError(

@@ -1,9 +1,8 @@
 """What a method's parts exchange: steps, positions, selections, projections, a layer's store.
 
-A `Step` is the argument of scores and selectors. Blocks of keys keep a step over a million middle
-tokens from building an H x C x M tensor. Scores are computed in float32 whatever the model's dtype:
-a sum over heads in bfloat16 has some dozens of values for thousands of tokens, and in float16 it
-overflows. Shapes in the letters of `esa_cli.attention`; no batch axis: one document, one sequence.
+Scores are computed in blocks of keys, and in float32 whatever the model's dtype: a sum over heads
+in bfloat16 has some dozens of values for thousands of tokens, and in float16 it overflows. Shapes
+in the letters of `esa_cli.attention`, without a batch axis: one document, one sequence.
 """
 
 from __future__ import annotations
@@ -17,8 +16,19 @@ import torch
 from torch import Tensor
 
 from esa_cli.attention.algebra import flatten_keys, fold, soft_capped
-from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.window import QueryState, TurnText
+
+BLOCK_ELEMENTS = 4 << 20
+"""Most scores in one block, over heads, queries and keys (16 MB in float32)."""
+
+Selection = Tensor | list[Tensor]
+"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+
+
+def tokens_per_block(rows: int) -> int:
+    """Tokens in a block of logits with `rows` = H * C."""
+    return max(256, BLOCK_ELEMENTS // max(rows, 1))
 
 
 class Positions(NamedTuple):
@@ -27,11 +37,7 @@ class Positions(NamedTuple):
     query: Tensor
     """(C,) integers or floats, in tokens."""
     key: Tensor
-    """(n,) likewise."""
-
-
-Selection = Tensor | list[Tensor]
-"""(K,) offsets into M, one selection for all heads; or H of them, one for each query head."""
+    """(n,) integers or floats, in tokens."""
 
 
 class LayerState(ABC):
@@ -43,24 +49,23 @@ class LayerState(ABC):
 
 
 class Projection(ABC):
-    """A fitted compressor of one layer (Eq. (5)): linear maps of folded queries and keys."""
+    """A fitted compressor of one layer (Eq. (5)): linear in folded queries and keys."""
 
     @abstractmethod
     def queries(self, q: Tensor) -> Tensor:
-        """(C, F) -> (C, R)."""
+        """Reduced queries, (C, F) -> (C, R)."""
 
     @abstractmethod
     def keys(self, k: Tensor) -> Tensor:
-        """(n, F) -> (n, R)."""
+        """Reduced keys, (n, F) -> (n, R)."""
 
     def at(self, row: int) -> Projection:
-        """The maps that reduced the key of this cached row; concatenated documents have several."""
+        """The projection that reduced this cached key; concatenated documents have several."""
         return self
 
 
 class KVStore(Protocol):
-    """Unrotated keys and values of one layer's N cached tokens: in the device's memory, the host's,
-    or on disk."""
+    """Unrotated keys and values of one layer's N cached tokens, in memory or on disk."""
 
     heads: int
     dim: int
@@ -69,87 +74,47 @@ class KVStore(Protocol):
 
     @property
     def resident(self) -> bool:
-        """Whether all rows are in the memory of the device that computes."""
-        ...
+        """Whether all tokens are in the memory of the device that computes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and reduced keys."""
+
+    @property
+    def reduced(self) -> int:
+        """Number of tokens that have a reduced key."""
 
     def __len__(self) -> int: ...
 
     def append(self, k: Tensor, v: Tensor) -> None:
-        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where the keys are it."""
-        ...
+        """Adds C tokens, k and v (G, C, D), unrotated; v is not stored where keys are `shared`."""
 
     def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Keys and values of [start, stop), each (G, stop - start, D)."""
-        ...
 
     def gather(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values at ascending positions (K,), each (G, K, D)."""
-        ...
 
     def key_blocks(
         self, start: int, stop: int, most: int = ..., groups: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (absolute start, keys (G, n, D)) over [start, stop).
-
-        Args:
-            groups: only of these key/value heads, in this order: (len(groups), n, D).
-        """
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that its rows and reduced keys take, where they are."""
-        ...
-
-    @property
-    def reduced(self) -> int:
-        """How many tokens have a reduced key."""
-        ...
+        """Yields (absolute start, keys (G, n, D)) over [start, stop), of all or some key heads."""
 
     def append_features(self, features: Tensor) -> None:
         """Adds reduced keys (n, R) for the next n tokens without one."""
-        ...
 
     def feature_blocks(
         self, start: int, stop: int, most: int = ...
     ) -> Iterator[tuple[int, Tensor]]:
         """Yields (absolute start, reduced keys (n, R)) over [start, stop)."""
-        ...
 
     def crop(self, tokens: int) -> None:
         """Removes the last -tokens tokens (negative, like transformers' caches)."""
-        ...
-
-
-BLOCK_ELEMENTS = 4 << 20
-"""Most scores in one block, over heads, queries and keys (16 MB in float32)."""
-
-
-class Stateful(Protocol):
-    """The part of `Selector` that `Step` calls."""
-
-    def new_layer_state(self) -> LayerState | None: ...
-
-    def new_turn_state(self) -> Any: ...
-
-
-def tokens_per_block(rows: int) -> int:
-    """Tokens in a block of logits with `rows` = H * C."""
-    return max(256, BLOCK_ELEMENTS // max(rows, 1))
-
-
-class Scoring(Protocol):
-    """The part of `Score` that `Step` needs."""
-
-    @property
-    def last_layer(self) -> int | None: ...
-
-    def scores(self, step: Step) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Step:
-    """A chunk's queries and a layer's middle tokens.
+    """A chunk's queries and a layer's middle tokens: the argument of scores and selectors.
 
     Args:
         layer: index of the layer. layers: indices of the model's layers that run the method,
@@ -160,10 +125,10 @@ class Step:
         local: tokens in L, which ends at `start`.
         distance: query position (keys at 0) of far tokens, from the position encoding.
         scale: the model's factor of q . k. cap: its soft cap of logits; 0: none.
-        score: the preset's.
+        score: the method's `Score`.
         projection: the fitted compressor of this layer, or None.
         decoding: the chunk is one token of an answer.
-        query: the state of the turn. states: the layer states, by class of selector.
+        query: the state of the turn. states: the layer states, by layer and class of selector.
         lse: (H, C) log-sum-exp of the chunk's whole attention; only where a selector observes.
     """
 
@@ -177,19 +142,20 @@ class Step:
     distance: int
     scale: float
     rope: Rope
-    score: Scoring
+    score: Any
     layers: Sequence[int] = ()
     cap: float = 0.0
     projection: Projection | None = None
     decoding: bool = False
     query: QueryState = field(default_factory=QueryState)
-    states: dict[type, LayerState] = field(default_factory=dict)
+    states: dict[Any, LayerState] = field(default_factory=dict)
     lse: Tensor | None = None
 
     @property
     def last_scoring_layer(self) -> int | None:
         """The last layer with scores that are not 0; None: the model's last."""
-        return self.score.last_layer
+        last: int | None = self.score.last_layer
+        return last
 
     @property
     def is_first(self) -> bool:
@@ -207,47 +173,45 @@ class Step:
         return self.high - self.low
 
     def scores(self) -> Tensor:
-        """(M,) of the preset's score."""
-        return self.score.scores(self)
+        """(M,) of the method's score."""
+        scores: Tensor = self.score.scores(self)
+        return scores
 
-    def layer_state(self, selector: Stateful) -> Any:
-        """This selector's state of the layer; new the first time."""
-        kind = type(selector)
-        if kind not in self.states:
-            state = selector.new_layer_state()
-            assert state is not None, f"{kind.__name__} has no new_layer_state"
-            self.states[kind] = state
-        return self.states[kind]
+    def layer_state(self, selector: Any) -> Any:
+        """The state of the layer that a `Selector` keeps; new the first time."""
+        key = self.layer, type(selector)
+        if key not in self.states:
+            self.states[key] = selector.new_layer_state()
+            assert self.states[key] is not None, f"{key[1].__name__} has no new_layer_state"
+        return self.states[key]
 
-    def turn_state(self, selector: Stateful) -> Any:
-        """This selector's state of the turn; new the first time."""
+    def turn_state(self, selector: Any) -> Any:
+        """The state of the turn that a `Selector` keeps; new the first time."""
         if self.query.selector is None:
             self.query.selector = selector.new_turn_state()
         return self.query.selector
 
     @property
     def text(self) -> TurnText | None:
-        """The words of the documents and of the question; None where they are not known (stock
-        `generate`, prefill)."""
+        """Words of documents and question; None: not known (stock `generate`, prefill)."""
         return self.query.text
 
     @property
     def own(self) -> Tensor | None:
-        """(C,) bool: current tokens inside the question span; None where it is not known (stock
-        `generate`, prefill)."""
-        return None if self.query.question is None else self._between(*self.query.question)
+        """(C,) bool: current tokens inside the question span; None where it is not known."""
+        return None if self.query.question is None else self._is_within(*self.query.question)
 
     @property
     def around(self) -> Tensor | None:
         """(C,) bool: prompt tokens outside the question span, without the answer prefix."""
-        own = self.own
-        stop = self.start + self.queries.shape[1]
-        end = stop if self.query.answer_start is None else self.query.answer_start
-        return None if own is None else self._between(0, end) & ~own
+        own, end = self.own, self.query.answer_start
+        if own is None:
+            return None
+        return ~own if end is None else self._is_within(0, end) & ~own
 
-    def _between(self, first: int, last: int) -> Tensor:
-        stop = self.start + self.queries.shape[1]
-        at = torch.arange(self.start, stop, device=self.queries.device)
+    def _is_within(self, first: int, last: int) -> Tensor:
+        """(C,) bool: current tokens at positions [first, last)."""
+        at = torch.arange(self.queries.shape[1], device=self.queries.device) + self.start
         return (at >= first) & (at < last)
 
     def rotated(self, rotate: bool) -> Tensor:
@@ -258,94 +222,81 @@ class Step:
     def head_logits(
         self, rotate: bool, heads: Sequence[int] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, scale * q_h . k_g(h)) in blocks (H, C, n).
-
-        Args:
-            heads: only of these query heads, in this order; None: of all.
-        """
-        q = self.rotated(rotate)
-        rows = (q.shape[0] if heads is None else len(heads)) * q.shape[1]
-        # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
-        groups = None if heads is None else self._groups(heads)
-        for at, keys in self.store.key_blocks(self.low, self.high, tokens_per_block(rows), groups):
+        """Yields (offset into M, scale * q_h . k_g(h) (H, C, n)) in blocks, of all or some
+        heads."""
+        q, groups = self.rotated(rotate), None
+        if heads is not None:
+            # Keys of these heads' groups only: on disk the others are not converted from 8 bits.
+            share = q.shape[0] // self.store.heads
+            groups = sorted({head // share for head in heads})
+        block = tokens_per_block((q.shape[0] if heads is None else len(heads)) * q.shape[1])
+        for at, keys in self.store.key_blocks(self.low, self.high, block, groups):
             yield at - self.low, self._logits(q, keys, heads, groups)
 
     def head_logits_at(
         self, offsets: Tensor, rotate: bool, heads: Sequence[int] | None = None
     ) -> Tensor:
-        """Logits (H, C, K) of the middle tokens at ascending offsets (K,); `heads` as above."""
+        """Logits (H, C, K) of all or some heads for middle tokens at ascending offsets (K,)."""
         keys, _ = self.store.gather(offsets + self.low)
         return self._logits(self.rotated(rotate), keys, heads)
-
-    def _groups(self, heads: Sequence[int]) -> list[int]:
-        """The key/value heads that some query heads read, ascending."""
-        each = self.queries.shape[0] // self.store.heads
-        return sorted({head // each for head in heads})
 
     def _logits(
         self, q: Tensor, keys: Tensor, heads: Sequence[int] | None, groups: list[int] | None = None
     ) -> Tensor:
         """(H, C, D) queries, unscaled, and keys (G, n, D), or those of `groups` -> (H, C, n)."""
         count, chunk, dim = q.shape
-        q, keys = q.float(), keys.float()
+        q, keys = q.float() * self.scale, keys.float()
         if heads is None:
-            grouped = (q * self.scale).reshape(self.store.heads, -1, dim)
-            logits = (grouped @ keys.transpose(1, 2)).view(count, chunk, -1)
-            return soft_capped(logits, self.cap)
-        of = range(self.store.heads) if groups is None else groups
-        rows = [keys[of.index(head // (count // self.store.heads))] for head in heads]
+            logits = q.reshape(self.store.heads, -1, dim) @ keys.transpose(1, 2)
+            return soft_capped(logits.view(count, chunk, -1), self.cap)
+        known, share = groups or range(self.store.heads), count // self.store.heads
         # Head by head: indexing by a tensor would copy a group's keys for each of its heads.
-        logits = torch.stack([q[h] * self.scale @ k.T for h, k in zip(heads, rows, strict=True)])
+        logits = torch.stack([q[head] @ keys[known.index(head // share)].T for head in heads])
         return soft_capped(logits, self.cap)
 
     def sums(self, rotate: bool) -> Iterator[tuple[int, Tensor]]:
-        """Yields (offset into M, f_s(m; c)) of Eq. (3), or (6) of reduced keys, in
-        blocks (C, n)."""
+        """Yields (offset into M, f_s(m; c) (C, n)), Eq. (3), or (6) where keys are reduced."""
         q = fold(self.rotated(rotate).float(), self.store.heads)
-        most = tokens_per_block(self.queries.shape[1])
+        block = tokens_per_block(self.queries.shape[1])
         if self.projection is None:
-            for at, keys in self.store.key_blocks(self.low, self.high, most):
+            for at, keys in self.store.key_blocks(self.low, self.high, block):
                 yield at - self.low, q @ flatten_keys(keys).float().T
             return
-        maps: Projection | None = None
-        for at, features in self.store.feature_blocks(self.low, self.high, most):
-            if (block_maps := self.projection.at(at)) is not maps:  # another document's
-                maps, reduced = block_maps, block_maps.queries(q)
+        known: Projection | None = None
+        for at, features in self.store.feature_blocks(self.low, self.high, block):
+            if (maps := self.projection.at(at)) is not known:  # another document's
+                known, reduced = maps, maps.queries(q)
             yield at - self.low, reduced @ features.float().T
 
 
-@dataclass(frozen=True)
-class ChunkTrace:
-    """The tokens that one chunk of one layer attended to, with positions and queries.
+@dataclass(frozen=True, kw_only=True)
+class ChunkTrace(Step):
+    """A step after selection: the tokens that one chunk of one layer attends to, and where. Where
+    `decoding`, the chunk may be several tokens of an answer that attend to the same far ones.
 
     Args:
-        layer: index of the layer. start, stop: absolute positions of the chunk's tokens.
-        initial, local: tokens in I and L. far: absolute positions (n,) of I and the selected
-            tokens, or one such tensor for each query head.
+        far: absolute positions (n,) of I and the selected tokens, or one such tensor for each query
+            head.
         near_positions: of [L, C]. far_positions: of each tensor of `far`.
-        queries: (H, C, D), unrotated; scaled: the same times `query_scale`.
-        max_distance: see `PositionEncoding`. rope, scale, cap: of the layer.
-        lse: (H, C) log-sum-exp of the whole attention. decoding: the chunk is an answer's token, or
-            several of them, which all attended to the same far ones.
+        scaled: the queries times `query_scale`. max_distance: see `PositionEncoding`.
     """
 
-    layer: int
-    start: int
-    stop: int
-    initial: int
-    local: int
     far: Selection
     near_positions: Positions
     far_positions: Sequence[Positions]
-    queries: Tensor
     scaled: Tensor
     max_distance: int | None
-    rope: Rope
-    scale: float
-    cap: float
-    store: KVStore
     lse: Tensor
-    decoding: bool
+
+    @property
+    def stop(self) -> int:
+        """Absolute position after the chunk's last token."""
+        return self.start + self.queries.shape[1]
+
+    @property
+    def initial(self) -> int:
+        """Tokens in I."""
+        return self.low
 
     @property
     def far_rows(self) -> Sequence[Tensor]:

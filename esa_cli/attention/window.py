@@ -1,14 +1,102 @@
-"""Window sizes of a method, and the chunks into which a forward call is cut by them.
+"""Window sizes, the state of one turn, and the chunks into which a forward call is cut.
 
-Without torch, so that presets are checked quickly.
+Imports no torch, so that presets are checked quickly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
 
-from esa_cli.attention.query_state import Phase, QueryState
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class TurnText:
+    """The text of the documents by token, and the question's.
+
+    Args:
+        question: the question's own words, without the prompt around them.
+        pieces: returns the text of each token of the documents; later tokens have none.
+        kept: results of `once` by key, as long as the documents are cached.
+    """
+
+    question: str
+    pieces: Callable[[], Sequence[str]]
+    kept: MutableMapping[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Returns what `compute` returned the first time for this key, such as an index of the
+        documents for all layers and later questions."""
+        if key not in self.kept:
+            self.kept[key] = compute()
+        value: T = self.kept[key]
+        return value
+
+
+class Phase(Enum):
+    """Which chunks of a forward call select middle tokens."""
+
+    AUTO = "auto"
+    """The last one, which is assumed to contain the question. For stock `generate`."""
+    PREFILL = "prefill"
+    """None, unless `Method.reading` is `select`."""
+    QUESTION = "question"
+    """All. Single tokens from `answer_start` on are the answer's."""
+
+
+class SurveyComplete(Exception):
+    """Ends the survey pass, the first of a question's two passes, after the last scoring layer."""
+
+
+@dataclass
+class QueryState:
+    """The state of one turn, shared by all layers.
+
+    Args:
+        turn_start: position at which the turn begins, earlier turns of a conversation included;
+            None: where the first chunk of phase QUESTION begins.
+        question: positions [first, last) of the question span; None: not known.
+        answer_start: position at which the answer begins; None: not known.
+        surveying: this is the survey pass.
+        trace: called with each chunk's `ChunkTrace`.
+        text: the words of the turn; None: not known (stock `generate`, prefill).
+        dense: the question was processed with full attention, so its answer is, too.
+        stop: position after the last token processed.
+        selector: the selector's turn state, see `Selector.new_turn_state`.
+    """
+
+    phase: Phase = Phase.AUTO
+    turn_start: int | None = None
+    question: tuple[int, int] | None = None
+    answer_start: int | None = None
+    surveying: bool = False
+    trace: Callable[[Any], None] | None = None
+    text: TurnText | None = field(default=None, repr=False)
+    dense: bool = False
+    stop: int = 0
+    selector: Any = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One chunk [start, stop) of a forward call, absolute positions.
+
+    Args:
+        select: the chunk attends to selected middle tokens. decoding: it is a token of the answer.
+    """
+
+    start: int
+    stop: int
+    select: bool
+    decoding: bool = False
+
+    @property
+    def size(self) -> int:
+        """Tokens of the chunk, C."""
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -17,12 +105,11 @@ class Window:
 
     Args:
         initial: l_I, the document's first tokens; always attended to.
-        selected: k, middle tokens chosen in each step.
+        selected: k, middle tokens selected in each step.
         local: l_L, the tokens right before the current ones; always attended to.
         chunk: l_C, current tokens that share one selection; longer inputs are cut into chunks.
-        ending: tokens at the document's end that stay in view while a question about it is read and
-            answered; question and answer themselves always do. None: the paper's rule, the l_L
-            tokens before the current ones, whatever they are.
+        ending: tokens at the document's end that a question and its answer attend to, besides
+            themselves. None: the paper's rule, the l_L tokens before the current ones.
         dense: while at most this many tokens are cached, attention is full and causal at true
             positions. None: l_I + k + l_L, that is, while everything fits.
     """
@@ -36,9 +123,9 @@ class Window:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 1 if name == "chunk" else 0
-            if value is not None and value < least:
-                raise ValueError(f"window.{name} must be at least {least}, got {value}")
+            minimum = 1 if name == "chunk" else 0
+            if value is not None and value < minimum:
+                raise ValueError(f"window.{name} must be at least {minimum}, got {value}")
 
     @property
     def budget(self) -> int:
@@ -47,80 +134,40 @@ class Window:
 
     @property
     def dense_below(self) -> int:
+        """Cached tokens up to which attention is full."""
         return self.budget if self.dense is None else self.dense
 
+    def is_dense(self, start: int) -> bool:
+        """Whether a chunk that begins at position `start` attends to all cached tokens."""
+        return start <= self.dense_below
 
-@dataclass(frozen=True)
-class Chunk:
-    """One chunk [start, stop) of a forward call, absolute positions.
+    def cut_chunks(self, reading: str, start: int, stop: int, query: QueryState) -> Iterator[Chunk]:
+        """Cuts a forward call over [start, stop) into chunks of at most l_C, a short one first."""
+        count, size = stop - start, self.chunk
+        if query.surveying and not self.is_dense(start):
+            # One chunk: scores of the question's words are compared with those of the prompt.
+            size = count
+        asking = query.phase is Phase.QUESTION
+        answering = asking and (query.answer_start is None or start >= query.answer_start)
+        decoding = count == 1 and (answering or query.phase is Phase.AUTO)
+        low, high = start, start + (count - 1) % size + 1
+        while low < stop:
+            last = query.phase is Phase.AUTO and high == stop
+            select = asking or reading == "select" or last
+            yield Chunk(low, high, select, decoding)
+            low, high = high, high + size
 
-    Args:
-        select: it attends to selected middle tokens. decoding: it is one token of the answer.
-    """
+    def count_local(self, chunk: Chunk, query: QueryState) -> int:
+        """l_L of a chunk.
 
-    start: int
-    stop: int
-    select: bool
-    decoding: bool = False
-
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
-
-
-def chunks(
-    start: int, stop: int, size: int, last: bool, every: bool, answering: bool = True
-) -> Iterator[Chunk]:
-    """Cuts [start, stop) into chunks of at most `size`, the short one first.
-
-    Args:
-        last: the last chunk selects (it holds the question). every: all chunks select.
-        answering: a call of one token is a token of the answer.
-    """
-    low = start
-    high = start + ((stop - start - 1) % size) + 1
-    while low < stop:
-        select = every or (last and high == stop)
-        yield Chunk(low, high, select, decoding=answering and stop - start == 1)
-        low, high = high, high + size
-
-
-def chunks_of(
-    window: Window, reading: str, start: int, stop: int, query: QueryState
-) -> Iterator[Chunk]:
-    """The chunks of a forward call over [start, stop), by the phase of the turn.
-
-    Args:
-        reading: see `Method`.
-    """
-    asking = query.phase is Phase.QUESTION
-    size, last = window.chunk, query.phase is Phase.AUTO
-    if query.surveying and not is_dense(window, start):
-        # One chunk: scores of the question's words are compared with those of the prompt around.
-        size = stop - start
-    # A question may be a single token, too; the session says where its answer begins.
-    answering = last
-    if asking:
-        answering = query.answer_start is None or start >= query.answer_start
-    return chunks(start, stop, size, last, asking or reading == "select", answering)
-
-
-def is_dense(window: Window, start: int) -> bool:
-    """Whether a chunk that starts at `start` attends to everything cached."""
-    return start <= window.dense_below
-
-
-def local_tokens(window: Window, chunk: Chunk, query: QueryState) -> int:
-    """l_L of a chunk.
-
-    If the question was processed with full attention, so is its whole answer, even when it grows
-    past `window.dense`; otherwise the document would drop out of view in mid-answer. With
-    `window.ending`, L begins that many tokens before the turn and contains question and answer.
-    """
-    start = chunk.start
-    if is_dense(window, start) or (chunk.decoding and query.dense):
-        return start
-    turn = query.turn_start if query.phase is Phase.QUESTION else None
-    if turn is None or window.ending is None or start < turn:
-        return min(window.local, start)
-    return min(start, start - turn + window.ending)
+        If the question was processed with full attention, so is its whole answer, even when it
+        grows past `dense`; otherwise the document would drop out of view in mid-answer. With
+        `ending`, L begins that many tokens before the turn and contains question and answer.
+        """
+        start = chunk.start
+        if self.is_dense(start) or (chunk.decoding and query.dense):
+            return start
+        turn = query.turn_start if query.phase is Phase.QUESTION else None
+        if turn is None or self.ending is None or start < turn:
+            return min(self.local, start)
+        return min(start, start - turn + self.ending)

@@ -17,11 +17,10 @@ from esa_cli.attention import parts
 from esa_cli.attention.algebra import flatten_keys, fuse
 from esa_cli.attention.compression import Linear
 from esa_cli.attention.kernels import reference
-from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import Positions, Projection, Step
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import QueryState, TurnText, Window
 from esa_cli.errors import NOT_BLAMED, PluginError
 from esa_cli.methods import registry
 from esa_cli.methods.plugin_loading import load_file, load_installed

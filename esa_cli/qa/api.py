@@ -239,7 +239,7 @@ class Esa:
     def interruptible(self, on_step: Callable[[], None]) -> AbstractContextManager[None]:
         """A context in which `on_step` is called before each layer of the model; its exceptions end
         an ingest or answer and pass through, and the model stays usable."""
-        from esa_cli.models.text_passes.layer_calls import before_each_layer
+        from esa_cli.models.text_passes.text_forward import before_each_layer
 
         return before_each_layer(self.loaded.text_model, on_step)
 

@@ -78,7 +78,4 @@ def test_fusion_of_parts_is_the_whole(kernel: str) -> None:
 
 
 def test_torchs_public_kernel_is_there() -> None:
-    found = available()
-    assert found["torch-cuda"]
-    if torch.cuda.get_device_capability()[0] >= 8:
-        assert found["torch-varlen"]
+    assert all(available().values())

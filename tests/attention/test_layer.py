@@ -6,6 +6,7 @@ the fitted compressor is taken from the memory, since its fit has its own tests.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,15 +17,12 @@ from conftest import build_rope
 
 from esa_cli.attention.compression import ClosedForm, Learned, Linear, NoCompression, save_learned
 from esa_cli.attention.layer import Attention
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.parts import PositionEncoding
+from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.rope import Angles, Rope
 from esa_cli.attention.selection import SumScore, TopK
-from esa_cli.attention.step import LayerState, Positions, Step
-from esa_cli.attention.window import Chunk, Window, chunks
+from esa_cli.attention.step import ChunkTrace, LayerState, Step
+from esa_cli.attention.window import Chunk, Phase, QueryState, Window
 from esa_cli.methods.voting import VoteScore
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -221,48 +219,6 @@ def test_one_chunk_alone(position: str, start: int) -> None:
         close(got, torch.tensor(want))
 
 
-@pytest.mark.parametrize("score", ["sum", "vote"])
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("start", [5, 20, 37])
-def test_decode_is_the_general_path(
-    monkeypatch: pytest.MonkeyPatch, position: str, score: str, start: int
-) -> None:
-    """One query, computed once as a decode step and once as a chunk that happens to be one long."""
-    layer = new_layer(38)
-    attention = attention_of(method_of(position, score))
-    layer.memory.store.append(layer.k[:, : start + 1], layer.v[:, : start + 1])
-    q, plan = layer.q[:, start : start + 1], Chunk(start, start + 1, True)
-    decoded = attention.attend_chunk(layer.memory, q, plan, QueryState())
-
-    def as_a_chunk(
-        memory: LayerMemory,
-        q: torch.Tensor,
-        chunk: Chunk,
-        local: int,
-        far: torch.Tensor,
-        *_: Positions,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        start = chunk.start
-        # Two copies of the query at the same place: the second's extra key is cut off below.
-        place = attention.method.position.near(local, 1, start, far.shape[0])
-        keys, values = memory.store.span(start - local, start + 1)
-        parts = [(attention.rope.rotate(keys, place.key), values, place.query)]
-        if far.shape[0]:
-            where = attention.method.position.far(far, local, 1, start)
-            far_keys, far_values = memory.store.gather(far)
-            parts.append((attention.rope.rotate(far_keys, where.key), far_values, where.query))
-        logits = [
-            attention.rope.rotate(q, query) @ key.repeat_interleave(3, 0).transpose(1, 2) * SCALE
-            for key, _, query in parts
-        ]
-        values = torch.cat([value for _, value, _ in parts], 1).repeat_interleave(3, 0)
-        together = torch.cat(logits, 2)
-        return together.softmax(-1) @ values, together.logsumexp(-1)
-
-    monkeypatch.setattr(attention, "_attend_token", as_a_chunk)
-    close(decoded, attention.attend_chunk(layer.memory, q, plan, QueryState()))
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("rank", [None, 5])
 def test_fed_in_pieces(position: str, rank: int | None) -> None:
@@ -314,30 +270,38 @@ def test_crop_and_replay(position: str, rank: int | None) -> None:
     close(layer.feed(attention, 38), layer.in_loops(method, 25, 38))
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "size", "want"),
-    [
-        (0, 12, 5, [(0, 2), (2, 7), (7, 12)]),
-        (3, 13, 5, [(3, 8), (8, 13)]),
-        (3, 4, 5, [(3, 4)]),
-        (3, 8, 5, [(3, 8)]),
-        (0, 3, 1, [(0, 1), (1, 2), (2, 3)]),
-        (7, 7, 5, []),
-    ],
-)
-def test_chunks_put_the_short_one_first(
-    start: int, stop: int, size: int, want: list[tuple[int, int]]
-) -> None:
-    for last in (False, True):
-        for every in (False, True):
-            plans = list(chunks(start, stop, size, last, every))
-            assert [(plan.start, plan.stop) for plan in plans] == want
-            selecting = [plan.select for plan in plans]
-            if every:
-                assert all(selecting)
-            else:
-                assert not any(selecting[:-1])
-                assert selecting[-1:] == ([last] if want else [])
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("reading", ["select", "local"])
+@pytest.mark.parametrize("answer_start", [None, 0, 7, 8, 30])
+def test_chunks_are_cut_from_the_end(phase: Phase, reading: str, answer_start: int | None) -> None:
+    """Tokens counted from the end of the call, `chunk` at a time, so that the first is the short
+    one; which chunks select, and which one is a token of the answer."""
+    window = replace(WINDOW, dense=20)
+    cases = itertools.product((0, 3, 7, 8, 21), (0, 1, 2, 5, 6, 17), (1, 5), (False, True))
+    for start, count, size, surveying in cases:
+        stop = start + count
+        query = QueryState(phase, answer_start=answer_start, surveying=surveying)
+        whole = surveying and start > 20
+        groups: dict[int, list[int]] = {}
+        for token in range(start, stop):
+            groups.setdefault(0 if whole else (stop - 1 - token) // size, []).append(token)
+        answers = {
+            Phase.AUTO: True,
+            Phase.PREFILL: False,
+            Phase.QUESTION: answer_start is None or start >= answer_start,
+        }
+        want = []
+        for number, tokens in sorted(groups.items(), reverse=True):
+            select = (
+                reading == "select"
+                or phase is Phase.QUESTION
+                or (phase is Phase.AUTO and number == 0)
+            )
+            decoding = count == 1 and answers[phase]
+            want.append(Chunk(tokens[0], tokens[-1] + 1, select, decoding))
+        got = replace(window, chunk=size).cut_chunks(reading, start, stop, query)
+        if count or not whole:
+            assert list(got) == want
 
 
 def test_compressor_is_fitted_on_the_first_tokens_only() -> None:
@@ -415,7 +379,7 @@ def test_observe_sees_every_chunk() -> None:
     layer = new_layer(38)
     method = method_of(selector=Watching(1), window=replace(WINDOW, dense=1000))
     layer.feed(attention_of(method), 38)
-    assert layer.memory.states[Watching].chunks == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
+    assert layer.memory.states[0, Watching].chunks == [(0, 3), *((at, 5) for at in range(3, 38, 5))]
 
 
 @dataclass(frozen=True)
@@ -429,52 +393,18 @@ class Listening(TopK):
         return SeenChunks()
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_observe_is_told_the_log_sum_exp_of_everything_attended_to(position: str) -> None:
-    """exp(logit - lse), summed over I, M_k, L and C, is one for every query, chunk and token."""
-    layer, seen = new_layer(38), []
-    attention = attention_of(method_of(position, selector=Listening(1)))
+def test_observe_is_told_the_log_sum_exp_of_the_trace() -> None:
+    layer, seen = new_layer(38), list[ChunkTrace]()
+    attention = attention_of(method_of(selector=Listening(1)))
     layer.query = QueryState(trace=seen.append)
     layer.feed(attention, 37)
     layer.feed(attention, 38)
     assert [one.stop - one.start for one in seen] == [2, *[5] * 7, 1]
-    told = layer.memory.states[Listening].chunks
+    told = layer.memory.states[0, Listening].chunks
     for one, (lse, local) in zip(seen, told, strict=True):
         assert torch.equal(lse, one.lse)
         assert local == one.local
-        assert isinstance(one.far, torch.Tensor)
-        weight = weight_of(attention, layer, one.start, one.stop, one.local, one.far, lse)
-        torch.testing.assert_close(weight, torch.ones_like(weight), rtol=1e-4, atol=1e-4)
-    assert seen[-1].decoding
-    assert not seen[-2].decoding
-    assert seen[-1].far.shape[0] == 3 + 7
-
-
-def weight_of(
-    attention: Attention,
-    layer: Layer,
-    start: int,
-    stop: int,
-    local: int,
-    far: torch.Tensor,
-    lse: torch.Tensor,
-) -> torch.Tensor:
-    """(H, C): every query's attention weights added up, one key at a time."""
-    position, chunk = attention.method.position, stop - start
-    near = position.near(local, chunk, start, far.shape[0])
-    away = position.far(far, local, chunk, start)
-    total = torch.zeros(HEADS, chunk)
-    keys = [
-        *((int(at), away.query, away.key[i]) for i, at in enumerate(far)),
-        *((start - local + i, near.query, near.key[i]) for i in range(local + chunk)),
-    ]
-    for at, query, place in keys:
-        q = attention.rope.rotate(layer.q[:, start:stop], query)
-        k = attention.rope.rotate(layer.k[:, at : at + 1], place[None])
-        logits = (q * k.repeat_interleave(HEADS // GROUPS, 0)).sum(-1) * SCALE
-        visible = torch.arange(start, stop) >= at
-        total += torch.exp(logits - lse) * visible
-    return total
+    assert (seen[-2].decoding, seen[-1].decoding, len(seen[-1].far)) == (False, True, 3 + 7)
 
 
 def test_observing_does_not_change_what_the_compressor_is_fitted_on() -> None:
@@ -526,35 +456,6 @@ def test_ending_changes_nothing_while_everything_fits() -> None:
         layer.feed(attention_of(method_of(window=replace(whole, ending=0))), 38, Phase.QUESTION),
         other.feed(attention_of(method_of(window=whole)), 38, Phase.QUESTION),
     )
-
-
-@dataclass(frozen=True)
-class Halfway(PositionEncoding):
-    """Far tokens between two whole positions, which `Positions` allows."""
-
-    distance: int = DISTANCE
-
-    def near(self, local: int, chunk: int, start: int, far: int) -> Positions:
-        return FixedDistance(DISTANCE).near(local, chunk, start, far)
-
-    def far(self, at: torch.Tensor, local: int, chunk: int, start: int) -> Positions:
-        return Positions(torch.full((chunk,), self.distance), torch.full((at.shape[0],), 0.5))
-
-
-def test_fractional_positions_when_decoding() -> None:
-    """One token as a decode step, and the same token as the first of a chunk of two."""
-    layer = new_layer(38)
-    layer.memory.store.append(layer.k, layer.v)
-    window = replace(WINDOW, selected=1000)
-    attention = attention_of(replace(method_of(window=window), position=Halfway()))
-    pair = attention.attend_chunk(
-        layer.memory, layer.q[:, 36:38], Chunk(36, 38, True), QueryState()
-    )
-    layer.memory.store.crop(-1)
-    single = attention.attend_chunk(
-        layer.memory, layer.q[:, 36:37], Chunk(36, 37, True), QueryState()
-    )
-    close(single, pair[:, :1])
 
 
 def test_learned_maps_in_place(tmp_path: Any) -> None:

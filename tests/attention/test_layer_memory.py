@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import build_rope
 
+from esa_cli.attention import method
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
+from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import LayerState
 from esa_cli.storage.memory_store import MemoryStore
 
@@ -39,7 +39,7 @@ def test_queries_in_half_precision_are_summed_in_single() -> None:
     memory = LayerMemory(0, MemoryStore(1, 4, torch.float16, torch.device("cpu")))
     memory.store.append(*torch.ones(2, 1, 8, 4, dtype=torch.float16))
     q = torch.full((2, 8, 4), 4e4, dtype=torch.float16)
-    memory.learn(Method(compressor=ClosedForm(rank=2)), lambda: build_rope(4), q, 0)
+    memory.learn(Method(compressor=ClosedForm(rank=2)), build_rope(4), q, 0)
     assert memory.moments.queries is not None
     assert torch.equal(memory.moments.queries, torch.full((4, 4), 8 * 8e4**2).double())
 
@@ -61,3 +61,50 @@ def test_a_crop_that_was_interrupted_is_made_again(memory: LayerMemory) -> None:
     assert len(memory.store) == 30
     memory.crop(-2)
     assert (State.lengths, len(memory.store)) == ([28, 28], 28)
+
+
+class Elsewhere(MemoryStore):
+    """A store whose rows are not in the device's memory; it notes the positions it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 4, torch.float32, torch.device("cpu"))
+        self.resident = False
+        self.asked: list[list[int]] = []
+
+    def gather(self, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append(at.tolist())
+        return super().gather(at)
+
+
+@pytest.mark.parametrize(
+    ("at", "asked"),
+    [
+        ([1, 5, 8, 12], []),
+        ([1, 5, 12], []),
+        ([5], []),
+        ([1, 5, 9, 12], [[9]]),
+        ([0, 5, 8, 29], [[0, 29]]),
+        ([1, 6, 7, 9], [[1, 6, 7, 9]]),
+        ([1, 5, 8, 12, 20, 21], [[20, 21]]),
+        ([], []),
+    ],
+)
+def test_only_new_rows_are_fetched_from_elsewhere(at: list[int], asked: list[list[int]]) -> None:
+    store = Elsewhere()
+    rows = torch.randn(2, 30, 4), torch.randn(2, 30, 4)
+    store.append(*rows)
+    memory = LayerMemory(0, store)
+    memory.fetch(torch.tensor([1, 5, 8, 12]))
+    store.asked.clear()
+    for _ in range(2):
+        fetched = memory.fetch(torch.tensor(at, dtype=torch.long))
+        assert all(torch.equal(a, b[:, at]) for a, b in zip(fetched, rows, strict=True))
+    assert [one for one in store.asked if one] == asked
+
+
+def test_many_far_tokens_are_not_kept(memory: LayerMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method, "FETCH_KEPT", 2)
+    memory.fetch(torch.tensor([1, 5, 8]))
+    assert memory.fetched is None
+    memory.fetch(torch.tensor([1, 5]))
+    assert memory.fetched is not None

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from esa_cli.attention.rope import Angles, NoRope, Pairs, Rope, Ropes
+from esa_cli.attention.layer import Attention
+from esa_cli.attention.method import Method
+from esa_cli.attention.positions import TruePositions
+from esa_cli.attention.rope import Angles, NoRope, Pairs, Rope, WeightedRope
+from esa_cli.errors import ModelError
 
 DIM = 8
 INVERSE = torch.tensor([1.0, 0.3, 0.07])
@@ -54,16 +59,62 @@ def test_the_dtype_of_keys_stays() -> None:
     assert Rope(Precise(INVERSE, 1.0)).rotate(x, torch.arange(3)).dtype == torch.bfloat16
 
 
-def test_changed_frequencies_keep_the_pairs() -> None:
-    rope = Ropes(Rope(Angles(INVERSE, 1.0), pairs="interleaved"))
-    changed = rope.at(5, lambda inverse, factor, length: (inverse / 2, factor))
-    x, at = torch.randn(1, 4, DIM), torch.arange(4)
-    half = Rope(Angles(INVERSE / 2, 1.0), pairs="interleaved")
-    assert torch.equal(changed.rotate(x, at), half.rotate(x, at))
+@dataclass(frozen=True)
+class Slower(TruePositions):
+    """Frequencies that are divided by the length, from 5 cached tokens on."""
+
+    def frequencies(
+        self, inverse: Tensor, factor: float, length: int
+    ) -> tuple[Tensor, float] | None:
+        return (inverse / length, 2 * factor) if length >= 5 else None
+
+
+def test_an_encodings_frequencies_replace_the_models_and_keep_the_pairs() -> None:
+    own = Rope(Angles(INVERSE, 1.5), pairs="interleaved")
+    attention = Attention(Method(position=Slower()), own, 1.0)
+    assert attention.rope_at(4) is own
+    x, at = torch.randn(1, 4, DIM), [0, 1, 2, 30]
+    for length in (5, 9):
+        changed = attention.rope_at(length)
+        assert attention.rope_at(length) is changed
+        assert changed.spare == (length == 5)
+        slow = Rope(Angles(INVERSE / length, 3.0), pairs="interleaved")
+        assert torch.equal(changed.rotate(x, torch.tensor(at)), slow.rotate(x, torch.tensor(at)))
+
+
+def test_weights_after_the_rotation() -> None:
+    """Logits of a model that rotates, norms and weighs queries and keys, number by number."""
+    query_weight = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.7, 1.5, -0.2, 4.0])
+    key_weight = torch.tensor([2.0, -1.0, 0.3, 1.0, 0.5, 3.0, -0.4, 0.1])
+    q, k = torch.randn(2, 1, 1, DIM)
+    plain = Rope(Angles(INVERSE, 1.0))
+    rope = WeightedRope(plain, query_weight, key_weight)
+
+    def normed(x: Tensor) -> Tensor:
+        return x / x.square().mean().sqrt()
+
+    def stock(x: Tensor, weight: Tensor, position: int) -> list[float]:
+        turned = looped(x.flatten().tolist(), position, "half", 1.0)
+        rms = math.sqrt(sum(number * number for number in turned) / DIM)
+        return [w * number / rms for w, number in zip(weight.tolist(), turned, strict=True)]
+
+    def logit(query: int, key: int) -> float:
+        both = zip(stock(q, query_weight, query), stock(k, key_weight, key), strict=True)
+        return sum(a * b for a, b in both)
+
+    # The attached model does not rotate: it norms and weighs what it projects.
+    query, key = rope.as_key(normed(q) * query_weight), normed(k) * key_weight
+    got = rope.rotate(query, torch.tensor([9])) @ rope.rotate(key, torch.tensor([4])).mT
+    assert got.item() == pytest.approx(logit(9, 4), rel=1e-5)
+    assert (rope.far_queries(query, 5) @ key.mT).item() == pytest.approx(logit(5, 0), rel=1e-5)
+    slow = rope.with_frequencies(INVERSE / 2, 1.0, spare=False).rotate(query, torch.tensor([18]))
+    torch.testing.assert_close(slow, rope.rotate(query, torch.tensor([9])))
+    with pytest.raises(ModelError, match="same sign"):
+        WeightedRope(plain, query_weight, -key_weight)
 
 
 def test_without_rotation_positions_do_not_count() -> None:
     rope, x = NoRope(), torch.randn(2, 3, DIM)
     assert rope.rotate(x, torch.tensor([5, 1, 900])) is x
     assert torch.equal(x * rope.gain(x), x)
-    assert Ropes(rope).at(9, lambda *given: pytest.fail("it has no frequencies")) is rope
+    assert Attention(Method(position=Slower()), rope, 1.0).rope_at(9) is rope

@@ -12,9 +12,9 @@ from conftest import build_rope, build_step
 from esa_cli.attention import selection as scores_module
 from esa_cli.attention import step as step_module
 from esa_cli.attention.compression import Linear
-from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.selection import SumScore, top_k
 from esa_cli.attention.step import Step
+from esa_cli.attention.window import QueryState
 from esa_cli.errors import ModelError, PresetError
 from esa_cli.methods.voting import VoteScore
 

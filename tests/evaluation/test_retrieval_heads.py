@@ -15,8 +15,8 @@ from conftest import ModelFactory, build_step
 from torch import Tensor
 
 from esa_cli.apps.cli.commands.heads_command import check_out, write_preset
-from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.step import Step
+from esa_cli.attention.window import QueryState
 from esa_cli.errors import EsaError, UsageError
 from esa_cli.evaluation.calibration.retrieval_heads import (
     ALL,

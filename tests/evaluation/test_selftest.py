@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import build_rope
 
+from esa_cli.attention.selection import SumScore
 from esa_cli.attention.step import ChunkTrace, Positions
 from esa_cli.errors import UsageError
 from esa_cli.evaluation import row_run
@@ -175,7 +176,7 @@ def test_a_shared_prefill_is_observed_by_methods_that_observe_once(loaded: Any) 
     for methods in ([base, infllm], [infllm, other]):
         with Session(loaded.model, loaded.tokenizer, TINY) as session:
             session.read("The gate opens at nine. " * 40, method=shared_reading(base, methods))
-            mass = session.cache.memory(0).states[InfLLM].mass
+            mass = session.cache.memory(0).states[0, InfLLM].mass
             sums.append(mass.span(0, session.document_tokens).clone())
     assert sums[0].sum() > 0
     assert torch.equal(*sums)
@@ -234,8 +235,9 @@ def seen_of(layer: int, far: Any, *, start: int = 100, local: int = 10) -> Chunk
     queries, lse = torch.zeros(2, 3, 4), torch.zeros(2, 3)
     places = Positions(torch.zeros(3), torch.zeros(4))
     return ChunkTrace(
-        layer, start, start + 3, 4, local, far, places, [places], queries, queries, None,
-        build_rope(4), 1.0, 0.0, store, lse, decoding=False,
+        layer=layer, start=start, queries=queries, store=store, low=4, high=start - local,
+        local=local, distance=9, scale=1.0, rope=build_rope(4), score=SumScore(), far=far,
+        near_positions=places, far_positions=[places], scaled=queries, max_distance=None, lse=lse,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import build_step
 
-from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
+from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import select_windows
 from esa_cli.qa.answering.session import Session

@@ -18,9 +18,8 @@ from conftest import VOCABULARY, ModelFactory, build_step
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Score
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.methods import registry
 from esa_cli.methods.consensus import Consensus, select_windows

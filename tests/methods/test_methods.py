@@ -20,11 +20,9 @@ from conftest import build_rope, build_step, copy_registries
 
 from esa_cli.attention.compression import NoCompression
 from esa_cli.attention.layer import Attention
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.query_state import QueryState
+from esa_cli.attention.method import LayerMemory, Method
 from esa_cli.attention.step import ChunkTrace, Step
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PluginError
 from esa_cli.evaluation.conformance import Finding, advance, check, make_step
 from esa_cli.methods import registry
@@ -503,7 +501,7 @@ def test_many_middle_tokens(name: str, keep: bool, monkeypatch: pytest.MonkeyPat
         dim=4,
         observe=selector.observe if selector.observes else None,
     )
-    state = step.states.get(InfLLM)
+    state = step.states.get((step.layer, InfLLM))
     r = None if state is None else reference.plain(state.mass.span(0, len(step.store)).T)
     want = rule()(place_of(step, r), 700)
     got = selected(selector, step, 700)
@@ -588,13 +586,13 @@ def test_loki_fits_again_when_its_tokens_were_taken_back() -> None:
     selector = registry.build("selector", {"name": "loki", "fit_tokens": 30})
     step = make_step(middle=100)
     selector.select(step, 16)
-    basis = step.states[Loki].directions.basis
+    basis = step.states[step.layer, Loki].directions.basis
     later = advance(step, back=40)
     selector.select(later, 16)
-    assert later.states[Loki].directions.basis is basis, "its tokens are all there"
+    assert later.states[later.layer, Loki].directions.basis is basis, "its tokens are all there"
     short = advance(advance(later, 60, back=len(later.store) - 20))
     got = selected(selector, short, 16)
-    assert short.states[Loki].directions.basis is not basis
+    assert short.states[short.layer, Loki].directions.basis is not basis
     short.states.clear()
     assert got == selected(selector, short, 16), "nothing projected by the old one is left"
 
@@ -629,23 +627,23 @@ def test_infllm_r_is_the_share_of_one_softmax() -> None:
     data = draw(12)
     reader = Reader(method_of(INFLLM), *data)
     reader.feed(10)
-    r = reader.memory.states[InfLLM].mass.span(0, 10)
+    r = reader.memory.states[0, InfLLM].mass.span(0, 10)
     close(r.sum(dim=0), torch.full((HEADS,), 10.0))
-    assert reader.memory.states[InfLLM].mass.span(8, 14)[2:].abs().max() == 0
+    assert reader.memory.states[0, InfLLM].mass.span(8, 14)[2:].abs().max() == 0
 
 
 def test_infllm_takes_back_what_a_question_gave() -> None:
     """Exactly, when it was not longer than the marks; approximately, when it was."""
     reader = Reader(method_of(INFLLM), *draw(120))
     reader.feed(40)
-    before = reader.memory.states[InfLLM].mass.span(0, 40).clone()
+    before = reader.memory.states[0, InfLLM].mass.span(0, 40).clone()
     for length, exact in (
         (40 + WINDOW.chunk * KEPT_CHUNKS, True),
         (41 + WINDOW.chunk * KEPT_CHUNKS, False),
     ):
         reader.feed(length)
         reader.crop(40)
-        after = reader.memory.states[InfLLM].mass.span(0, 40)
+        after = reader.memory.states[0, InfLLM].mass.span(0, 40)
         assert torch.equal(after, before) == exact
     assert torch.equal(after[: 40 - WINDOW.local], before[: 40 - WINDOW.local])
 
@@ -659,7 +657,7 @@ def test_infllm_without_r_takes_the_mean_of_a_block() -> None:
     step = make_step(middle=50)
     for seed in range(5):
         step = advance(step, 9, seed=seed, observe=selector.observe)
-        r = step.states[InfLLM].mass.span(0, len(step.store)).T
+        r = step.states[step.layer, InfLLM].mass.span(0, len(step.store)).T
         assert not r[:, :54].any()
         assert selected(selector, step, 30) == rule(place_of(step, reference.plain(r)), 30)
     assert r[:, 60:70].all(), "and now some blocks of M are known"
@@ -693,10 +691,10 @@ def test_a_recipe_that_takes_everything_reads_everything(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("settings", "message", "hint"),
     [
-        ({"windows": {}}, "sets 'windows'", "did you mean 'window'"),
-        ({"model": "random:llama"}, "sets 'model'", "the rest is the preset's"),
-        ({"context": 99}, "sets 'context'", "the rest is the preset's"),
-        (None, "gives no mapping but None", "it may set window, selector"),
+        ({"windows": {}}, "must not set 'windows'", "a recipe may set window"),
+        ({"model": "random:llama"}, "must not set 'model'", "a recipe may set"),
+        ({"context": 99}, "must not set 'context'", "a recipe may set"),
+        (None, "must return a mapping, got None", "may set window, selector"),
     ],
 )
 def test_a_recipe_sets_the_method_and_no_more(

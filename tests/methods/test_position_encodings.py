@@ -18,10 +18,9 @@ from esa_cli.attention.layer import Attention, LayerMemory
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import PositionEncoding
 from esa_cli.attention.positions import TruePositions
-from esa_cli.attention.query_state import QueryState
 from esa_cli.attention.rope import Angles
 from esa_cli.attention.selection import SumScore
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import QueryState, Window
 from esa_cli.errors import PresetError
 from esa_cli.evaluation.conformance import check
 from esa_cli.methods import registry

@@ -12,8 +12,8 @@ import torch
 from conftest import build_step
 
 from esa_cli.attention.parts import Score
-from esa_cli.attention.query_state import QueryState, TurnText
 from esa_cli.attention.step import ChunkTrace, Step
+from esa_cli.attention.window import QueryState, TurnText
 from esa_cli.methods import registry
 from esa_cli.methods.bm25 import Bm25Score
 from esa_cli.methods.consensus import FusedConsensus, select_windows, standardise

@@ -13,8 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach

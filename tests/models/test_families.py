@@ -16,15 +16,13 @@ from transformers import PreTrainedModel
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.registry import recipes
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import fingerprint
-from esa_cli.models.attachment.inspection import kv_dtype
 from esa_cli.models.attachment.kv_cache import EsaCache
-from esa_cli.models.attachment.layer_traits import what_layers_keep
+from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import FAMILIES, layer_kinds
 from esa_cli.models.files.gguf_file import GGUF_FAMILIES
 from esa_cli.models.text_passes.text_forward import ModelForward, PromptBatch
@@ -274,10 +272,6 @@ def test_what_a_model_is_made_of(family: str) -> None:
     model = family_model(family)
     found, before = fingerprint(model), model.config.to_dict()
     rows = sum(one in ("attention", "both") for one in layer_kinds(before))
-    assert [
-        {"attention": "rows", "state": "state", "both": "both"}.get(one, "nothing")
-        for one in layer_kinds(before)
-    ] == what_layers_keep(model.config)
     assert (found.kind, found.layers, found.heads) == (
         family,
         rows,

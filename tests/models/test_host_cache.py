@@ -10,10 +10,8 @@ import torch
 from conftest import ModelFactory
 
 from esa_cli.attention.compression import ClosedForm
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.query_state import Phase, QueryState
-from esa_cli.attention.window import Window
+from esa_cli.attention.method import LayerMemory, Method
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.methods.per_head import Quest
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import attach

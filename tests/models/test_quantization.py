@@ -18,7 +18,7 @@ from esa_cli.attention.method import Method
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import fingerprint
-from esa_cli.models.attachment.inspection import kv_dtype, plain_weight
+from esa_cli.models.attachment.layer_traits import kv_dtype, plain_weight
 from esa_cli.models.loading.quantization import (
     QUANTIZATIONS,
     bytes_needed,

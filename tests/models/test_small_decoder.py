@@ -12,12 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import scaled_dot_product_attention
 
 from esa_cli.models.text_passes import small_decoder
-from esa_cli.models.text_passes.layer_calls import (
-    before_each_layer,
-    hidden_states,
-    of_size_one,
-    padded,
-)
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import (
     SMALL_FAMILIES,
@@ -27,7 +21,14 @@ from esa_cli.models.text_passes.small_decoder import (
     can_be_plain,
     causal_attention,
 )
-from esa_cli.models.text_passes.text_forward import ModelForward, TextForward
+from esa_cli.models.text_passes.text_forward import (
+    ModelForward,
+    TextForward,
+    before_each_layer,
+    hidden_states,
+    of_size_one,
+    padded,
+)
 
 WEIGHTS = "model.safetensors"
 

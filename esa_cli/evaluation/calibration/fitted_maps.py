@@ -31,8 +31,8 @@ from esa_cli.attention.compression import (
 )
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Moments
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import ChunkTrace
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import PresetError, ResourceError, UsageError
 from esa_cli.models.attachment.attach import attach
 from esa_cli.models.attachment.fingerprint import KEY, Fingerprint, fingerprint, query_rotation

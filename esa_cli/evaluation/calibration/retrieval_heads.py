@@ -19,8 +19,8 @@ from torch import Tensor
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import Selector
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.step import Step
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
 from esa_cli.evaluation.tasks.task_sample import TaskSample
 from esa_cli.methods.consensus import centred_start, mean_scores

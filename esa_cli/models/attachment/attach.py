@@ -1,20 +1,15 @@
 """Attaches a method to a transformers model, and restores the model on `detach`.
 
-Public interfaces of transformers and torch are used, and nothing is patched:
-- `AttentionInterface`: an attention function named "esa" (`AttentionMaskInterface` likewise, so
-  that padding is refused instead of silently ignored);
-- the rotary module, if there is one, is replaced by one that does not rotate, and the configuration
-  by a copy, since other models may share it; both are restored;
-- a `Cache` whose layers are `EsaLayer`s;
-- hooks before and after the forward call of the model's body.
-
-The attention function finds its method by the attention module it is called with, so several
-models can be attached at once. `_ATTACHED` has weak references: dropping a model frees it.
+Nothing is patched: an attention and a mask function are registered as "esa", the rotary module is
+replaced by one that does not rotate, and the configuration by a copy, since other models may share
+it; hooks watch the calls of the model's body. The attention function finds its method by the module
+it is called with, so several models can be attached at once. docs/design.md: "The seam".
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -28,63 +23,29 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from esa_cli.attention.layer import Attention
 from esa_cli.attention.method import Method
-from esa_cli.attention.model_traits import SlidingAttention
 from esa_cli.attention.rope import Rope
+from esa_cli.attention.sliding_window import SlidingAttention
 from esa_cli.errors import ModelError, UsageError
-from esa_cli.models.attachment.inspection import attention_modules, row_layers
-from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass, check_alone, in_memory
+from esa_cli.models.attachment.kv_cache import EsaCache, ForwardPass
 from esa_cli.models.attachment.layer_traits import (
     LatentHeads,
     LayerTraits,
-    keep_cache,
+    attention_modules,
     layer_traits,
-    what_layers_keep,
+    row_layers,
 )
 from esa_cli.models.files.families import check_supported, family_of, source_layers
-from esa_cli.storage.memory_store import MakeStore
+from esa_cli.storage.memory_store import MakeStore, StorePlaces
 
 NAME = "esa"
+IN_MEMORY = StorePlaces().stores(on_host=())
 
 
-def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Replaces modules' configurations by copies; returns the modules with the originals.
-
-    Modules may share a configuration, also with other models; only one about attention is copied.
-    """
-    modules: Sequence[Any] = list(model.modules())
-    originals = [
-        (module, module.config)
-        for module in modules
-        if hasattr(getattr(module, "config", None), "_attn_implementation")
-    ]
-    copies = {id(config): copy.deepcopy(config) for _, config in originals}
-    for module, config in originals:
-        module.config = copies[id(config)]
-    return originals
-
-
-def _restore(
-    body: Any,
-    rotary: nn.Module | None,
-    configs: Sequence[tuple[Any, Any]],
-    hooks: Sequence[RemovableHandle] = (),
-) -> None:
-    """Restores the rotary module and the configurations, and removes hooks."""
-    if rotary is not None:
-        body.rotary_emb = rotary
-    for module, config in configs:
-        module.config = config
-    for hook in hooks:
-        hook.remove()
-
-
-class StillRotary(nn.Module):
-    """Replaces the model's rotary module: cosines of 1 and sines of 0. The model then caches
-    unrotated keys, and ESA rotates them itself.
+class IdentityRotary(nn.Module):
+    """Cosines of 1 and sines of 0 in place of a model's own, so that it caches unrotated keys.
 
     Args:
-        width: R; 1 is enough where the model broadcasts it. as_complex: the model expects one
-            complex tensor, (1, n, width).
+        width: R, or 1. as_complex: the model expects one complex tensor, (1, n, width).
         replaced: the model's own module, whose types of layers the model asks for.
     """
 
@@ -100,19 +61,44 @@ class StillRotary(nn.Module):
 
 
 def last_alone(config: Any) -> dict[str, int]:
-    """The argument of a body's call whose output is not used, by which it need not compute all
-    tokens in layers that read the rows of others; none where it has no such argument."""
+    """The argument, if any, by which layers without keys of their own skip all but one token."""
     return {"logits_to_keep": 1} if family_of(config).leaves_out else {}
 
 
+def _copy_configs(model: nn.Module) -> list[tuple[Any, Any]]:
+    """Replaces modules' configurations by copies; returns the modules with the originals."""
+    modules: Sequence[Any] = list(model.modules())
+    originals = [
+        (module, module.config)
+        for module in modules
+        if hasattr(getattr(module, "config", None), "_attn_implementation")
+    ]
+    copies = {id(config): copy.deepcopy(config) for _, config in originals}
+    for module, config in originals:
+        module.config = copies[id(config)]
+    return originals
+
+
+def _restore_model(
+    body: Any, rotary: nn.Module | None, configs: Sequence[tuple[Any, Any]],
+    hooks: Sequence[RemovableHandle] = (),
+) -> None:  # fmt: skip
+    """Restores the rotary module and the configurations, and removes hooks."""
+    if rotary is not None:
+        body.rotary_emb = rotary
+    for module, config in configs:
+        module.config = config
+    for hook in hooks:
+        hook.remove()
+
+
 def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[RemovableHandle]:
-    """Hooks that open and close the `ForwardPass` of a model's body with each call that gets an
-    `EsaCache`, and tell the cache of beginning and end.
+    """Registers hooks that open and close the `ForwardPass` of a model's body with each call that
+    gets an `EsaCache`.
 
     Args:
-        readers: some layers read the rows of others. They then compute all tokens of a call, unless
-            it stores rows and nothing else: transformers computes only the tokens whose logits are
-            wanted, so that a question's own words would not select.
+        readers: some layers read other layers' keys and values. They compute all tokens of a call
+            that is not plain prefill, not only those whose logits are wanted, so that all select.
     """
 
     def before(module: Any, inputs: Any, options: Mapping[str, Any]) -> Any:
@@ -120,25 +106,25 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
         forward_pass.cache = None
         if not isinstance(cache, EsaCache) or module.config._attn_implementation != NAME:
             return None
-        if cache.forward_pass is not forward_pass:
-            raise UsageError(
-                "this cache was made for another model",
-                "use new_cache() of the model's own attachment",
-            )
+        cache.check_owner(forward_pass)
         positions = options.get("position_ids")
         span = None if positions is None else positions.reshape(-1)[[0, -1]].tolist()
         forward_pass.span = span and (span[0], span[1])
         tokens = options.get("input_ids", inputs[0] if inputs else None)
         tokens = options["inputs_embeds"] if tokens is None else tokens
-        check_alone(tokens.shape[0])
+        if tokens.shape[0] != 1:
+            raise UsageError(
+                f"ESA attends to one sequence at a time, not a batch of {tokens.shape[0]}",
+                "ask the questions one after another; the document is processed only once",
+            )
         cache.states.begin_call(tokens.shape[1])
         forward_pass.cache = ref(cache)
-        if readers and "logits_to_keep" in options and not cache.reads_rows_alone:
+        if readers and "logits_to_keep" in options and not cache.is_plain_prefill:
             return inputs, {**options, "logits_to_keep": 0}
         return None
 
     def after(module: Any, inputs: Any, options: Mapping[str, Any], output: Any) -> None:
-        if (cache := forward_pass.used()) is not None:
+        if (cache := forward_pass.current_cache()) is not None:
             cache.states.end_call(cache.get_seq_length())
         forward_pass.cache = None
 
@@ -149,6 +135,7 @@ def _watch_calls(body: Any, forward_pass: ForwardPass, readers: bool) -> list[Re
 
 
 _ATTACHED: WeakKeyDictionary[nn.Module, ReferenceType[Attachment]] = WeakKeyDictionary()
+"""By attention module; dropping a model or an attachment frees it."""
 
 
 class Attachment:
@@ -175,7 +162,7 @@ class Attachment:
                 "this model is attached already", "call detach() on the first attachment"
             )
         self.traits = layer_traits(model.config, rotary, modules)
-        self.sources, self.forward_pass = source_layers(model.config), ForwardPass()
+        self.forward_pass = ForwardPass()
         self.latents = [LatentHeads(module) for module in self._attending if family.latent]
         self.method_layers = [
             i for i, one in enumerate(self.traits) if one is not None and one.window is None
@@ -184,16 +171,17 @@ class Attachment:
         AttentionInterface.register(NAME, _attention_function)
         AttentionMaskInterface.register(NAME, _mask_function)
         self._bare = rotary, (configs := _copy_configs(model))
-        calls = _watch_calls(self.body, self.forward_pass, bool(self.sources))
-        self._restore = finalize(self, _restore, self.body, rotary, configs, calls)
+        calls = _watch_calls(self.body, self.forward_pass, bool(source_layers(model.config)))
+        self._restore = finalize(self, _restore_model, self.body, rotary, configs, calls)
         self._restore.atexit = False
-        keep_cache(model.config)
+        if family.switches:  # or `generate` drops the cache where the rotary embedding would change
+            cast(Any, model.config).original_max_position_embeddings = sys.maxsize
         model.set_attn_implementation(NAME)
         if rotary is not None:
             angles = self.rope.frequencies[0].shape[0]
             width = angles if family.half_table or family.complex_table else 2 * angles
             width = 1 if family.wide else width  # heads are of several sizes, and it is broadcast
-            self.body.rotary_emb = StillRotary(width, family.complex_table, rotary)
+            self.body.rotary_emb = IdentityRotary(width, family.complex_table, rotary)
         for module in self._attending:
             _ATTACHED[module] = ref(self)
         if any(module.config._attn_implementation != NAME for module in self._attending):
@@ -209,64 +197,55 @@ class Attachment:
         return row_layers(self.model)
 
     @property
-    def attached(self) -> bool:
-        """Whether the model runs the method: until `detach`."""
-        return self._restore.alive
-
-    @property
     def rope(self) -> Rope:
         """The rotary embedding of the first layer that has one, else of none."""
         ropes = [traits.rope for traits in self.traits if traits is not None]
         return next((rope for rope in ropes if rope.rotates), ropes[0])
 
     def attention(self, method: Method, layer: int) -> Attention | SlidingAttention:
-        """The attention of a method on a layer; those of the last method are kept. Layers that
-        attend to a window have their own."""
+        """The attention of a layer: the method's, or that of its window."""
         traits = self.traits[layer]
         assert traits is not None, "the layer has no attention"
-        kept = self._attention.get(traits)
-        if isinstance(kept, SlidingAttention) or (kept is not None and kept.method is method):
-            return kept
-        rope, scale, cap = traits.rope, traits.scale, traits.cap
-        new: Attention | SlidingAttention
-        if traits.window is not None:
-            new = SlidingAttention(traits.window, rope, scale, cap)
-        else:
-            new = Attention(method, rope, scale, cap, self.method_layers, traits.temperature)
-        self._attention[traits] = new
-        return new
+        found = self._attention.get(traits)
+        if found is None or (isinstance(found, Attention) and found.method is not method):
+            rope, scale, cap = traits.rope, traits.scale, traits.cap
+            if traits.window is not None:
+                found = SlidingAttention(traits.window, rope, scale, cap)
+            else:
+                layers, temperature = self.method_layers, traits.temperature
+                found = Attention(method, rope, scale, cap, layers, temperature)
+            self._attention[traits] = found
+        return found
 
     def use(self, method: Method) -> None:
         """Runs another method in the caches made from now on; those there are keep theirs."""
         self.method = method
 
-    def new_cache(self, store: MakeStore = in_memory) -> EsaCache:
+    def new_cache(self, store: MakeStore = IN_MEMORY) -> EsaCache:
         """An empty cache for `model(...)` or `model.generate(...)`; `store` makes each layer's."""
         return EsaCache(
-            self.forward_pass, self.method, what_layers_keep(self.model.config), store,
-            self.method_layers, bool(self.latents), self.sources,
-        )  # fmt: skip
+            self.forward_pass, self.method, self.model.config, store, self.method_layers
+        )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The bare model until the block ends; caches of this attachment keep their rows."""
+        """Restores the bare model until the block ends; caches keep their tokens."""
         rotary, configs = self._bare
         own = [(module, module.config) for module, _ in configs]
         replaced = getattr(self.body, "rotary_emb", None)
         try:
-            _restore(self.body, rotary, configs)
+            _restore_model(self.body, rotary, configs)
             yield
         finally:
-            _restore(self.body, replaced, own)
+            _restore_model(self.body, replaced, own)
 
     def detach(self) -> None:
         """Restores the model. Does nothing the second time."""
-        if not self.attached:
-            return
-        self.forward_pass.cache = None
-        self._restore()
-        for module in self._attending:
-            _ATTACHED.pop(module, None)
+        if self._restore.alive:
+            self.forward_pass.cache = None
+            self._restore()
+            for module in self._attending:
+                _ATTACHED.pop(module, None)
 
     def __enter__(self) -> Attachment:
         return self
@@ -276,7 +255,7 @@ class Attachment:
 
 
 def attach(model: PreTrainedModel, method: Method) -> Attachment:
-    """Attaches `method` to `model`; see `Attachment`."""
+    """Attaches `method` to `model` until `detach`."""
     return Attachment(model, method)
 
 
@@ -291,7 +270,7 @@ def _attention_function(
         raise ModelError(
             "this model runs attention 'esa' but has no method", "call attach(model, method)"
         )
-    if (cache := attachment.forward_pass.used()) is None:
+    if (cache := attachment.forward_pass.current_cache()) is None:
         raise UsageError("ESA needs its own cache", "pass past_key_values=attachment.new_cache()")
     if attention_mask is not None:
         raise UsageError("ESA takes no ready-made attention mask", "leave attention_mask out")

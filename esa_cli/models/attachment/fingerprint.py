@@ -1,40 +1,91 @@
-"""Fingerprints of models, and the check that learned maps fit the model and the method's queries.
+"""Fingerprints of models, and the check that a compressor file fits a model and a method.
 
 A fingerprint is a model's numbers of layers and heads, and a sha256 over the signs of the query
-and key weights of its first and last layer. Signs survive every rounding: the same model in
-float32, bfloat16 and float16 has one fingerprint. A change that turns no sign there is not noticed;
-training turns thousands, since many weights are near zero. Quantised weights show no signs: all
-their bytes count, so each quantisation of a model has another fingerprint.
-
-A file of maps also says whether the score rotated its queries, and to which distance: maps used on
-other queries than they were fitted to have a larger error than the file says.
+and key weights of its first and last layer. Signs survive rounding to another type, and training
+turns thousands. Of quantised weights all bytes count, so each quantisation has another fingerprint.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from esa_cli.attention.method import Method
-from esa_cli.attention.parts import Compressor, blame_plugins
-from esa_cli.errors import ModelError, PresetError
-from esa_cli.models.attachment.inspection import (
-    LOADED_PLAIN,
-    plain_weight,
-    projections,
-    state_tensors,
-    weight_errors,
-)
+from esa_cli.errors import ModelError, PresetError, first_line
+from esa_cli.models.attachment.layer_traits import plain_weight, projections
 from esa_cli.models.files.families import key_shape
+from esa_cli.models.text_passes.small_decoder import is_plain
+
+if TYPE_CHECKING:
+    from esa_cli.attention.method import Method
+    from esa_cli.attention.parts import Compressor
+
+LOADED_PLAIN = "load the model in float32, bfloat16 or float16, without quantisation"
+"""A hint for weights that cannot be read."""
+
+
+def weight_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each plain parameter, then of all else in the model's state. Quantised
+    weights are flat: bitsandbytes changes their shape when they are first used. Raises ModelError:
+    the state has something other than tensors."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    plain = {name for name, weight in parameters.items() if is_plain(weight)}
+    yield from ((name, weight) for name, weight in model.named_parameters() if name in plain)
+    for name, tensor in _state_tensors(model, plain):
+        yield name, tensor.reshape(-1) if name in parameters else tensor
+
+
+def _state_tensors(module: Any, known: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each part of a module's state, but for the names that are `known`."""
+    for name, part in module.named_modules():
+        prefix, state = f"{name}." if name else "", dict[str, Any]()
+        packing = getattr(getattr(part, "weight", None), "quant_state", None)
+        if packing is None:  # by parts: `state_dict` of a whole model would dequantise it twice
+            part._save_to_state_dict(state, prefix, False)
+        else:  # bitsandbytes 0.50 would spoil the scales of weights that a CPU has used
+            state |= {f"{prefix}{key}": one for key, one in part.named_parameters(recurse=False)}
+            for at, inner in (("", packing), (".state2", getattr(packing, "state2", None))):
+                for key, value in vars(inner).items() if inner is not None else ():
+                    if isinstance(value, Tensor):
+                        state[f"{prefix}weight.quant_state{at}.{key}"] = value
+        for key in sorted(state.keys() - known):
+            yield from _inner_tensors(key, state[key])
+
+
+def _inner_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in an entry of a module's state."""
+    if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
+        for inner in value.__tensor_flatten__()[0]:
+            yield from _inner_tensors(f"{name}.{inner}", getattr(value, inner))
+    elif isinstance(value, Tensor):
+        yield name, (value.dequantize() if value.is_quantized else value).detach()
+    elif isinstance(value, (tuple, list)):
+        for i, one in enumerate(value):
+            yield from _inner_tensors(f"{name}.{i}", one)
+    elif not (value is None or isinstance(value, (torch.dtype, bool, int, float, str))):
+        raise ModelError(
+            f"{name} of this model must be a tensor, got {type(value).__name__}", LOADED_PLAIN
+        )
+
+
+@contextmanager
+def weight_errors(name: str) -> Iterator[None]:
+    """Raises ModelError where torch cannot process a weight as plain numbers."""
+    try:
+        yield
+    except (RuntimeError, TypeError, AttributeError) as error:
+        message = f"{name} of this model cannot be read: {first_line(error)}"
+        raise ModelError(message, LOADED_PLAIN) from error
+
 
 KEY = "fingerprint"
-"""Metadata entry of a file of maps: the fingerprint of its model."""
+"""Metadata entry of a compressor file: the fingerprint of its model."""
 ROTATE, DISTANCE = "rotate", "distance"
 """Metadata entries: whether the queries were rotated, and to which distance."""
 
@@ -51,13 +102,11 @@ class Fingerprint:
     weights: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.kind} of {self.layers} layers with {self.heads} query and {self.groups} key "
-            f"heads of {self.dim} (weights {self.weights[:8]})"
-        )
+        heads = f"{self.heads} query and {self.groups} key heads of {self.dim}"
+        return f"{self.kind} of {self.layers} layers with {heads} (weights {self.weights[:8]})"
 
     def as_text(self) -> str:
-        """JSON, for a file's metadata."""
+        """The fingerprint as JSON, for a file's metadata."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -69,38 +118,28 @@ def fingerprint(model: Any) -> Fingerprint:
             "some of this model's weights are not in memory, and esa cannot tell which model it is",
             "load it whole, or use a smaller one",
         )
-    config = model.config
-    layers, digest = projections(model), hashlib.sha256()
+    config, layers, digest = model.config, projections(model), hashlib.sha256()
     for projection in (*layers[0][:2], *layers[-1][:2]):
-        for numbers in _numbers(projection):
-            digest.update(numbers.cpu().numpy().tobytes())
+        with weight_errors("a projection"):
+            for numbers in _numbers(projection):
+                digest.update(numbers.cpu().numpy().tobytes())
     groups, dim = key_shape(config)
-    return Fingerprint(
-        kind=str(config.model_type),
-        layers=len(layers),
-        heads=int(config.num_attention_heads),
-        groups=groups,
-        dim=dim,
-        weights=digest.hexdigest(),
-    )
+    heads = int(config.num_attention_heads)
+    return Fingerprint(str(config.model_type), len(layers), heads, groups, dim, digest.hexdigest())
 
 
 def _numbers(projection: Any) -> list[Tensor]:
     """Signs of a projection's weight; of quantised weights all bytes, with their scales."""
-    with weight_errors("a projection"):
-        if (weight := plain_weight(projection)) is not None:
-            return [torch.signbit(weight).to(torch.uint8)]
-        tensors = [tensor.reshape(-1).contiguous() for _, tensor in state_tensors(projection)]
-        if not tensors:
-            raise ModelError(
-                "a projection of this model has no weights that can be read", LOADED_PLAIN
-            )
-        return [tensor.view(torch.uint8) for tensor in tensors]
+    if (weight := plain_weight(projection)) is not None:
+        return [torch.signbit(weight).to(torch.uint8)]
+    tensors = [tensor.reshape(-1).contiguous() for _, tensor in _state_tensors(projection)]
+    if not tensors:
+        raise ModelError("a projection of this model has no weights that can be read", LOADED_PLAIN)
+    return [tensor.view(torch.uint8) for tensor in tensors]
 
 
 def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
-    """The fingerprint in a file's metadata; None when it has none. Raises PresetError: it cannot be
-    read."""
+    """The fingerprint in a file's metadata, if any. Raises PresetError: it cannot be read."""
     try:
         return Fingerprint(**json.loads(metadata[KEY])) if KEY in metadata else None
     except (ValueError, TypeError) as error:
@@ -109,22 +148,18 @@ def fingerprint_in(metadata: Mapping[str, str]) -> Fingerprint | None:
 
 
 def query_rotation(method: Method) -> dict[str, str]:
-    """The rotation of queries before the maps reduce them, as metadata entries."""
+    """The rotation of queries before they are reduced, as metadata entries."""
     if not method.score.rotates:
         return {ROTATE: "false"}
     return {ROTATE: "true", DISTANCE: str(method.position.distance)}
 
 
 def check_maps(compressor: Compressor, model: Any, method: Method | None = None) -> None:
-    """Refuses learned maps that were made for another model or other queries.
+    """Raises PresetError where a compressor with `metadata`, such as `Learned`, is for another
+    model,
+    or for queries that are rotated otherwise than a method's."""
+    from esa_cli.attention.parts import blame_plugins
 
-    Args:
-        compressor: any; only one with `metadata`, such as `Learned`, can be refused.
-        method: the method that uses the compressor; None leaves its queries unchecked.
-
-    Raises:
-        PresetError: it names both models, or both kinds of queries.
-    """
     with blame_plugins({"compressor": compressor}):
         metadata = compressor.metadata
     file = next(iter(compressor.files), "the compressor file")

@@ -1,72 +1,46 @@
 """A transformers `Cache` for one attached model: a `LayerMemory` or the state of each layer.
 
-A state, a convolution's last inputs or a recurrent one, cannot be cropped, as keys can: the model
-computes with it, and it goes back to where a copy of it was made.
+A state, a convolution's last inputs or a recurrent one, cannot be cropped, as keys can: it goes
+back to where a copy of it was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
-from esa_cli.attention.layer_memory import LayerMemory
-from esa_cli.attention.method import Method
-from esa_cli.attention.model_traits import SharedMemory
-from esa_cli.attention.query_state import Phase, QueryState
+from esa_cli.attention.method import LayerMemory, Method, SharedMemory
 from esa_cli.attention.step import KVStore, LayerState, Projection
+from esa_cli.attention.window import Phase, QueryState
 from esa_cli.errors import UsageError
+from esa_cli.models.files.families import family_of, layer_kinds, source_layers
 from esa_cli.storage.memory_store import MakeStore, MemoryStore
 
 
 @dataclass
 class ForwardPass:
-    """The forward call in progress of one attached model.
-
-    Args:
-        cache: to which the call appends; None: there is no call. An interrupted call does not keep
-            it alive.
-        span: absolute positions of the first and the last token; None: they follow the cached ones.
-    """
+    """The forward call in progress of one attached model, if there is one: its cache, and absolute
+    positions of its first and last token (None: they follow the cached ones)."""
 
     cache: ref[EsaCache] | None = None
     span: tuple[int, int] | None = None
 
-    def used(self) -> EsaCache | None:
-        """The cache of the call in progress, if there is one."""
+    def current_cache(self) -> EsaCache | None:
+        """The cache of the call in progress; an interrupted call does not keep it alive."""
         return None if self.cache is None else self.cache()
-
-
-def in_memory(
-    layer: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-    shared: bool = False,
-) -> KVStore:  # fmt: skip
-    """A store on the device of the keys; see `MakeStore`."""
-    return MemoryStore(heads, dim, dtype, device, shared)
-
-
-def check_alone(count: int) -> None:
-    """Raises UsageError where there are several sequences."""
-    if count != 1:
-        raise UsageError(
-            f"ESA attends to one sequence at a time, not a batch of {count}",
-            "ask the questions one after another; the document is read only once",
-        )
 
 
 class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer: appends a forward call's keys and values to its memory, and returns them.
 
     Args:
-        latent: it gets latents and rotary parts of keys; see `LatentHeads`.
-
-    Attributes:
-        expected: tokens there will be, 0 if that is not known; see `EsaCache.expect`.
+        make: makes the store with the first rows. latent: for `LatentHeads`.
     """
 
     is_sliding = False
@@ -79,36 +53,29 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.expected = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the store is made with the first rows."""
+        """Does nothing: `append` makes the store."""
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Appends rows of C tokens, (G, C, D) each."""
+        """Appends keys and values of C tokens, (G, C, D) each."""
         if self.memory is None:
             heads, _, dim = keys.shape
             store = self.make(self.layer, heads, dim, keys.dtype, keys.device, self.latent)
             if self.expected and isinstance(store, MemoryStore):
                 store.expect(self.expected)
-            self.hold(LayerMemory(self.layer, store))
-        assert self.memory is not None
+            self.memory = LayerMemory(self.layer, store)
         self.memory.store.append(keys.detach(), values.detach())
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents (1, 1, C,
-        L) and rotary parts of keys (1, 1, C, R) one is returned, since the model expands what it
-        gets for an attention function that does not use it."""
-        check_alone(key_states.shape[0])
+        """Appends C tokens, (1, G, C, D) each, and returns them as they came. Of latents one is
+        returned, since the model expands it for an attention function that does not use it."""
         if not self.latent:
             self.append(key_states[0], value_states[0])
             return key_states, value_states
         rows = torch.cat((value_states[0], key_states[0]), dim=-1)
         self.append(rows, rows)
         return key_states[:, :, :1], value_states[:, :, :1]
-
-    def hold(self, memory: LayerMemory) -> None:
-        """Uses a memory whose store has tokens already."""
-        self.memory, self.is_initialized = memory, True
 
     def get_seq_length(self) -> int:
         return len(self.memory.store) if self.memory else 0
@@ -120,23 +87,12 @@ class EsaLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes the last -tokens_to_remove tokens; the fitted projection stays."""
         if tokens_to_remove and self.memory:
             self.memory.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        self.memory, self.is_initialized = None, False
 
 
 State = dict[str, Tensor]
 """A copy of one layer's state; empty: that before the first token."""
-INTERRUPTED = (
-    "the cache's last forward call was interrupted",
-    "crop it with truncate(n) to the tokens before that call",
-)
-"""Message and hint where the layers have different tokens."""
-KEPT = 2
-"""Snapshots kept that were asked for: of a document's end, and of the turn's beginning."""
 
 
 class StateLayer(LinearAttentionLayer):
@@ -152,53 +108,55 @@ class StateLayer(LinearAttentionLayer):
     def crop(self, tokens_to_remove: int) -> None:
         """Does nothing: `StateHistory.restore` does."""
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Drops the state."""
         LinearAttentionLayer.__init__(self, self.number_of_states)
 
-    def reset(self) -> None:
-        """The same, by transformers' name."""
-        self.clear()
-
-    def detach(self) -> None:
-        """Drops the graph of a model with gradients."""
-        for tensor in self._tensors().values():
-            if tensor.requires_grad:
-                tensor.detach_()
-
-    def copied(self) -> State:
-        """A copy of the state."""
-        with torch.inference_mode(False):
-            return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
-
-    def restore(self, state: State) -> None:
-        """Goes back to a copied state."""
-        self.clear()
-        for name, tensor in state.items():
-            kind, number = name.split(".")
-            index = int(number)
-            self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": index})
-            if kind == "conv":
-                self.has_previous_state[index] = True
-        for name, tensor in self._tensors().items():
-            tensor.copy_(state[name])
-
-    def _tensors(self) -> State:
+    @property
+    def tensors(self) -> State:
+        """The state's tensors by kind and number, such as `conv.0`."""
         kinds = {"conv": self.conv_states, "recurrent": self.recurrent_states}
         each = ((f"{kind}.{i}", one) for kind in kinds for i, one in kinds[kind].items())
         return {name: tensor for name, tensor in each if tensor is not None}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the state."""
-        return sum(tensor.nbytes for tensor in self._tensors().values())
+    def copied(self) -> State:
+        """A copy of the state."""
+        with torch.inference_mode(False):
+            return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+
+    def restore(self, state: State) -> None:
+        """Goes back to a copied state."""
+        self.reset()
+        for name, tensor in state.items():
+            kind, number = name.split(".")
+            self.lazy_initialization(**{f"{kind}_states": tensor, "state_idx": int(number)})
+            if kind == "conv":
+                self.has_previous_state[int(number)] = True
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state[name])
+
+
+class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
+    """A layer with keys and values, which can be cropped, and a state."""
+
+    crop = EsaLayer.crop
+
+    def __init__(self, layer: int, make: MakeStore) -> None:
+        EsaLayer.__init__(self, layer, make)
+        StateLayer.__init__(self)
+
+
+INTERRUPTED = (
+    "the cache's last forward call was interrupted",
+    "crop it with truncate(n) to the tokens before that call",
+)
+"""Message and hint where the layers have different tokens."""
+KEPT = 2
+"""Snapshots kept at once: of a document's end, and of the turn's beginning."""
 
 
 class StateHistory:
-    """The states of a cache's layers, and snapshots of them by the number of tokens before.
-
-    Args:
-        layers: those that keep a state; where there is none, nothing is done.
+    """The states of the layers that keep one, and snapshots of them by the number of tokens before.
 
     Attributes:
         tokens: how many the states come from; None: a forward call was interrupted.
@@ -207,52 +165,49 @@ class StateHistory:
     def __init__(self, layers: Sequence[StateLayer]) -> None:
         self.layers = layers
         self.tokens: int | None = 0
-        self._kept: dict[int, list[State]] = {}
-        self._before: tuple[int, list[State]] = (0, [])
+        self._snapshots: dict[int, list[State]] = {}
+        self._automatic: dict[int, list[State]] = {}
 
     def snapshot(self) -> None:
-        """Keeps a copy of the states, in place of the oldest of `KEPT`."""
-        if not self.layers or not self.tokens or self.tokens in self._kept:
-            return
-        self._kept[self.tokens] = self.taken()
-        while len(self._kept) > KEPT:
-            del self._kept[min(self._kept)]
+        """Keeps a copy of the states; only the last `KEPT` copies stay."""
+        if self.layers and self.tokens and self.tokens not in self._snapshots:
+            self._snapshots[self.tokens] = self.taken()
+            for oldest in sorted(self._snapshots)[:-KEPT]:
+                del self._snapshots[oldest]
 
     def begin_call(self, tokens: int) -> None:
-        """Begins a forward call of so many tokens. Before one of several a copy is made, which
-        replaces that before the last such call. Raises UsageError: the last call was interrupted,
-        and the cache not cropped since."""
+        """Begins a forward call; before one of several tokens the states are copied. Raises
+        UsageError: the last call was interrupted, and not cropped since."""
         if not self.layers:
             return
         if self.tokens is None:
             raise UsageError(*INTERRUPTED)
-        if tokens > 1 and self.tokens not in self._kept:
-            self._before = (self.tokens, self.taken() if self.tokens else [])
+        if tokens > 1 and self.tokens not in self._snapshots:
+            self._automatic = {self.tokens: self.taken()}
         self.tokens = None
 
     def end_call(self, tokens: int) -> None:
         """Ends a forward call, after which there are so many tokens."""
         self.tokens = tokens
-        for layer in self.layers:
-            layer.detach()
+        for tensor in [one for layer in self.layers for one in layer.tensors.values()]:
+            if tensor.requires_grad:  # of a model with gradients
+                tensor.detach_()
 
     def restore(self, tokens: int) -> None:
-        """Goes back to so many tokens, and drops the snapshots after them. Raises UsageError: no
-        states were kept there."""
-        before, states = self._before
+        """Goes back to so many tokens. Raises UsageError: no states were kept there."""
         if self.layers and tokens != self.tokens:
-            if tokens not in (0, before, *self._kept):
+            known = {0: [State()] * len(self.layers), **self._automatic, **self._snapshots}
+            if tokens not in known:
                 raise UsageError(
                     f"this model's layers keep a state, which was not kept at {tokens} tokens",
                     "call snapshot() on the cache where it will be cropped to",
                 )
-            kept = self._kept.get(tokens) or (states if before == tokens else [])
-            for layer, state in zip(self.layers, kept or [{}] * len(self.layers), strict=True):
+            for layer, state in zip(self.layers, known[tokens], strict=True):
                 layer.restore(state)
         self.tokens = tokens
-        self._kept = {at: kept for at, kept in self._kept.items() if at <= tokens}
-        if before > tokens:
-            self._before = (0, [])
+        for kept in (self._automatic, self._snapshots):
+            for later in [at for at in kept if at > tokens]:
+                del kept[later]
 
     def taken(self) -> list[State]:
         """A copy of the states, one for each layer that keeps one."""
@@ -260,157 +215,122 @@ class StateHistory:
 
     def give(self, states: Sequence[State], tokens: int) -> None:
         """Uses copied states, which come from so many tokens, in place of the present ones."""
-        self._kept, self._before = {tokens: list(states)}, (0, [])
+        self._snapshots, self._automatic = {tokens: list(states)}, {}
         self.tokens = None
         self.restore(tokens)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the states, without their copies."""
-        return sum(layer.nbytes for layer in self.layers)
-
-
-class MixedLayer(StateLayer, EsaLayer):  # type: ignore[no-untyped-call]
-    """A layer that keeps rows, which can be cropped, and a state."""
-
-    crop = EsaLayer.crop
-
-    def __init__(self, layer: int, make: MakeStore) -> None:
-        EsaLayer.__init__(self, layer, make)
-        StateLayer.__init__(self)
-
-    def reset(self) -> None:
-        EsaLayer.reset(self)
-        self.clear()
-
-
-Keeps = Literal["rows", "state", "both", "nothing"]
-"""What a layer keeps of the tokens before: keys and values, a state, both, or nothing."""
+        return sum(one.nbytes for layer in self.layers for one in layer.tensors.values())
 
 
 class EsaCache(Cache):
     """The memory of one document for one attached model; `Attachment.new_cache` makes it.
 
-    Args:
-        forward: of the attached model. method: runs unless `begin` gives another. layers: what each
-            of the model's layers keeps. make: makes each store. method_layers: those that run the
-            method. latent: rows are latents. sources: of `source_layers`.
-
     Attributes:
         method: what runs now. query: the state of the turn in progress; see `begin`.
-        own: the layers that keep rows. states: what the others keep.
+        own: the layers with keys and values. states: of the recurrent layers.
     """
 
     def __init__(
-        self,
-        forward: ForwardPass,
-        method: Method,
-        layers: Sequence[Keeps],
-        make: MakeStore,
+        self, forward: ForwardPass, method: Method, config: Any, make: MakeStore,
         method_layers: Sequence[int],
-        latent: bool,
-        sources: Mapping[int, int],
-    ) -> None:
-        new: dict[Keeps, Callable[[int], Any]] = {
-            "rows": lambda layer: EsaLayer(layer, make, latent),
+    ) -> None:  # fmt: skip
+        latent = family_of(config).latent
+        new: dict[str, Callable[[int], Any]] = {
+            "attention": lambda layer: EsaLayer(layer, make, latent),
             "both": lambda layer: MixedLayer(layer, make),
             "state": lambda layer: StateLayer(),
-            "nothing": lambda layer: DummyLayer(),  # type: ignore[no-untyped-call]
         }
-        kinds = [new[keeps](i) for i, keeps in enumerate(layers)]
-        super().__init__(layers=kinds)
-        self.own = [layer for layer in kinds if isinstance(layer, EsaLayer)]
-        self.states = StateHistory([layer for layer in kinds if isinstance(layer, StateLayer)])
-        self._method_layers, self._sources = method_layers, sources
-        self._shared: dict[int, SharedMemory] = {}
+        layers = [
+            new.get(kind, lambda layer: DummyLayer())(i)  # type: ignore[no-untyped-call]
+            for i, kind in enumerate(layer_kinds(config.to_dict()))
+        ]
+        super().__init__(layers=layers)
+        self.own = [layer for layer in layers if isinstance(layer, EsaLayer)]
+        self.states = StateHistory([layer for layer in layers if isinstance(layer, StateLayer)])
+        self._method_layers, self._sources = method_layers, source_layers(config)
         self.forward_pass, self.method, self.query = forward, method, QueryState()
 
     def expect(self, tokens: int) -> None:
-        """Says how many tokens there will be, before the first: a GPU's rows are then allocated
-        once."""
+        """Announces the number of tokens before the first, so that a GPU allocates memory once."""
         for layer in self.own:
             layer.expected = tokens
 
     def begin(self, query: QueryState, method: Method | None = None) -> None:
-        """Begins a turn, to whose beginning the cache can be cropped. In phase AUTO one also begins
-        where the cache was cropped before.
-
-        Args:
-            query: its state, shared by all layers. method: from now on; None: the same.
-        """
+        """Begins a turn, to whose beginning the cache can be cropped, by a method from now on."""
         self.snapshot()
         self.query = query
         self.method = self.method if method is None else method
 
+    def check_owner(self, forward_pass: ForwardPass | None) -> None:
+        """Raises UsageError where the cache is not one of the model with this `ForwardPass`."""
+        if forward_pass is not self.forward_pass:
+            raise UsageError(
+                "this cache was made for another model, or for one that is not attached any more",
+                "use new_cache() of the model's own attachment",
+            )
+
     @property
-    def reads_rows_alone(self) -> bool:
-        """Whether nothing but rows is kept of the tokens to come: no trace, no selector's data."""
+    def is_plain_prefill(self) -> bool:
+        """Whether the tokens to come are prefilled without a trace or an observing selector."""
         phase, trace = self.query.phase, self.query.trace
         return phase is Phase.PREFILL and trace is None and not self.method.selector.observes
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.forward_pass.used() is not self:
-            raise UsageError(
-                "this cache was made for another model, or for one that is not attached any more",
-                "use new_cache() of the model's own attachment",
-            )
+        if self.forward_pass.current_cache() is not self:
+            self.check_owner(None)
         if layer_idx == self.own[0].layer:
-            if len({layer.get_seq_length() for layer in self.own}) > 1:
-                raise UsageError(*INTERRUPTED)
-            length, count = self.get_seq_length(), key_states.shape[2]
-            span = self.forward_pass.span or (length, length + count - 1)
-            if span != (length, length + count - 1):
-                raise UsageError(
-                    f"positions of {count} tokens must follow the {length} cached ones, got "
-                    f"{span[0]} to {span[1]}",
-                    "leave position_ids out, and use_cache on",
-                )
-            if self.query.phase is Phase.AUTO and self.query.stop != length:
-                # Tokens were cropped: this is another turn.
-                self.query = QueryState(trace=self.query.trace)
+            self._check_positions(key_states.shape[2])
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
+    def _check_positions(self, count: int) -> None:
+        """Checks that a call's tokens follow the cached ones. After a crop another turn begins."""
+        length = self.own[0].get_seq_length()
+        if any(layer.get_seq_length() != length for layer in self.own):
+            raise UsageError(*INTERRUPTED)
+        span = self.forward_pass.span or (length, length + count - 1)
+        if span != (length, length + count - 1):
+            raise UsageError(
+                f"positions of {count} tokens must follow the {length} cached ones, got "
+                f"{span[0]} to {span[1]}",
+                "leave position_ids out, and use_cache on",
+            )
+        if self.query.phase is Phase.AUTO and self.query.stop != length:
+            self.query = QueryState(trace=self.query.trace)
+
     def memory(self, layer_idx: int) -> LayerMemory:
-        """Of the model's layer with this index, which keeps rows or reads another's."""
+        """The memory of the model's layer with this index, perhaps over another layer's keys."""
         if layer_idx in self._sources:
             source = self.memory(self._sources[layer_idx])
-            shared = self._shared.get(layer_idx)
-            if shared is None or shared.source is not source:
-                shared = self._shared[layer_idx] = SharedMemory.of(layer_idx, source)
-            return shared
+            return SharedMemory(layer_idx, source.store, source.states, source=source)
         layer = self.layers[layer_idx]
-        assert isinstance(layer, EsaLayer), "the layer keeps no rows"
+        assert isinstance(layer, EsaLayer), "the layer keeps no keys"
         assert layer.memory, "the layer has no tokens"
         return layer.memory
 
     @property
     def memories(self) -> list[LayerMemory]:
-        """Of all layers that keep rows."""
+        """The memories of all layers with keys and values."""
         return [self.memory(layer.layer) for layer in self.own]
 
     def hold(
-        self,
-        stores: Sequence[KVStore],
-        projections: Sequence[Projection | None] | None,
-        states: Sequence[dict[type, LayerState]] = (),
-        recurrent: Sequence[State] = (),
-    ) -> None:
-        """Uses stores that have tokens already, one for each layer that keeps rows.
-
-        Args:
-            projections: fitted to them; None: nothing was fitted yet.
-            states: each layer's states of selectors.
-            recurrent: what the layers keep that keep a state, of the same tokens.
-        """
-        assert len(recurrent) == len(self.states.layers), "states must be given with the rows"
+        self, stores: Sequence[KVStore], projections: Sequence[Projection | None] | None,
+        states: Sequence[dict[Any, LayerState]] = (), recurrent: Sequence[State] = (),
+    ) -> None:  # fmt: skip
+        """Uses stores that have tokens already, one for each layer with keys and values, and what
+        is
+        known of these tokens; projections None: nothing was fitted yet."""
+        assert len(recurrent) == len(self.states.layers), "some states are missing"
         self.states.give(recurrent, len(stores[0]))
         for i, layer in enumerate(self.own):
             memory = LayerMemory(layer.layer, stores[i], states[i] if states else {})
             memory.projection = projections[i] if projections else None
             memory.fitted = projections is not None
-            layer.hold(memory)
+            layer.memory = memory
 
     @property
     def nbytes(self) -> int:
@@ -419,23 +339,21 @@ class EsaCache(Cache):
         return sum(store.nbytes for store in stores) + self.states.nbytes
 
     def snapshot(self) -> None:
-        """Keeps a copy of the layers' states: the cache can be cropped to here, until there are two
-        later snapshots. Not needed where no layer keeps a state."""
+        """Copies the layers' states: the cache can be cropped to here, as to the snapshot
+        before."""
         self.states.snapshot()
 
     def release(self) -> None:
-        """Frees the stores' copies of rows."""
-        for memory in (*self._shared.values(), *(layer.memory for layer in self.own)):
-            if memory:
-                memory.release()
+        """Frees the memories' copies of keys and values."""
+        for layer in self.own:
+            if layer.memory:
+                layer.memory.release()
 
     def truncate(self, length: int) -> None:
-        """Crops to `length` tokens, also after an interrupted forward left layers uneven. Raises
-        UsageError: some layers keep a state, and none was kept there; see `snapshot`."""
+        """Crops to `length` tokens, also after an interrupted forward call. Raises UsageError: some
+        layers keep a state, and no snapshot was made there."""
         shortest = min(layer.get_seq_length() for layer in self.own)
         self.states.restore(min(length, shortest))
-        for memory in self._shared.values():
-            memory.forget()
         for layer in self.own:
             extra = layer.get_seq_length() - length
             if extra > 0:
@@ -449,9 +367,9 @@ class EsaCache(Cache):
 
     def reset(self) -> None:
         """Drops all tokens."""
-        super().reset()  # type: ignore[no-untyped-call]
-        self._shared = {}
-        self.states.give([{} for _ in self.states.layers], 0)
+        self.truncate(0)
+        for layer in self.own:
+            layer.memory = None
 
     @torch.no_grad()
     def project(self) -> None:

@@ -1,26 +1,70 @@
-"""What distinguishes each layer's attention, from the family's entry and a model's configuration.
-
-`attach` asks here for each layer's rotary embedding and factor, and for what each layer keeps.
-"""
+"""What distinguishes each layer's attention, by its family, configuration and torch modules."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from esa_cli.attention.model_traits import Temperature, WeightedRope
-from esa_cli.attention.rope import Angles, NoRope, Rope
+from esa_cli.attention.rope import Angles, NoRope, Rope, WeightedRope
 from esa_cli.errors import ModelError
-from esa_cli.models.attachment.inspection import plain_weight
-from esa_cli.models.attachment.kv_cache import Keeps
 from esa_cli.models.files import families
-from esa_cli.models.files.families import Family, family_of, layer_types
+from esa_cli.models.files.families import Family, family_of, layer_types, source_layers
+from esa_cli.models.text_passes.small_decoder import is_plain
+
+if TYPE_CHECKING:
+    from esa_cli.attention.layer import Temperature
+
+_ATTENTION = ("self_attn", "mixer", "attention")
+"""What layers name their attention."""
+
+
+def attention_modules(model: Any) -> list[Any | None]:
+    """The attention modules in the order in which they run; None: a layer has none."""
+    name, modules = family_of(model.config).projections[-1], list[Any | None]()
+    readers = source_layers(model.config)
+    for layer in model.base_model.layers:
+        own = next((getattr(layer, one) for one in _ATTENTION if hasattr(layer, one)), None)
+        for module in own if isinstance(own, nn.ModuleList) else [own]:
+            attends = hasattr(module, name) or len(modules) in readers
+            modules.append(module if attends else None)
+    return modules
+
+
+def row_layers(model: Any) -> list[int]:
+    """Indices of the layers that keep keys and values."""
+    readers, modules = source_layers(model.config), enumerate(attention_modules(model))
+    return [i for i, module in modules if module is not None and i not in readers]
+
+
+def projections(model: Any) -> list[list[Any]]:
+    """The modules that make queries, keys and values, of each layer that keeps keys."""
+    names, modules = family_of(model.config).projections, attention_modules(model)
+    layers = [[getattr(modules[i], name, None) for name in names] for i in row_layers(model)]
+    return [[part for part in parts if part is not None] for parts in layers]
+
+
+def plain_weight(module: Any) -> Tensor | None:
+    """A module's weight if it is a plain floating-point tensor, else None."""
+    weight = getattr(module, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) and is_plain(weight) else None
+
+
+def kv_dtype(model: Any) -> torch.dtype:
+    """The type of keys and values: that of the value projections, or the model's where these are
+    quantised. Raises ModelError: it is not the same in all layers."""
+    weights = [plain_weight(part[-1]) for part in projections(model)]
+    types = {model.dtype if weight is None else weight.dtype for weight in weights}
+    if len(types) > 1:
+        kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
+        raise ModelError(
+            f"the layers of this model compute in different types ({kinds})",
+            "load it in one with `dtype`, or ask without a library",
+        )
+    return types.pop()
 
 
 @dataclass(frozen=True)
@@ -28,11 +72,9 @@ class LayerTraits:
     """What one layer's attention computes; equal layers share the embedding.
 
     Args:
-        rope: its rotary embedding. scale: its factor of q . k.
-        window: W of a layer that attends to the last W tokens, the query's own included; None: to
-            all, and runs the method.
-        cap: soft cap of the logits; 0: none.
-        temperature: factors (n,) of queries at positions (n,), which the model multiplies them by.
+        rope: its rotary embedding. scale: its factor of q . k. cap: its soft cap of logits.
+        window: W of a layer that attends to the last W tokens; None: it runs the method.
+        temperature: factors (n,) by which the model multiplies queries at positions (n,).
     """
 
     rope: Rope
@@ -45,53 +87,31 @@ class LayerTraits:
 def layer_traits(
     config: Any, rotary: nn.Module | None, modules: Sequence[Any | None]
 ) -> list[LayerTraits | None]:
-    """The traits of each layer; None where it has no attention.
-
-    Args:
-        rotary: the model's rotary module; None: it has none. modules: the attention module of each
-            layer; None: it has none.
-    """
+    """The traits of each layer; None where it has no attention module."""
     family, types = family_of(config), layer_types(config)
     cap = float(getattr(config, family.attention_cap or "", None) or 0.0)
     unrotated, temperature = NoRope(), _temperature(config)
-    ropes: dict[str, Rope] = {}
-    if rotary is not None:
-        attending = {*types} & {*families.ATTENTION_TYPES}
-        ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
-    traits: list[LayerTraits | None] = []
+    attending = {*types} & {*families.ATTENTION_TYPES} if rotary is not None else ()
+    ropes = {kind: _rope(config, family, rotary, kind) for kind in attending}
+    traits = list[LayerTraits | None]()
     windows, rotating = families.layer_windows(config), _rotating(config, family)
-    each = zip(modules, types, windows, rotating, strict=True)
-    for module, kind, window, rotates in each:
-        if module is None:
-            traits.append(None)
-            continue
+    for module, kind, window, rotates in zip(modules, types, windows, rotating, strict=True):
         rope = ropes.get(kind, unrotated) if rotates else unrotated
-        if rotates and family.norms_after is not None:
+        if module is not None and rotates and family.norms_after is not None:
             query, key = (getattr(module, name).weight for name in family.norms_after)
             rope = WeightedRope(rope, query, key)
-        traits.append(LayerTraits(rope, float(module.scaling), window, cap, temperature))
+        traits.append(module and LayerTraits(rope, float(module.scaling), window, cap, temperature))
     return traits
-
-
-def what_layers_keep(config: Any) -> list[Keeps]:
-    """What each layer keeps of the tokens before; one that reads another's rows keeps nothing."""
-    kinds: dict[str, Keeps] = {
-        **dict.fromkeys(families.ATTENTION_TYPES, "rows"),
-        **dict.fromkeys(families.STATE_TYPES, "state"),
-        "hybrid": "both",
-    }
-    types, readers = enumerate(layer_types(config)), families.source_layers(config)
-    return ["nothing" if i in readers else kinds.get(one, "nothing") for i, one in types]
 
 
 def _rotating(config: Any, family: Family) -> list[bool]:
     """Whether each layer rotates queries and keys."""
     types = layer_types(config)
     sliding, rule = [kind == "sliding_attention" for kind in types], family.rotating
+    if rule == "hybrid":
+        rule = "sliding" if config.sliding_window is not None else ""
     if rule == "sliding":
         return sliding
-    if rule == "hybrid":
-        return sliding if config.sliding_window is not None else [True] * len(types)
     if rule == "prefix":
         dense = config.prefix_dense_sliding_window_pattern == 1
         each = zip(sliding, config.mlp_layer_types, strict=True)
@@ -106,59 +126,45 @@ def _temperature(config: Any) -> Temperature | None:
     if beta is None:
         return None
     original = parameters["original_max_position_embeddings"]
-
-    def temperature(at: Tensor) -> Tensor:
-        factors: Tensor = 1 + beta * torch.log1p(torch.floor(at / original))
-        return factors
-
-    return temperature
+    return lambda at: 1 + beta * torch.log1p(torch.floor(at / original))
 
 
 def _rope(config: Any, family: Family, rotary: Any, kind: str) -> Rope:
     """The rotary embedding of a model's layers of one type, the same for every length."""
     if hasattr(rotary, f"{kind}_inv_freq"):
-        inverse, factor = (
-            getattr(rotary, f"{kind}_{x}") for x in ("inv_freq", "attention_scaling")
-        )
-        return Rope(Angles(inverse, factor), pairs=family.pairs)
-    if "longrope" in families.rope_types(config):
+        names = (f"{kind}_inv_freq", f"{kind}_attention_scaling")
+        inverse, factor = (getattr(rotary, name) for name in names)
+    elif "longrope" in families.rope_types(config):
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         # Of the two sets between which transformers switches at the original length, the one for
         # long texts: cached keys are rotated by one set alone.
         original = config.rope_parameters["original_max_position_embeddings"]
         device = rotary.inv_freq.device
         inverse, factor = ROPE_INIT_FUNCTIONS["longrope"](config, device, seq_len=original + 1)
-        return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
-    if family.pairs == "half" and not (family.half_table or family.complex_table):
+    elif family.pairs == "half" and not (family.half_table or family.complex_table):
         return Rope(rotary)
-    # Some modules compute the angles of pairs side by side, or once; `Rope` arranges them itself.
-    return Rope(Angles(rotary.inv_freq, rotary.attention_scaling), pairs=family.pairs)
-
-
-def keep_cache(config: Any) -> None:
-    """Changes an attached model's copy of its configuration, so that `generate` does not drop the
-    cache where stock attention would change its rotary embedding."""
-    if family_of(config).switches:
-        config.original_max_position_embeddings = sys.maxsize
+    else:  # some modules compute the angles of pairs side by side, or once
+        inverse, factor = rotary.inv_freq, rotary.attention_scaling
+    return Rope(Angles(inverse, float(factor)), pairs=family.pairs)
 
 
 class LatentHeads:
-    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the maps A and B of one
-    attention module's heads.
+    """Attention over latents (MLA: DeepSeek and its kin) in absorbed form: the projections A and
+    B of one attention module's heads.
 
     All heads share a token's row: R dimensions of the key that rotate, then its latent c. With a
-    head's maps A (N, L) to the rest of its key and B (V, L) to its value,
+    head's projections A (N, L) to the rest of its key and B (V, L) to its value,
 
         q . k          =  q_rotary . row_rotary + (A^T q_rest) . c
         sum_i a_i v_i  =  B sum_i a_i c_i
 
     so methods select by rows and attend to rows, as with one key head that is the values, too.
+    Raises ModelError: the projections have a bias.
 
     Args:
         module: with `kv_b_proj`, from a latent to all heads' keys and values. Where that is
-            quantised, its dequantised weight is cached from the first call on.
-
-    Raises:
-        ModelError: the maps have a bias.
+            quantised, its dequantised weight is kept.
     """
 
     def __init__(self, module: Any) -> None:
@@ -168,29 +174,28 @@ class LatentHeads:
         self._dequantised: Tensor | None = None
         if getattr(self._projection, "bias", None) is not None:
             raise ModelError(
-                "maps of latents to keys must have no bias, got one",
+                "the projection of latents to keys must have no bias, got one",
                 "use a model of another family",
             )
 
     def queries(self, q: Tensor) -> Tensor:
         """Queries (H, C, N + R), the rotary part last, as (H, C, R + L): for rows."""
         rest, rotary = torch.split(q, [self._rest, self._rotary], dim=-1)
-        return torch.cat((rotary, rest @ self._maps(q)[:, : self._rest]), dim=-1)
+        return torch.cat((rotary, rest @ self._projections(q)[:, : self._rest]), dim=-1)
 
     def outputs(self, rows: Tensor) -> Tensor:
         """Weighted sums of rows (H, C, R + L) as weighted sums of values (H, C, V)."""
         latents = rows[..., self._rotary :]
-        return latents @ self._maps(rows)[:, self._rest :].transpose(1, 2)
+        return latents @ self._projections(rows)[:, self._rest :].transpose(1, 2)
 
-    def _maps(self, like: Tensor) -> Tensor:
+    def _projections(self, like: Tensor) -> Tensor:
         """A above B of each head, (H, N + V, L)."""
-        projection = self._projection
-        weight = plain_weight(projection) if type(projection) is nn.Linear else None
-        adapted = bool(projection._forward_hooks)  # an adapter's is not there for good
+        projection, weight = self._projection, self._dequantised
+        adapted = bool(projection._forward_hooks)  # an adapter's output is not there for good
+        if type(projection) is nn.Linear and not adapted:
+            weight = plain_weight(projection)
         if weight is None or weight.is_meta or adapted:
-            weight = None if adapted else self._dequantised
-            if weight is None:  # what the projection makes of unit vectors
-                unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
-                weight = projection(unit).T.contiguous()
-                self._dequantised = self._dequantised if adapted else weight
+            unit = torch.eye(self._latent, dtype=like.dtype, device=like.device)
+            weight = projection(unit).T.contiguous()
+            self._dequantised = self._dequantised if adapted else weight
         return weight.view(self._heads, -1, self._latent)

@@ -70,7 +70,7 @@ class DeferredModel(_Source):
         ResourceError."""
         import torch
 
-        from esa_cli.models.text_passes.layer_calls import pass_calls_on
+        from esa_cli.models.text_passes.text_forward import pass_calls_on
 
         config = checkpoint_files.read_config(self.folder)
         errors = _loading_errors(parse_reference(self.ref), config)

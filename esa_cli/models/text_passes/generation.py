@@ -11,71 +11,60 @@ import torch
 
 from esa_cli.models.files.quiet_transformers import quiet_transformers
 
-_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
-
 
 class Streamer:
     """Decodes tokens as they arrive, and holds back characters that are not complete yet.
 
-    `on_text` is called with each new piece of text. `first` is the time of the first token in
-    seconds of `time.perf_counter`, None before.
+    Args:
+        on_text: called with each new piece of text.
+
+    Attributes:
+        text: the text so far. count: tokens so far. last: the latest token id, None before.
+        first: time of the first token in seconds of `time.perf_counter`, None before.
     """
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None] | None) -> None:
         self.tokenizer, self.on_text = tokenizer, on_text
         self.text, self.count = "", 0
         self.first: float | None = None
-        self._ids: list[int] = []
-        self._prompt = True
-
-    @property
-    def last(self) -> int | None:
-        """The latest token id."""
-        return self._ids[-1] if self._ids else None
+        self.last: int | None = None
+        self._ids: list[int] | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """Called by `generate`: first with the whole prompt, then with each new token."""
-        if self._prompt:
-            self._prompt = False
+        if self._ids is None:
+            self._ids = []
             return
         self.first = self.first or time.perf_counter()
         self._ids.extend(value.flatten().tolist())
-        self.count = len(self._ids)
+        self.count, self.last = len(self._ids), self._ids[-1]
         # A character may be several byte tokens: the last of them completes it.
-        self._emit(self._decoded().rstrip("\ufffd"))
+        self._emit_text("\ufffd")
 
     def end(self) -> None:
         """Called by `generate` after the last token."""
-        self._emit(self._decoded())
+        self._emit_text("")
 
-    def _decoded(self) -> str:
-        return str(self.tokenizer.decode(self._ids, skip_special_tokens=True))
-
-    def _emit(self, text: str) -> None:
+    def _emit_text(self, incomplete: str) -> None:
+        """Decodes all tokens, and passes on new text without incomplete characters."""
+        text = str(self.tokenizer.decode(self._ids or [], skip_special_tokens=True))
+        text = text.rstrip(incomplete) if incomplete else text
         new, self.text = text[len(self.text) :], text
         if new and self.on_text:
             self.on_text(new)
 
 
 def generate(
-    model: Any,
-    ids: Sequence[int],
-    cache: Any,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int | None = None,
-    streamer: Streamer | None = None,
-) -> list[int]:
+    model: Any, ids: Sequence[int], cache: Any, *, max_new_tokens: int, temperature: float = 0.0,
+    top_p: float = 1.0, seed: int | None = None, streamer: Streamer | None = None,
+) -> list[int]:  # fmt: skip
     """Appends an answer to `ids` with the model's own `generate`; returns the new token ids.
 
-    Of the model's generation settings only the special token ids count. The others are made for
-    chat: a penalty for repeated words counts those of the whole document, which answers quote, and
-    `use_cache: false` would process the prompt again for every token.
+    Of the model's generation settings only the special token ids count: a penalty for repeated
+    words, say, would count those of the whole document, which answers quote.
 
     Args:
-        ids: the whole prompt; the model reads those the cache does not hold yet.
+        ids: the whole prompt; the model processes those the cache does not hold yet.
         temperature: 0 is greedy; otherwise sampling from the nucleus of probability `top_p`.
         seed: of the sampling; torch's global generators are afterwards as before.
     """
@@ -86,12 +75,13 @@ def generate(
     if temperature > 0:
         settings |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     prompt, before = torch.tensor([list(ids)], device=model.device), model.generation_config
-    special = {name: getattr(before, name, None) for name in _SPECIAL}
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    special = {name: getattr(before, name, None) for name in names}
     # transformers would warn that the prompt is longer than the model's window, as it may be here.
     with quiet_transformers(), ExitStack() as stack:
         if seed is not None:
+            kind = "cuda" if model.device.type == "cpu" else model.device.type
             devices = [] if model.device.type == "cpu" else [model.device]
-            kind = devices[0].type if devices else "cuda"
             stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
             torch.manual_seed(seed)
         stack.callback(setattr, model, "generation_config", before)
@@ -110,6 +100,4 @@ def generate(
 def end_ids(model: Any) -> list[int]:
     """Token ids that end an answer."""
     ends = getattr(model.generation_config, "eos_token_id", None)
-    if ends is None:
-        return []
-    return list(ends) if isinstance(ends, (list, tuple)) else [int(ends)]
+    return list(ends) if isinstance(ends, (list, tuple)) else [] if ends is None else [int(ends)]

@@ -1,9 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) of a model's linear layers.
 
-An adapter adds `scale * B A x` to the output of each linear layer that it names: within `active` by
-forward hooks, the weights being as they were; `FusedForward` has weights of its own to which it is
-added. Folders are those that the peft library writes: `adapter_config.json` and
-`adapter_model.safetensors`.
+An adapter adds `scale * B A x` to the output of each linear layer that it names. Folders are those
+that the peft library writes: `adapter_config.json` and `adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ class LoraAdapter:
 
     @classmethod
     def new(cls, model: Any, rank: int, alpha: float, seed: int = 0) -> LoraAdapter:
-        """An adapter of all linear layers but the output; it changes nothing until trained."""
+        """Makes an adapter of all linear layers but the output, without effect until trained."""
         generator = torch.Generator().manual_seed(seed)
         matrices = {}
         output = model.get_output_embeddings()
@@ -87,15 +85,13 @@ class LoraAdapter:
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             matrices = {}
-            for name in tensors:
-                if name.endswith(".lora_A.weight"):
-                    a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
-                    if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
-                        raise ValueError(f"{name} must have the rank r = {rank}")
-                    if not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
-                        raise ValueError(f"{name} must have finite numbers")
-                    short = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-                    matrices[short] = a, b
+            for name in [one for one in tensors if one.endswith(".lora_A.weight")]:
+                a, b = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+                if a.dim() != 2 or b.dim() != 2 or (a.shape[0], b.shape[1]) != (rank, rank):
+                    raise ValueError(f"{name} must have the rank r = {rank}")
+                if not (a.isfinite().all() and (b.float() * scale).isfinite().all()):
+                    raise ValueError(f"{name} must have finite numbers")
+                matrices[name.removeprefix(PREFIX).removesuffix(".lora_A.weight")] = a, b
             if 2 * len(matrices) != len(tensors):
                 raise ValueError("it changes more than linear layers")
         return cls(model, matrices, scale)
@@ -129,7 +125,7 @@ class LoraAdapter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The model's linear layers give their adapted outputs until the block ends."""
+        """Adds the adapter to the outputs of the model's linear layers until the block ends."""
 
         def hook(name: str) -> Any:
             def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -152,8 +148,6 @@ class LoraAdapter:
 
     def to(self, like: Tensor) -> LoraAdapter:
         """Moves the matrices to a tensor's device and type, for running."""
-        self.matrices = {
-            name: (a.to(like.device, like.dtype), b.to(like.device, like.dtype))
-            for name, (a, b) in self.matrices.items()
-        }
+        for name, (a, b) in self.matrices.items():
+            self.matrices[name] = a.to(like.device, like.dtype), b.to(like.device, like.dtype)
         return self

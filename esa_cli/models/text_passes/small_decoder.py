@@ -2,10 +2,7 @@
 
 `PlainDecoder` holds the weights on the CPU, in modules named as transformers' are, without its
 code: importing that takes longer than answering a question. `FusedForward` computes with them, or
-with those of a model of transformers: queries, keys and values of a layer are one matrix product,
-and a LoRA adapter is added to the weights. It is plain causal attention at true positions. Nothing
-of the model is changed, or called but the norm, the rotary embedding, the embedding and the head.
-The reference is transformers' own forward pass.
+with those of a model of transformers, whose own forward pass is the reference.
 """
 
 from __future__ import annotations
@@ -22,12 +19,15 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from esa_cli.attention.rope import Angles
 from esa_cli.models.files.checkpoint_files import weight_files
-from esa_cli.models.text_passes.layer_calls import call_before_layer
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast
+from esa_cli.models.text_passes.text_forward import KeysValues, KeyValuePast, call_hooks
 
 BLOCK = 128
 """Queries of a block: fewer mask less and make smaller products."""
+SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` whose layers are computed here."""
+MOST_BYTES = 1 << 30
+"""Of the layers' weights: with larger ones the copy costs more memory than it is worth in time."""
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat(out, 1) if len(out) > 1 else out[0]
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """As `causal_attention`, which is the faster one in bfloat16 on CPUs."""
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Computes `causal_attention`, which is the faster one in bfloat16 on CPUs, or torch's."""
     if query.dtype == torch.bfloat16:
         return causal_attention(query, key, value)
     count, length = query.shape[2], key.shape[2]
@@ -68,53 +68,39 @@ def _attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return output.transpose(1, 2)
 
 
-SMALL_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose layers are computed here."""
-OTHER_RULES = ("sliding_window", "attention_chunk_size")
-"""Settings of models whose attention is not plain causal attention."""
-MOST_BYTES = 1 << 30
-"""Of the layers' weights: with larger ones the copy costs more memory than it is worth in time."""
-
-
 class FusedForward:
-    """The forward pass of a model's first layers, with an adapter added to their weights.
-
-    Takes as much memory as these layers' weights. Weights that change later are not seen.
+    """The forward pass of a model's first layers, with an adapter added to copies of their weights:
+    a `TextForward`.
 
     Args:
         model: of transformers, for which `can_be_fused` holds. layers: how many; None: all.
         adapter: of this model.
     """
 
-    pads = True
-    """All layers keep the keys and values of all tokens."""
+    takes_padding = True
 
     @torch.inference_mode()
     def __init__(
         self, model: Any, layers: int | None = None, adapter: LoraAdapter | None = None
     ) -> None:
-        base, config = model.base_model, model.config
-        self._model, self._embedding, self._norm = model, base.embed_tokens, base.norm
-        self._rotary = base.rotary_emb
-        self.device: torch.device = base.embed_tokens.weight.device
-        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.eps = config.rms_norm_eps
+        self._model, self._base = model, model.base_model
+        self.device: torch.device = model.base_model.embed_tokens.weight.device
+        self.heads, self.groups = model.config.num_attention_heads, model.config.num_key_value_heads
+        self.size, self.eps = _head_size(model.config), model.config.rms_norm_eps
         added = {} if adapter is None else adapter.products()
-        self.layers = [_fused(layer, added) for layer in base.layers[:layers]]
-        self.size = self.layers[0].output.shape[1] // self.heads
+        self.layers = [_fuse_layer(layer, added) for layer in self._base.layers[:layers]]
 
     @torch.inference_mode()
     def states(self, ids: Tensor, past: KeyValuePast | None = None) -> tuple[Tensor, KeyValuePast]:
         """Hidden states (B, T, hidden) of ids (B, T) after the last of the layers, before the
-        model's norm, and the layers' keys and values, those of `past` before the new ones. Shorter
-        sequences are padded at their ends, which their tokens do not see."""
+        model's norm, and the layers' keys and values, those of `past` before the new ones."""
         start = past.pairs[0][0].shape[2] if past else 0
-        x = self._embedding(ids)
+        x = self._base.embed_tokens(ids)
         positions = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
-        cos, sin = (one[:, :, None] for one in self._rotary(x, positions))
+        cos, sin = (one[:, :, None] for one in self._base.rotary_emb(x, positions))
         pairs: list[KeysValues] = []
         for number, layer in enumerate(self.layers):
-            call_before_layer(self._model)
+            call_hooks(self._base.layers[number])
             before = rms_norm(x, x.shape[-1:], layer.before_attention, self.eps)
             pair = past.pairs[number] if past else None
             attended, pair = self._attention(layer, before, cos, sin, pair)
@@ -127,18 +113,19 @@ class FusedForward:
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits (..., vocabulary), float32, of hidden states after all layers."""
-        logits: Tensor = self._model.lm_head(self._norm(states))
+        logits: Tensor = self._model.lm_head(self._base.norm(states))
         return logits.float()
 
     def _attention(
         self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
+        """Output (B, T, hidden) of a layer's attention, and its keys and values."""
         batch, count, _ = x.shape
         heads, groups = self.heads, self.groups
         projected = linear(x, layer.projection, layer.projection_bias)
         projected = projected.view(batch, count, heads + 2 * groups, self.size)
         rotated = projected[:, :, : heads + groups]
-        if layer.query_norm is not None and layer.key_norm is not None:
+        if layer.query_norm is not None:
             rotated = torch.cat((
                 rms_norm(rotated[:, :, :heads], (self.size,), layer.query_norm, self.eps),
                 rms_norm(rotated[:, :, heads:], (self.size,), layer.key_norm, self.eps),
@@ -150,18 +137,17 @@ class FusedForward:
         value = projected[:, :, heads + groups :].transpose(1, 2)
         if past is not None:
             key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
-        output = _attended(query, key, value).reshape(batch, count, -1)
+        output = _attend(query, key, value).reshape(batch, count, -1)
         return linear(output, layer.output, layer.output_bias), (key, value)
 
 
-def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> SimpleNamespace:
-    """Weights of one layer. With H heads and G key-value heads of size D, `projection` is
-    ((H + 2 G) D, hidden)."""
+def _fuse_layer(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> SimpleNamespace:
+    """Weights of one layer; `projection` ((H + 2 G) D, hidden) is of queries, keys and values."""
     attention, mlp = layer.self_attn, layer.mlp
     three = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = [one.bias for one in three]
 
-    def weights(*parts: Any) -> Tensor:
+    def fuse_weights(*parts: Any) -> Tensor:
         if len(parts) == 1 and parts[0] not in added:
             alone: Tensor = parts[0].weight.detach()
             return alone
@@ -177,51 +163,49 @@ def _fused(layer: Any, added: dict[nn.Module, tuple[Tensor, Tensor]]) -> SimpleN
 
     return SimpleNamespace(
         before_attention=layer.input_layernorm.weight,
-        projection=weights(*three),
+        projection=fuse_weights(*three),
         projection_bias=None if biases[0] is None else torch.cat(biases),
         query_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
         key_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
-        output=weights(attention.o_proj),
+        output=fuse_weights(attention.o_proj),
         output_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,
-        gate=weights(mlp.gate_proj),
-        up=weights(mlp.up_proj),
-        down=weights(mlp.down_proj),
+        gate=fuse_weights(mlp.gate_proj),
+        up=fuse_weights(mlp.up_proj),
+        down=fuse_weights(mlp.down_proj),
     )
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass,
-    such as torchao's quantised ones."""
+    """Whether a weight is plain: floating-point numbers of more than 8 bits, and no subclass."""
     plain = type(weight) in (Tensor, nn.Parameter)
     return plain and weight.is_floating_point() and weight.dtype.itemsize > 1
 
 
 def can_be_fused(model: Any) -> bool:
-    """Whether `FusedForward` computes what this model does: it is of one of `SMALL_FAMILIES`, in
-    plain weights of one type on the CPU, has the same attention in all layers, is not too large,
-    and its linear layers are torch's own."""
+    """Whether `FusedForward` computes what this model does: it is small, of one of
+    `SMALL_FAMILIES`, in plain weights of one type on the CPU, in torch's own linear layers."""
     if not _is_small(model.config):
         return False
     layers, dtype = model.base_model.layers, next(model.parameters()).dtype
+    weights = list(layers.parameters())
     linears = [one for name, one in layers.named_modules() if name.endswith("_proj")]
     return (
-        sum(one.nbytes for one in layers.parameters()) <= MOST_BYTES
+        sum(one.nbytes for one in weights) <= MOST_BYTES
         and all(type(one) is nn.Linear for one in linears)
-        and all(
-            is_plain(one) and one.dtype == dtype and one.device.type == "cpu"
-            for one in layers.parameters()
-        )
+        and all(is_plain(one) and one.dtype == dtype for one in weights)
+        and all(one.device.type == "cpu" for one in weights)
     )
 
 
 def _is_small(config: object) -> bool:
     """Whether a model's layers are as they are computed here."""
+    others = ("sliding_window", "attention_chunk_size")  # attention that is not plain
     return (
         getattr(config, "model_type", None) in SMALL_FAMILIES
         and getattr(config, "hidden_act", "silu") == "silu"
         and not getattr(config, "mlp_bias", False)
-        and all(getattr(config, name, None) is None for name in OTHER_RULES)
+        and all(getattr(config, name, None) is None for name in others)
     )
 
 
@@ -254,18 +238,18 @@ class PlainDecoder(nn.Module):
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.device, self.dtype = config, torch.device("cpu"), torch.float32
         size, words = config.hidden_size, config.vocab_size
         theta = config.rope_parameters["rope_theta"]
-        numbers = torch.arange(0, head_size(config), 2, dtype=torch.float)
+        numbers = torch.arange(0, _head_size(config), 2, dtype=torch.float)
         self.model = nn.ModuleDict({
             # The class itself would draw numbers, by code of torch that takes a second to import.
             "embed_tokens": nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
                 torch.empty(words, size, device="meta")
             ),
-            "layers": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers)),
+            "layers": nn.ModuleList(_new_layer(config) for _ in range(config.num_hidden_layers)),
             "norm": PlainNorm(size, config.rms_norm_eps),
-            "rotary_emb": Angles(1.0 / theta ** (numbers / head_size(config)), 1.0),
+            "rotary_emb": Angles(1.0 / theta ** (numbers / _head_size(config)), 1.0),
         })  # fmt: skip
         self.lm_head = nn.Linear(size, words, bias=False, device="meta")
         self.requires_grad_(False)
@@ -297,6 +281,7 @@ class PlainDecoder(nn.Module):
         if wanted != {name: one.shape for name, one in weights.items()}:
             return None
         model.load_state_dict(weights, strict=False, assign=True)
+        model.dtype = dtype
         model._tie()
         return model.eval()
 
@@ -304,16 +289,6 @@ class PlainDecoder(nn.Module):
     def base_model(self) -> Any:
         """Everything but the head."""
         return self.model
-
-    @property
-    def device(self) -> torch.device:
-        """Of the weights."""
-        return self.lm_head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return self.lm_head.weight.dtype
 
 
 class PlainNorm(nn.Module):
@@ -324,20 +299,20 @@ class PlainNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.empty(size, device="meta")), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """As transformers rounds: the weight is multiplied in the type of `x`."""
+        """Rounds as transformers does: the weight is multiplied in the type of `x`."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 
 
-def head_size(config: Any) -> int:
+def _head_size(config: Any) -> int:
     """D, the numbers of one head."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
-def _layer(config: Any) -> nn.Module:
+def _new_layer(config: Any) -> nn.Module:
     """The modules of one layer; which projections have a bias is the family's rule."""
-    size, wide, head = config.hidden_size, config.intermediate_size, head_size(config)
+    size, wide, head = config.hidden_size, config.intermediate_size, _head_size(config)
     heads, groups = config.num_attention_heads * head, config.num_key_value_heads * head
     bias = config.model_type in ("llama", "qwen3") and config.attention_bias
     inner = bias or config.model_type == "qwen2"

@@ -14,8 +14,8 @@ import torch
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.parts import blame_plugins
-from esa_cli.attention.query_state import Phase, QueryState, SurveyComplete, TurnText
 from esa_cli.attention.step import ChunkTrace, Projection
+from esa_cli.attention.window import Phase, QueryState, SurveyComplete, TurnText
 from esa_cli.errors import UsageError
 from esa_cli.models.attachment.attach import attach, last_alone
 from esa_cli.models.attachment.kv_cache import EsaCache

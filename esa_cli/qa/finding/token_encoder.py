@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from esa_cli.errors import ModelError
 from esa_cli.models.files.checkpoint_files import reading
-from esa_cli.models.text_passes.layer_calls import grouped, hidden_states, of_size_one, padded
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
 from esa_cli.models.text_passes.small_decoder import FusedForward, can_be_fused
+from esa_cli.models.text_passes.text_forward import grouped, hidden_states, of_size_one, padded
 from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, SEGMENT_TOKENS, index_layout
 from esa_cli.qa.presets.adapter_files import MAPS
 from esa_cli.storage.library import Layout

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esa_cli.documents.document import Document
-from esa_cli.models.attachment.inspection import kv_dtype
+from esa_cli.models.attachment.layer_traits import kv_dtype
 from esa_cli.models.files.families import key_shapes, latent_block
 from esa_cli.qa.finding.books import Book, TokenisedDocument
 from esa_cli.qa.ingestion.ingest import Ingest, StoredForm, provenance

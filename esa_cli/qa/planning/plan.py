@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from esa_cli.errors import ResourceError
-from esa_cli.models.attachment.inspection import row_layers
+from esa_cli.models.attachment.layer_traits import row_layers
 from esa_cli.models.files.checkpoint_files import language_settings
 from esa_cli.models.files.prepared_models import home
 from esa_cli.models.text_passes.small_decoder import MOST_BYTES

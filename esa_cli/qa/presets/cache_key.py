@@ -17,8 +17,7 @@ from typing import Any
 
 from esa_cli.attention.method import Method
 from esa_cli.methods.registry import PARTS, contents, sources
-from esa_cli.models.attachment.fingerprint import fingerprint
-from esa_cli.models.attachment.inspection import weight_errors, weight_tensors
+from esa_cli.models.attachment.fingerprint import fingerprint, weight_errors, weight_tensors
 from esa_cli.models.files.families import family_of
 from esa_cli.models.tokenization.tokenizer import PlainTokenizer
 from esa_cli.qa.presets.adapter_files import adapter_folder, finder_folder

@@ -349,7 +349,7 @@ def test_an_answers_rows_are_fetched_once_while_they_stay_the_same(
             fetched.clear()
             answers.append(session.ask(QUESTION, max_new_tokens=most).text)
             counts.append(len(fetched))
-        monkeypatch.setattr("esa_cli.attention.layer_memory.FETCH_KEPT", 0)
+        monkeypatch.setattr("esa_cli.attention.method.FETCH_KEPT", 0)
         fetched.clear()
         assert session.ask(QUESTION, max_new_tokens=9).text == answers[1] == answers[2]
         layers = len(loaded.model.model.layers)

@@ -13,10 +13,9 @@ from conftest import VOCABULARY, ModelFactory
 
 from esa_cli.attention.method import Method
 from esa_cli.attention.positions import Contiguous, FixedDistance, TruePositions
-from esa_cli.attention.query_state import Phase, QueryState
 from esa_cli.attention.selection import TopK
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.attention.window import Window
+from esa_cli.attention.window import Phase, QueryState, Window
 from esa_cli.documents.document import Document, Mark
 from esa_cli.methods.consensus import Consensus
 from esa_cli.methods.full_attention import ReRoPE

@@ -14,7 +14,7 @@ from conftest import ModelFactory
 
 from esa_cli.errors import PresetError, ResourceError
 from esa_cli.models.attachment.attach import attach
-from esa_cli.models.attachment.inspection import attention_modules
+from esa_cli.models.attachment.layer_traits import attention_modules
 from esa_cli.qa.answering.session import Session
 from esa_cli.qa.planning import model_shape, plan
 from esa_cli.qa.planning.plan import CachePlacement

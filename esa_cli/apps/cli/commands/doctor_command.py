@@ -19,7 +19,7 @@ from esa_cli.version import __version__
 T = TypeVar("T")
 
 _PACKAGES = (
-    "torch", "transformers", "tokenizers", "safetensors", "flash-attn-4", "torchao",
+    "torch", "transformers", "tokenizers", "safetensors", "torchao",
     "bitsandbytes", "kernels", "compressed-tensors", "gptqmodel", "optimum", "auto-round",
 )  # fmt: skip
 """What runs models, kernels of attention, and what packs weights or computes with packed ones."""

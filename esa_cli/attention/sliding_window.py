@@ -1,0 +1,65 @@
+"""Layers that attend to the last W tokens alone, whatever the method (Gemma, gpt-oss, OLMo 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from esa_cli.attention.algebra import with_sink
+from esa_cli.attention.kernels import reference
+from esa_cli.attention.method import LayerMemory
+from esa_cli.attention.rope import Rope
+from esa_cli.attention.window import QueryState
+
+AT_ONCE = 512
+"""Most queries in a block, each of which is multiplied with up to AT_ONCE + W - 1 keys."""
+
+
+class SlidingAttention:
+    """Causal attention to the last W tokens, the query's own included, at their true distances.
+
+    Args:
+        window: W, in tokens. rope: the layers' rotary embedding. scale: factor of q . k.
+        cap: soft cap of the logits; 0: none.
+    """
+
+    def __init__(self, window: int, rope: Rope, scale: float, cap: float = 0.0) -> None:
+        self.window, self.rope, self.scale, self.cap = window, rope, scale, cap
+
+    def __call__(
+        self, memory: LayerMemory, q: Tensor, query: QueryState, sink: Tensor | None = None
+    ) -> Tensor:
+        """Attention output (H, n, D) of the last n tokens of the store, queries q (H, n, D),
+        whatever the turn, with the logits (H,) of an attention sink, if the model has one."""
+        stop = len(memory.store)
+        start = stop - q.shape[1]
+        out = torch.empty_like(q)
+        for first in range(start, stop, AT_ONCE):
+            last = min(first + AT_ONCE, stop)
+            rows = slice(first - start, last - start)
+            out[:, rows] = self._attend(memory, q[:, rows], first, last, sink)
+        return out
+
+    def _attend(
+        self, memory: LayerMemory, q: Tensor, start: int, stop: int, sink: Tensor | None
+    ) -> Tensor:
+        """Output (H, C, D) of the queries of [start, stop)."""
+        low = max(0, start - self.window + 1)
+        keys, values = memory.store.span(low, stop)
+        # Only differences of positions count: small ones keep the rotation exact.
+        at = torch.arange(stop - low)
+        query, keys = self.rope.rotate(q, at[start - low :]), self.rope.rotate(keys, at)
+        distance = (at[start - low :, None] - at[None]).to(q.device, non_blocking=True)
+        seen = (distance >= 0) & (distance < self.window)
+        if self.cap or sink is not None:  # which fused attention has not
+            part = reference(query, keys, values, False, self.scale, self.cap, seen)
+            return with_sink(*part, sink)[0]
+        one = stop - start == 1  # a single query sees all these keys, and needs no mask
+        if not one:  # on a GPU, fused attention with a mask takes no fewer key heads
+            keys, values = (x.repeat_interleave(len(q) // len(x), dim=0) for x in (keys, values))
+        out: Tensor = scaled_dot_product_attention(
+            query[None], keys[None], values[None], None if one else seen, scale=self.scale,
+            enable_gqa=one,
+        )  # fmt: skip
+        return out[0]
