@@ -15,7 +15,7 @@ from esa_cli.evaluation.selftest.selftest_run import read_for
 from esa_cli.evaluation.text_asker import TextAsker
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.answering.session import Session
-from esa_cli.qa.evidence.evidence import heaviest
+from esa_cli.qa.attention_evidence import heaviest
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import Preset

@@ -10,8 +10,8 @@ import pytest
 import torch
 from finder_encoder import new_finder, save_finder
 
-from esa_cli.qa.finding import token_encoder
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding import finder as token_encoder
+from esa_cli.qa.finding.finder import TokenEncoder
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) 
 def test_weights_are_softplus_of_the_mapped_states(encoder: TokenEncoder) -> None:
     """Against a loop over the tokens of one question."""
     text = "what was the name of the ship"
-    states, lengths = encoder._states([encoder._ids(encoder.prompt.replace("{question}", text))])
+    states, lengths = encoder._states(
+        [encoder._encode_text(encoder.prompt.replace("{question}", text))]
+    )
     row, bias = encoder.maps["query_weight"].flatten(), float(encoder.maps["query_bias"])
     raw = []
     for at in range(2, int(lengths[0])):  # after the prompt's own two tokens

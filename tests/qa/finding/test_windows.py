@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from esa_cli.qa.finding.windows import sentence_spans, sentence_windows
+from esa_cli.qa.finding.words import sentence_spans, sentence_windows
 
 PROSE = "The gate opens at nine. “Who is there?” he asked.\n\n  It was Mr. Hall. Nobody\nspoke.\n"
 

@@ -11,15 +11,19 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
+from esa_cli.documents.document import Document
+from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage_finder import PassageFinder
-from esa_cli.qa.finding.windows import TextWindow, sentence_spans, sentence_windows
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,
     LexicalIndex,
     SentenceWords,
+    TextWindow,
     capitals_mean_names,
     matched_words,
+    sentence_spans,
+    sentence_windows,
     sentence_words,
     small_words,
     unmentioned_share,
@@ -106,11 +110,11 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
         assert index.documents[int(index.scores(question).argmax())] == document
-        assert all(index.knows(word) for word in question.split()[-1:])
+        assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
         alone = LexicalIndex([text]).scores(question)
         assert (alone > 0).all(), "as with others, so alone"
-    assert not index.knows("Starbuck")
+    assert not index.has_word("Starbuck")
 
 
 TEXTS = [
@@ -184,8 +188,12 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert unmentioned_share(question, LexicalIndex([TEXT]).knows, small_word) == share
-    assert PassageFinder([TEXT], []).unmentioned(question, small_word) == share
+    assert unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
+    assert PassageFinder([book(TEXT)]).unmentioned(question, small_word) == share
+
+
+def book(text: str) -> Book:
+    return Book(Document("a", text, "a", "utf-8", 1), None, torch.zeros(0, 2))
 
 
 def small_word(word: str) -> bool:
@@ -199,7 +207,7 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
     )
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
-    assert PassageFinder([german], []).unmentioned("Wo stand der Kapitän?", small_word) == 0
+    assert PassageFinder([book(german)]).unmentioned("Wo stand der Kapitän?", small_word) == 0
 
 
 class Vocabulary:

@@ -13,8 +13,7 @@ from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, Pres
 from esa_cli.models.files.random_model import TEMPLATE
 from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.chat import ChatReader
-from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 PASSAGES = [Passage("a.txt", "a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20) for n in range(8)]

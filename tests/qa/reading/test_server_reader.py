@@ -14,8 +14,8 @@ from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader_choice import ServerAddress
 from esa_cli.qa.reading.server import ServerReader
-from esa_cli.qa.reading.server_address import ServerAddress
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
@@ -53,7 +53,8 @@ def start() -> Iterator[Start]:
 def reader(
     server: CompletionServer, model: str | None = None, timeout_s: float | None = None
 ) -> ServerReader:
-    return ServerReader(ServerAddress.parse(server.url), model, timeout_s)
+    address = ServerAddress.parse(server.url)
+    return ServerReader(address.url, address.key, model, timeout_s)
 
 
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:

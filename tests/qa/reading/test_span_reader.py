@@ -13,16 +13,16 @@ from byte_level_model import byte_level, byte_model
 
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
-from esa_cli.qa.reading import spans as span_search
+from esa_cli.qa.reading import span_search
 from esa_cli.qa.reading.span import (
     PassagePrompt,
     PassageReader,
     PassageReading,
     SpanReader,
-    clipped,
+    clip_text,
     one_line,
 )
-from esa_cli.qa.reading.spans import Span
+from esa_cli.qa.reading.span_search import Span
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -59,7 +59,7 @@ def test_clipped(text: str, most: int) -> None:
     def tokens(some: str) -> int:
         return 5 + len(some.encode())
 
-    kept = clipped(text, most, tokens)
+    kept = clip_text(text, most, tokens)
     assert text.startswith(kept)
     assert not kept or tokens(kept) <= most
     if tokens(text) <= most:
@@ -69,7 +69,7 @@ def test_clipped(text: str, most: int) -> None:
 
 
 def test_a_clipped_text_ends_with_a_word() -> None:
-    assert clipped("one two three four", 15, len) == "one two three"
+    assert clip_text("one two three four", 15, len) == "one two three"
 
 
 # Log-odds and spans
@@ -163,7 +163,7 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
     long = "He walks about and says no more. " * 40
     made = reader(byte_model, byte_level, context=256)
     reading = made.read(QUESTION, [long, "Ahab was one.", "y" * 900])
-    assert max(reading._batch._lengths) <= 256 - span_search.LONGEST
+    assert max(reading._batch._lengths) <= 256 - span_search.MAX_TOKENS
     found = reading.span(0)
     assert found is not None
     assert long[found.start : found.end].strip()

@@ -15,8 +15,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.spans import Span, WholeWords, byte_letters, most_probable_span, token_bytes
+from esa_cli.qa.reading import span_search
+from esa_cli.qa.reading.span_search import (
+    Span,
+    WholeWords,
+    byte_letters,
+    most_probable_span,
+    token_bytes,
+)
 
 END = 0
 PIECES = (
@@ -105,7 +111,7 @@ def test_with_beams_enough_it_is_the_best_of_all_spans(
     passage: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_search, "BEAMS", 100_000)
-    monkeypatch.setattr(span_search, "LONGEST", 12)
+    monkeypatch.setattr(span_search, "MAX_TOKENS", 12)
     short = passage[:24]
     model = RandomModel(seed)
     found = searched(short, model)
@@ -224,7 +230,7 @@ class Endless(RandomModel):
 
 def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a script without spaces three times as many; the likeliest beams alone go on."""
-    monkeypatch.setattr(span_search, "LONGEST", 3)
+    monkeypatch.setattr(span_search, "MAX_TOKENS", 3)
     for passage, calls in (("the " * 40, 3), ("雪鯨" * 20, 9)):
         model = Endless(2)
         searched(passage.strip(), model)
@@ -325,7 +331,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
         for end in ends:
             if end <= at:
                 continue
-            first, last = words.whole(at, end)
+            first, last = words.complete(at, end)
             assert first <= at
             assert last >= end
             for start, stop, within in places:
@@ -333,7 +339,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
                 if stop - start > 1 and text[start:stop] in WHOLE:
                     assert not start < last < stop, (text[start:stop], text[first:last])
     for start, stop, _ in places:
-        assert any(words.whole(at, stop) == (start, stop) for at in starts if start <= at < stop)
+        assert any(words.complete(at, stop) == (start, stop) for at in starts if start <= at < stop)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +355,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
     ],
 )
 def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> None:
-    first, last = WholeWords(text).whole(text.index(start), text.index(end) + len(end))
+    first, last = WholeWords(text).complete(text.index(start), text.index(end) + len(end))
     assert text[first:last] == whole
 
 
