@@ -1,11 +1,9 @@
 """Evidence of an answer from selected rows: its attention to tokens and sentences.
 
-Probabilities are computed again from the trace of each chunk, exp(scale * q . k - lse), at the
-positions of the encoding. The weight of a token in a layer is the maximum over heads and over the
-tokens of the question, or of the answer, of probability times the norm of its value (Kobayashi et
-al., "Attention is Not Only a Weight", 2020), norms as multiples of their mean. Its weight is the
-mean over the middle half of the layers; benchmarks/NOTES.md has the measurements. A passage is one
-sentence or line, or a few adjacent ones of similar weight.
+The weight of a token in a layer is the maximum over heads and over the tokens of the question, or
+of the answer, of probability times the norm of its value (Kobayashi et al., "Attention is Not Only
+a Weight", 2020), norms as multiples of their mean. Probabilities are computed again from the trace
+of each chunk, exp(scale * q . k - lse). benchmarks/NOTES.md has the measurements.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ BLOCK_ELEMENTS = 4 << 20
 NEAR = -1
 """Index of the local tokens, where far tokens have the index of their selection."""
 FOUND = 1.3
-"""Documents whose best sentence has less `strength` than this may not contain the answer. Chosen so
-that hardly any existing answer is doubted: benchmarks/NOTES.md."""
+"""Least `strength` of documents with an answer; chosen so that few existing answers are doubted."""
 JOIN = 0.5
 """An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
 
@@ -56,22 +53,8 @@ class Share(NamedTuple):
     lengths: Tensor
 
 
-class _RotatedKeys(NamedTuple):
-    """Keys (G, n, D) of the tokens at (n,), rotated to the positions `place` (n,), and the lengths
-    (G, n) of their values."""
-
-    at: Tensor
-    place: Tensor
-    rope: Rope
-    keys: Tensor
-    lengths: Tensor
-
-
 class AttentionWeights:
-    """Weights of the documents' tokens, to be the `trace` of `Session.ask`.
-
-    The weights are of the last question, without its survey pass. They must be taken before the
-    cache changes.
+    """Weights of the documents' tokens by the last question; the `trace` of `Session.ask`.
 
     Args:
         layers: indices of the layers that run the method; their middle half counts.
@@ -89,21 +72,20 @@ class AttentionWeights:
         """Drops the weights."""
         self._asked = torch.zeros(len(self.layers), self.tokens)
         self._answered = torch.zeros(len(self.layers), self.tokens)
-        self._rotated_keys: dict[tuple[int, int], _RotatedKeys] = {}
-        self._waiting: list[ChunkTrace] = []
+        self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
+        """Per layer and part: rotation, tokens (n,), positions (n,), keys, lengths of values."""
 
     @property
     def question_weights(self) -> Tensor:
         """(N,) weights by the question's tokens alone."""
-        self._catch_up()
         return self._asked.mean(dim=0)
 
     @property
     def weights(self) -> Tensor:
         """(N,) weights by the tokens of question and answer."""
-        self._catch_up()
         return torch.maximum(self._asked, self._answered).mean(dim=0)
 
+    @torch.inference_mode()
     def __call__(self, trace: ChunkTrace) -> None:
         if trace.start < self.tokens:
             return
@@ -111,18 +93,8 @@ class AttentionWeights:
             # A new forward call of many words: an earlier turn, or the question, also once more.
             self.clear()
         self._last = (trace.layer, trace.start)
-        if trace.layer in self.layers:
-            self._waiting.append(trace)
-            if trace.decoding:
-                self._catch_up()
-
-    @torch.inference_mode()
-    def _catch_up(self) -> None:
-        """Adds the traces that wait; `clear` has dropped those of a survey pass."""
-        waiting, self._waiting = self._waiting, []
-        for trace in waiting:
-            for share in self.shares(trace):
-                self.note(trace, share)
+        for share in self.shares(trace) if trace.layer in self.layers else ():
+            self.note(trace, share)
 
     def note(self, trace: ChunkTrace, share: Share) -> None:
         """Adds one share to the weights."""
@@ -132,8 +104,7 @@ class AttentionWeights:
         row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
 
     def shares(self, trace: ChunkTrace) -> Iterator[Share]:
-        """Yields the attention to the documents' tokens: to far tokens, for each head where each
-        has its own, then to local tokens."""
+        """Yields the attention to the documents' tokens: to far tokens, then to local ones."""
         heads = range(trace.queries.shape[0])
         joint = isinstance(trace.far, Tensor)
         for head, far in enumerate(trace.far_rows):
@@ -149,12 +120,10 @@ class AttentionWeights:
     def _share(
         self, trace: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
     ) -> Iterator[Share]:
-        """Yields the shares of the tokens at (n,), the first of those that `place` has keys for;
-        some queries at a time."""
+        """Yields the shares of the tokens at (n,) with a position; some queries at a time."""
         device, which = trace.queries.device, slice(heads.start, heads.stop)
         query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
-        rotated = self._rotate_keys(trace, part, at, key)
-        keys, lengths = rotated.keys, rotated.lengths
+        keys, lengths = self._rotate_keys(trace, part, at, key)
         if len(heads) < trace.queries.shape[0]:
             group = heads.start * trace.store.heads // trace.queries.shape[0]
             keys, lengths = keys[group : group + 1], lengths[group : group + 1]
@@ -173,19 +142,21 @@ class AttentionWeights:
             logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
             yield Share(heads, trace.start + low, at, logs, lengths)
 
-    def _rotate_keys(self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor) -> _RotatedKeys:
-        """Rotates the keys of tokens; the result is kept while the next tokens of the answer attend
-        to the same tokens at the same positions."""
-        known, rope = self._rotated_keys.get((trace.layer, part)), trace.rope
-        if known and rope is known.rope and at.equal(known.at) and place.equal(known.place):
-            return known
+    def _rotate_keys(
+        self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the keys (G, n, D) of tokens, rotated, and the lengths (G, n) of their values;
+        kept while the next tokens of the answer attend to them at the same positions."""
+        known, rope = self._rotated.get((trace.layer, part)), trace.rope
+        if known and rope is known[0] and at.equal(known[1]) and place.equal(known[2]):
+            return known[3:]
         local = (int(at[0]), int(at[-1]) + 1)
         keys, values = trace.store.span(*local) if part == NEAR else trace.store.gather(at)
         lengths = values.float().norm(dim=-1)
         lengths /= lengths.mean().clamp_min(1e-30)
-        rotated = _RotatedKeys(at, place, rope, rope.rotate(keys, place), lengths)
-        self._rotated_keys[trace.layer, part] = rotated
-        return rotated
+        keys = rope.rotate(keys, place)
+        self._rotated[trace.layer, part] = rope, at, place, keys, lengths
+        return keys, lengths
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
@@ -197,8 +168,7 @@ def _products(q: Tensor, k: Tensor) -> Tensor:
 def reply_from_rows(
     session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
 ) -> tuple[Reply, Tensor]:
-    """Asks about open books. Returns the reply with at most `evidence` passages, and the weights
-    (N,) of the cached tokens. `asking`: of `Session.ask`; raises as it does."""
+    """Returns the reply to a question with evidence, and the weights (N,) of cached tokens."""
     weights = AttentionWeights(session.layers, session.document_tokens)
     reply = session.ask(question, trace=weights, **asking)
     passages, found = weigh_answer(weights, books, evidence)
@@ -208,8 +178,7 @@ def reply_from_rows(
 def weigh_answer(
     weighed: AttentionWeights, books: Sequence[Book], count: int
 ) -> tuple[tuple[Passage, ...], bool]:
-    """Returns at most `count` passages that an answer rests on, heaviest first, and whether the
-    documents seem to contain the answer."""
+    """Returns the passages that an answer rests on, and whether they seem to contain the answer."""
     weights = weighed.weights
     total = sum(float(book_weights(book, weights).sum()) for book in books)
     evidence = tuple(
@@ -220,17 +189,15 @@ def weigh_answer(
 
 
 def strength(asked: Tensor, books: Sequence[Book]) -> float:
-    """Returns the attention of the question's tokens (N,) to the best single sentence, averaged
-    over layers. 1.0 is one token of the sentence with the full attention of some head in every
-    layer; the number does not grow with the documents."""
+    """Returns the attention of the question (N,) to its best sentence, averaged over layers: 1.0 is
+    one token with the full attention of some head in every layer."""
     sentences = [_weigh_sentences(book, book_weights(book, asked)) for book in books]
     return max((weight for one in sentences for weight in one.values()), default=0.0)
 
 
 @dataclass
 class _HeavyPassage:
-    """Characters [start, end) of book number `book`, their weight, and the weight of the heaviest
-    sentence among them."""
+    """Characters of a book, their weight, and that of the heaviest sentence in them."""
 
     book: int
     start: int
@@ -239,8 +206,7 @@ class _HeavyPassage:
     top: float
 
     def try_add(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
-        """Adds a sentence if it is adjacent, in the same paragraph and heavy enough; returns
-        whether it was added."""
+        """Adds an adjacent, heavy enough sentence of the same paragraph; returns whether it did."""
         if book != self.book or weight < JOIN * self.top:
             return False
         first, last = min(start, self.start), max(end, self.end)
@@ -252,8 +218,7 @@ class _HeavyPassage:
 
 
 def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
-    """Returns the `count` passages with most weight, by the weights (N,) of all tokens; none
-    overlap."""
+    """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
     sentences = [
         (weight, -number, -start, end)
         for number, book in enumerate(books)

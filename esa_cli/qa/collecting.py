@@ -26,18 +26,15 @@ from esa_cli.system.progress import Progress
 WHOLE = 200
 """Windows up to which all are read again: half a minute on an idle core."""
 SIEVE = 2.0
-"""Least score of a passage that is read again where its document has reduced keys: one window in
-twenty-five has it. Of the 71 places of four development questions about books 58 are in one, 64 in
-one with 1.5 or more, where twice as many are read and wrong ones are added, so that F1 drops."""
+"""Least score of a passage that is read again where its document has reduced keys."""
 NEAR = 0.8
-"""Share of the best window's late interaction from which a passage is read again, too: where a
-fifth of a text fits equally well, none of it is two standard deviations above the mean."""
+"""Share of the best late interaction from which a passage is read again, too: where a fifth of a
+text fits equally well, no window is two standard deviations above the mean."""
 FIT = (6.0, 0.05)
-"""How well a passage fits is its late interaction less 0.05, times 6, beside log-odds. Chosen
-on the development questions, about whole books and about pieces of them of 130 windows."""
+"""How well a passage fits: its late interaction less 0.05, times 6, beside log-odds."""
 LEAST = 2.5
-"""Log-odds, with how well it fits, from which a passage contains an answer; chosen on the
-development questions of benchmarks/collect_questions."""
+"""Log-odds plus fit from which a passage contains an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST` are
+chosen on the development questions of benchmarks/collect_questions."""
 BATCH = 16
 """Passages that the preset's reader reads in one call."""
 MAX_WORDS = 24
@@ -47,14 +44,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """Passages to read again, in the order of the documents, out of `total` passages.
-
-    Passages overlap, so that a sentence cut by one is whole in another.
-
-    Args:
-        documents: the number of each one's document. fits: how well each fits the question, in
-            log-odds, whatever the other passages are.
-    """
+    """Some of `total` passages, each one's document, and how well each fits in log-odds."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -71,9 +61,8 @@ def chosen_passages(
 
     Args:
         minimum: least score, in standard deviations over all passages; None: all passages if there
-            are at most `WHOLE`; else those with `SIEVE`, those with `NEAR` of the best late
-            interaction, and all of documents without reduced keys, as many passages that fit share
-            no word with the question.
+            are at most `WHOLE`; else those with `SIEVE` or `NEAR`, and all of documents without
+            reduced keys, whose score misses passages that share no word with the question.
         every: all passages.
     """
     finder, reduced = search.finder(books), search.reduced(question, books)
@@ -100,12 +89,7 @@ def chosen_passages(
 
 
 class AnswerSpan(NamedTuple):
-    """Characters [start, end) of a passage that answer a question.
-
-    Args:
-        weight: ranks spans in one sentence, higher first.
-        log_odds, answer: as those of `CollectedPlace`.
-    """
+    """Characters of a passage that answer; of those in one sentence the highest weight counts."""
 
     start: int
     end: int
@@ -115,8 +99,7 @@ class AnswerSpan(NamedTuple):
 
 
 Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
-"""Returns the spans of each passage that answer the question, from the passages and their `fits`.
-"""
+"""Returns the spans of each passage that answer, from the passages and their `fits`."""
 
 
 def by_log_odds(
@@ -125,9 +108,9 @@ def by_log_odds(
     """Lets the preset's reader decide: the most probable span of each passage with an answer.
 
     Args:
-        least: log-odds, with how well it fits, from which a passage answers; None: `LEAST`.
-        several: the rest of a passage without that span's sentences is read, too, as long as it
-            contains an answer. Each line of a list is found so; in novels it adds wrong places.
+        least: log-odds plus fit from which a passage contains an answer; None: `LEAST`.
+        several: a passage is read again without the sentences of that span, as long as it contains
+            an answer. This finds each line of a list; in novels it adds wrong places.
     """
     threshold = LEAST if least is None else least
 
@@ -159,11 +142,7 @@ def _sentences_at(passage: str, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def by_words(write: Callable[[Passage], Reply]) -> Decision:
-    """Lets another model decide, by its answer (`write`) to the question from each passage alone.
-
-    The span is all of the passage if the answer's words are not in it. Raises ReaderError,
-    LengthError: the model gives no answer.
-    """
+    """Lets another model decide, by the answer that it writes from each passage alone."""
 
     def find_span(passage: Passage) -> list[AnswerSpan]:
         answer = one_line(write(passage).text)
@@ -176,9 +155,7 @@ def by_words(write: Callable[[Passage], Reply]) -> Decision:
 
 
 def quoted_place(answer: str, text: str) -> tuple[int, int]:
-    """Returns the characters [start, end) of the longest run of the answer's words in the text that
-    has a content word, whatever punctuation stands between the words; of all the text if there is
-    no such run."""
+    """Returns the characters of the longest run of the answer's words, or of all the text."""
     words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
@@ -192,13 +169,12 @@ def quoted_place(answer: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CollectedPlace(Passage):
-    """The words of a passage that answer a question, with their place; the score is of the passage,
-    and `log_odds` is None where another model decided.
+    """The words of a passage that answer a question, with the score of the passage.
 
     Args:
         sentence: the sentences of the passage that the words are in.
         passage: character offsets of the passage that was read again.
-        answer: the other model's words, where another model decided.
+        answer: the words of the other model that decided; then `log_odds` is None.
     """
 
     sentence: str = ""
@@ -221,8 +197,7 @@ class CollectedPlace(Passage):
 
     @property
     def words(self) -> str:
-        """The other model's words, else the quoted words, in lower case without punctuation and
-        articles."""
+        """The other model's words, else the quoted ones, without capitals and articles."""
         found = _WORD.findall((self.answer or self.text).lower())
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
@@ -249,19 +224,14 @@ class Coverage(NamedTuple):
 
 
 class EarlierRun(NamedTuple):
-    """How far an earlier run over the same passages came: the number of chosen passages that were
-    read, and the places found in them."""
+    """An earlier run over the same passages: how many it read, and the places it found."""
 
     read: int
     places: Sequence[CollectedPlace]
 
 
 class _Candidate(NamedTuple):
-    """A place of chosen passage number `passage` in document number `document`.
-
-    Args:
-        first, last: characters [first, last) of its sentences. weight: as that of `AnswerSpan`.
-    """
+    """A place of passage number `passage`; its sentences are the characters [first, last)."""
 
     place: CollectedPlace
     document: int
@@ -272,12 +242,11 @@ class _Candidate(NamedTuple):
 
 
 class Collection:
-    """An iterator of places in the order of the documents, one for each sentence: the one with the
-    highest weight. Passages are read on the way; if it is stopped, earlier places stay true.
+    """An iterator of places in the order of the documents; passages are read on the way.
 
     Args:
-        decide: whether and where passages contain an answer; it gets `batch` passages a call.
-        alone: makes the context of a call. progress: called with (passages read, passages chosen).
+        decide: is called with `batch` passages, in the context that `alone` makes.
+        progress: called with (passages read, passages chosen).
         after: an earlier run, which this one continues.
     """
 
@@ -352,8 +321,7 @@ class Collection:
         self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
     def _give_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """Yields the places that no passage from character `start` of a document on can share. A
-        place waits until the caller asks for the next one."""
+        """Yields the places that no passage from character `start` of a document on can share."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
             if (one.document, one.last) <= (document, start):
                 self._ends[one.place.source, one.place.document] = one.last

@@ -24,10 +24,7 @@ COLD = 1 / 64
 def weighed_passages(
     passages: Sequence[Passage], books: Sequence[Book]
 ) -> tuple[list[Passage], Tensor]:
-    """Weighs passages that were read: by softmax of their scores, shared evenly by their tokens.
-
-    Returns the passages with their weights, and the weights (N,) of the tokens of all books.
-    """
+    """Weighs passages by softmax of their scores, and the tokens (N,) of all books accordingly."""
     shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
     weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
     by_name = {book.document.name: book for book in books}
@@ -57,8 +54,7 @@ def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
 
 
 def _shade_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
-    """Returns the characters `spans` (n, 2) of tokens with weight (n,), ascending and apart; `top`
-    is the weight of the last shade."""
+    """Returns the shaded characters of tokens (n, 2); `top` is the weight of the last shade."""
     out: list[ShadedSpan] = []
     if top <= 0:
         return out
@@ -88,12 +84,7 @@ mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh
 
 
 def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
-    """Returns a self-contained page with the answer, its passages, and the text of each book with
-    the passages marked; to be written as UTF-8.
-
-    Args:
-        weights: (N,) of the tokens of all books; the page tells each book's share.
-    """
+    """Returns a page with the answer and the texts of the books with the passages marked."""
     whole = float(sum(book_weights(book, weights).sum() for book in books))
     doubt = "Nothing in the text stands out for this question: it may not contain the answer."
     listed = [

@@ -91,7 +91,6 @@ class Checked(AttentionWeights):
 
     def __call__(self, seen: ChunkTrace) -> None:
         super().__call__(seen)
-        self._catch_up()
         if seen.start < self.tokens:
             return
         want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)

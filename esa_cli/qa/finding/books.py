@@ -20,12 +20,7 @@ from esa_cli.storage.library import Entry
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document and its tokens, without those of a prompt; 12 bytes a token.
-
-    Args:
-        ids: of the text; special tokens that the text spells out are text.
-        offsets: (n, 2) first and last character of each token.
-    """
+    """A document and its tokens; `offsets`: (n, 2) characters [start, end) of each token."""
 
     document: Document
     ids: Sequence[int]
@@ -43,13 +38,11 @@ class Book:
     """A document that can be asked about.
 
     Args:
-        prefilled: its KV cache; None: it has none, and answers come from its text.
-        spans: (n, 2) first and last character of each token of its text.
-        entry: its place in the library, if it is stored there.
+        prefilled: its KV cache, for answers from rows. index: its reduced keys (n, R), for finding.
+        spans: (n, 2) characters [start, end) of each token of its text.
+        entry: its place in the library. words: of its sentences. Both if they are stored.
         read_s: seconds that the model took to read the document; 0: it was stored.
-        index: its reduced keys (n, R), for finding; None: it has no token index.
-        words: the words of its sentences; None: they are not stored.
-        rows: the places of its tokens among those of all books of a question; see `place_books`.
+        rows: the places of its tokens among those of all books of a question.
     """
 
     document: Document
@@ -81,12 +74,7 @@ def distinct(books: Sequence[Book]) -> list[Book]:
 
 
 def place_books(books: Sequence[Book]) -> list[Book]:
-    """Returns the books of a question with their `rows`, in the order of the question, and each
-    with a name that no other book has.
-
-    The name is that of the document; its source, where another book has that name; and the source
-    with the id in the library or a number, where another book has that source, too.
-    """
+    """Returns the books of a question with their `rows`, each with a name that no other has."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = text_rows(prefilled)

@@ -1,9 +1,8 @@
-"""The finder: encodes documents and questions for late interaction.
+"""The finder encodes documents and questions for late interaction.
 
-A token's reduced key is a low-rank projection (the key map of Eq. (6)) of its hidden state after
-one of the model's middle layers; a question's tokens have a projection of their own (the query map
-of Eq. (5)) and weights. The maps and a LoRA adapter of the layers below are trained by
-`benchmarks/training/train_finder.py`, which writes the folders that are loaded here.
+A token's reduced key is a low-rank projection (Eq. (6)) of its hidden state after one of the
+model's middle layers; a question's tokens have a projection of their own (Eq. (5)) and weights.
+`benchmarks/training/train_finder.py` trains them with a LoRA adapter of the layers below.
 """
 
 from __future__ import annotations
@@ -41,34 +40,29 @@ class Finder(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The layout of a stored token index, which says how many bytes a document takes."""
+        """The layout of a stored token index."""
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything that shapes the reduced keys of a document."""
 
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """Returns reduced keys (last - first, R) of the tokens [first, last) of a document, float32
-        on the CPU. They do not depend on how the document is divided at multiples of
-        `SEGMENT_TOKENS`."""
+        """Returns reduced keys (last - first, R) of a document's tokens, float32 on the CPU."""
 
     def questions(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns reduced queries (B, M, R) of unit length, and the weights (B, M) of the tokens,
-        which sum to 1 for each question."""
+        """Returns reduced queries (B, M, R) of unit length, and weights (B, M) of sum 1."""
 
 
 class TokenEncoder:
     """A `Finder`: the first layers of a model with an adapter, and projections after them.
 
-    Raises ModelError: the projections are of another model.
-
     Args:
-        model, tokenizer: of transformers; no method is attached while the model encodes.
-        adapter: of layers below `layers`.
         maps: `query_map` and `key_map` (H, R), `query_weight` (H,), `query_bias` (1,), and `scale`
             (1,), the logarithm of the factor of scores in training.
         layers: number of the model's layers that run. prompt: around a question.
         fixed: model and adapter are not trained any more, so that their fused weights are kept.
+
+    Raises ModelError: the projections are of another model.
     """
 
     def __init__(
@@ -89,8 +83,7 @@ class TokenEncoder:
 
     @classmethod
     def load(cls, folder: Path, model: Any, tokenizer: Any, *, fixed: bool = False) -> TokenEncoder:
-        """Loads the encoder of a folder. Raises ModelError: the folder has none, or it is damaged
-        or of another model."""
+        """Loads the encoder of a folder. Raises ModelError: it is damaged or of another model."""
         with reading(f"the finder {folder}", HINT):
             with safe_open(folder / MAPS, "pt") as file:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
@@ -110,12 +103,10 @@ class TokenEncoder:
 
     @property
     def layout(self) -> Layout:
-        """See `Finder.layout`."""
         return index_layout(self.dim)
 
     @property
     def digest(self) -> str:
-        """See `Finder.digest`."""
         digest = hashlib.sha256(f"{self.layers} {self.adapter.scale}".encode())
         tensors = {"key_map": self.maps["key_map"]}
         for name, (a, b) in sorted(self.adapter.matrices.items()):
@@ -139,14 +130,12 @@ class TokenEncoder:
         return self._project(states, "query_map"), weights / weights.sum(1, keepdim=True)
 
     def tokens(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Returns reduced keys (B, T, R) of sequences of token ids, each encoded on its own; zeros
-        after the shorter ones. Gradients pass through."""
+        """Returns reduced keys (B, T, R) of token ids; zeros after shorter ones. Gradients pass."""
         return self._project(self._states(sequences)[0], "key_map")
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[int], first: int, last: int) -> Tensor:
-        """See `Finder.encode`. Segments of `SEGMENT_TOKENS` are encoded with the `CONTEXT_TOKENS`
-        before them; `first` must be the beginning of a segment."""
+        """See `Finder.encode`. A segment is encoded with the `CONTEXT_TOKENS` before it."""
         assert first % SEGMENT_TOKENS == 0, "first must be the beginning of a segment"
         pieces, fused = list[Tensor](), self._fuse()
         for group in grouped(range(first, last, SEGMENT_TOKENS)):
@@ -207,18 +196,14 @@ class FinderSizes(NamedTuple):
 
 
 def load_finder(settings: AnswerSettings, model: Any, tokenizer: Any) -> TokenEncoder | None:
-    """Loads the finder of answers from text; None where passages are found by their words alone.
-
-    Raises PresetError: its folder does not exist. ModelError: it is damaged or of another model."""
+    """Loads the preset's finder, if it has one. Raises PresetError, ModelError."""
     if settings.source != "text" or settings.finder is None:
         return None
     return TokenEncoder.load(finder_folder(settings.finder), model, tokenizer, fixed=True)
 
 
 def index_sizes(preset: Preset) -> FinderSizes | None:
-    """Reads the sizes of a preset's finder from its file; None where the preset uses none.
-
-    Raises PresetError: its folder does not exist. ModelError: it is damaged."""
+    """Reads the sizes of the preset's finder, if it has one. Raises PresetError, ModelError."""
     settings = preset.answer
     if settings.needs_rows or settings.finder is None:
         return None

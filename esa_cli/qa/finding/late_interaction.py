@@ -1,5 +1,4 @@
-"""Late interaction: the largest products of a question's reduced queries with the reduced keys in
-each window of tokens.
+"""Late interaction: the largest products of reduced queries with the reduced keys of each window.
 
 The score of a window is the sum over the question's tokens of their weight times that product: the
 form of Eqs. (3) and (4), with a window in place of the whole text.
@@ -20,27 +19,18 @@ CONTEXT_TOKENS = 64
 PIECE = 4 * SEGMENT_TOKENS
 """Tokens encoded in one call; a segment of the library is whole pieces."""
 TILE = 4096
-"""Tokens whose keys are decoded at once: 2 MB with R = 128, which stay in the cache of the CPU
-until they are multiplied."""
+"""Tokens whose keys are decoded at once: 2 MB with R = 128, which fit the cache of the CPU."""
 
 
 def index_layout(dim: int) -> Layout:
-    """Returns the layout of a token index with reduced keys of R = `dim` numbers.
-
-    They are stored as the KV cache of one layer with one head: the first half as keys, the second
-    half as values, each with a scale and eight bits a number, as reduced keys have unit length.
-    """
+    """Returns the layout of reduced keys of R = `dim` numbers: halves as key and value."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
 
 
 class ReducedKeys:
-    """The reduced keys (N, R) of a document's tokens, in a quarter of the bytes of float32.
-
-    Args:
-        records: (N, row_bytes) uint8, as `segment.encode` writes them. layout: of the records.
-    """
+    """The reduced keys (N, R) of a document's tokens, as records (N, row_bytes) uint8."""
 
     def __init__(self, records: Tensor, layout: Layout) -> None:
         assert records.shape[1] == layout.row_bytes, "records must have the bytes of the layout"
@@ -74,12 +64,8 @@ class ReducedKeys:
 def window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
-    """Returns the largest product of each query with a key in each window, (W, M) float32; -1 for
-    windows without tokens. No array grows with N times R or M.
-
-    Args:
-        queries: (M, R). keys: (N, R). first, last: (W,), the windows as tokens [first, last).
-    """
+    """Returns the largest product of each query (M, R) with a key (N, R) in each window of tokens
+    [first, last) (W,): (W, M) float32, -1 for windows without tokens."""
     first, last = first.contiguous(), last.contiguous()
     empty = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
     bounds = torch.unique(torch.cat((first, last)))
@@ -95,8 +81,7 @@ def window_products(
 
 
 def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
-    """Returns the largest product of each query with a key between two neighbours of the ascending
-    bounds (B,), (B - 1, M)."""
+    """Returns the largest products between neighbours of the ascending bounds (B,), (B - 1, M)."""
     best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
     low, high = int(bounds[0]), int(bounds[-1])
     for start in range(low, high, TILE):
@@ -114,8 +99,7 @@ def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tenso
 
 
 def products_around(products: Tensor, windows: int) -> Tensor:
-    """Returns the largest of the products (W, M) of each window and of `windows` windows before and
-    after it."""
+    """Returns the largest products (W, M) among `windows` windows before and after each."""
     if not products.shape[0]:
         return products
     size, columns = 2 * windows + 1, products.T[:, None]

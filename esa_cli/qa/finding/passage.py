@@ -11,17 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passage:
-    """Characters of a document, with their place and their scores.
+    """Characters [start, end) of a document, with their place and their scores.
 
     Args:
-        document: the name of the document. source: its path.
-        page: from 1, where the document has pages. line: from 1, in the extracted text.
-        chapter: the heading above the passage, where the document has headings.
-        start, end: character offsets into the extracted text; `text` lies between them.
-        score: of finding, in standard deviations above the mean of all windows of the documents
-            searched; after reading, these times the prior plus the log-odds.
-        weight: from 0 to 1, in an answer: the share of all attention to the documents; in answers
-            from text, of the scores of all passages.
+        document: the name of the document. source: its path. page, line: from 1.
+        score: of finding, in standard deviations above the mean of all windows; after reading,
+            these times the prior plus the log-odds.
+        weight: the share of all attention, or of the scores of all passages, of an answer.
         log_odds: that the passage contains the answer; None: it was not read.
         quote: character offsets into the document of its most probable answer.
     """

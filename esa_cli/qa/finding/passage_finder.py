@@ -1,9 +1,8 @@
 """Ranks the sentence windows of documents by how likely they answer a question.
 
-Scores are added, each in standard deviations over the windows: BM25 of the question's words
-(`LexicalIndex`); where a document has a token index, late interaction of reduced queries and keys,
-which then counts most. With late interaction one passage in eight is ranked by words alone: an
-unusual name or number is found by them.
+Scores are added, each in standard deviations over the windows: BM25 of the question's words; where
+a document has a token index, late interaction, which then counts most. Constants are chosen on the
+development questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
@@ -30,41 +29,28 @@ from esa_cli.qa.finding.words import (
 from esa_cli.system.content_words import question_words
 
 AROUND = (4, 32, 128)
-"""Windows before and after each window whose late interaction counts for it: about a page, some
-pages and a chapter. A sentence that answers seldom names all that the question does."""
+"""Windows before and after each one that count for it: about a page, some pages, a chapter."""
 AROUND_WEIGHT = 0.3
-"""Weight of each of these scores beside the window's own. Of 160 development questions 124, 136 and
-144 have their passage among 3, 8 and 16 without these scores, 130, 143 and 148 with them; 0.2 and
-0.4, and half or twice as many windows, are within two."""
+"""Weight of each of their scores beside the window's own."""
 FAR = -1.0
-"""Least of these scores: where nearly all windows of a text share their largest products, the few
-at its ends that do not would be many standard deviations below."""
+"""Least of their scores, which would be very low at the ends of some texts."""
 LATE = 3.3
-"""Weight of late interaction where the words' score has weight 1: the best windows by words are
-more standard deviations above the mean, and are right less often. Chosen together with an
-`answer.prior` of 0.6, before the scores around a window were added; the prior was chosen again."""
+"""Weight of late interaction where BM25 has weight 1."""
 BY_WORDS = 8
-"""One passage in so many is ranked by words alone where late interaction ranks the others: one in
-four lost 3 of 144 found passages of the development books, and gained none."""
+"""One passage in so many is ranked by BM25 alone, which finds unusual names and numbers."""
 SINGLED_OUT = (1.2, 1.4)
-"""The best window's BM25 score over the best that does not overlap it, from where the words of the
-question begin to single out a passage to where they do: there BM25's first passage was the right
-one of 42 of 54 questions about the development books, below of 31 of 106."""
+"""The best BM25 over the best that does not overlap it: from not single to singled out."""
 VAGUE = 0.15
 """Share of the words' weight for a question whose words single out no passage."""
 FITS = 0.6
-"""Late interaction (a weighted mean of cosines, 1 at most) from which a window fits a question of
-which the documents have no word: the best window of three development texts for 20 made-up words
-each has 0.34 to 0.59, for `canine`, `feline` and `automobile` 0.64 to 0.77. Each of their 120
-answerable questions has a word in its text, so none is refused."""
+"""Late interaction from which a window fits without a word; made-up words have 0.59 at most."""
 COUNT = 8
 ABOVE = 2.0
 """The least score where all passages are asked for: about one window in thirty has it."""
 
 
 class ReducedQueries(NamedTuple):
-    """A question's reduced queries (M, R), the weight of each (M,), and the weight of BM25 beside
-    late interaction where the words single out a passage; elsewhere `VAGUE` of that weight."""
+    """Reduced queries (M, R), their weights (M,), and the weight of BM25 beside them."""
 
     queries: Tensor
     weights: Tensor
@@ -75,10 +61,8 @@ class WindowScores(NamedTuple):
     """Scores of all windows for one question, (windows,) each.
 
     Args:
-        total: ranks the windows. words: of the question's words alone, in standard deviations.
-        fitting: bool, whether a word of the question is in or around the window; with a token index
-            also, whether a document has a word of the question or the window's late interaction is
-            at least `FITS`.
+        total: ranks the windows. words: BM25 alone, in standard deviations.
+        fitting: bool, whether the window may answer at all; see `PassageFinder.scores`.
         read: whether a document has a token index.
     """
 
@@ -99,9 +83,8 @@ class PassageFinder:
         self._has_names = capitals_mean_names(texts)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
+        # Of each book with a token index: its windows, their tokens [first, last), and its keys.
         self._indexed: list[tuple[Tensor, tuple[Tensor, Tensor], ReducedKeys]] = []
-        """Of each book with a token index: its windows, their tokens [first, last), and its keys.
-        """
         for number, book in enumerate(books):
             own = (documents == number).nonzero()[:, 0]
             if book.index is not None and own.numel():
@@ -116,13 +99,14 @@ class PassageFinder:
     def find(
         self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> list[Passage]:
-        """Returns the best `count` passages, best first; the arguments are those of `scores`."""
+        """Returns the best `count` windows; none overlaps a better one by half."""
         return self.pick_passages(self.scores(question, earlier=earlier, reduced=reduced), count)
 
     def scores(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """Scores all windows.
+        """Scores all windows. One fits that has a word of the question, in it or around it; with a
+        token index also each if a book has such a word, or by late interaction of `FITS`.
 
         Args:
             earlier: text of earlier turns that the question refers to; its BM25 counts half.
@@ -144,8 +128,7 @@ class PassageFinder:
         return WindowScores(total, words, fitting, read=True)
 
     def late_scores(self, reduced: ReducedQueries) -> Tensor:
-        """Returns late interaction of each window, and of the windows around it by `AROUND`,
-        (1 + len(AROUND), windows); nan where a book has no token index."""
+        """Returns late interaction of windows, and by `AROUND`, (4, windows); nan without index."""
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
@@ -154,8 +137,7 @@ class PassageFinder:
         return out
 
     def words_weight(self, bm25: Tensor) -> float:
-        """Returns the share of the words' weight that counts, `VAGUE` to 1, by how far the BM25
-        scores (windows,) single out one passage."""
+        """Returns the share of the words' weight that counts, `VAGUE` to 1; `bm25`: (windows,)."""
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
@@ -166,8 +148,7 @@ class PassageFinder:
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def pick_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows as passages, none overlapping a better one by half of
-        the shorter one; the last of them are ranked by words alone, see `BY_WORDS`."""
+        """Returns the best `count` windows; none overlaps a better one by half of the shorter one."""
         picked, overlapping = list[int](), set[int]()
         by_words = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((scores.total, count - by_words), (scores.words, count)):
@@ -180,8 +161,7 @@ class PassageFinder:
         return [self.passage_at(at, scores.total) for at in picked]
 
     def _overlaps(self, at: int) -> Iterator[tuple[int, float]]:
-        """Yields the windows that overlap a window, with the shared part of the shorter one; the
-        window itself is among them."""
+        """Yields the windows that overlap a window, and the shared part of the shorter one."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[at]
         for others in (range(at, -1, -1), range(at + 1, len(windows))):
@@ -206,11 +186,7 @@ def standardised(scores: Tensor) -> Tensor:
 
 
 def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the first token, and the one after the last, with a character of each range.
-
-    Args:
-        spans: (n, 2) characters [start, end) of each token. characters: (W, 2), the ranges.
-    """
+    """Returns the first token and the one after the last, (W,), of characters (W, 2)."""
     spans, characters = spans.long(), characters.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
@@ -218,11 +194,7 @@ def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PassageSearch:
-    """Finds passages with the finder of a preset, and keeps the index of the last books.
-
-    Args:
-        encoder: None: passages are found by their words. words: see `ReducedQueries`.
-    """
+    """Finds passages by a finder, if there is one, and keeps the index of the last books."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
@@ -247,11 +219,7 @@ class PassageSearch:
     def find(
         self, question: str, books: Sequence[Book], count: int, earlier: str = ""
     ) -> list[Passage]:
-        """Returns the best `count` passages for an answer, best first.
-
-        Args:
-            earlier: text of earlier turns that the question refers to.
-        """
+        """Returns the best `count` passages for an answer; see `PassageFinder.scores`."""
         reduced = self.reduced(f"{earlier} {question}".strip(), books)
         return self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
 
@@ -260,15 +228,13 @@ class PassageSearch:
         self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
     ) -> list[Passage]:  # fmt: skip
-        """Returns the best passages that fit the question, best first, none overlapping a better
-        one by half.
+        """Returns the best passages that fit the question, best first.
 
         Args:
             count: the most passages; None: all. minimum: their least score in standard deviations;
                 None: 0, and where `count` is None 2, or the best passage's score if that is lower.
 
-        Raises:
-            UsageError: there is no book, or `count` is below 1.
+        Raises UsageError: there is no book, or `count` is below 1.
         """
         if not books:
             raise UsageError("no document to search", "name one")
@@ -287,8 +253,7 @@ class PassageSearch:
 
 
 class WordPassages(NamedTuple):
-    """Passages with the words of a query: each has `most` of its `words` different content words,
-    and no passage of the documents has more."""
+    """Passages with `most` of the `words` content words of a query; no other passage has more."""
 
     passages: list[Passage]
     most: int
@@ -296,10 +261,7 @@ class WordPassages(NamedTuple):
 
 
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Returns the passages that have the most content words of a query, best first by BM25; a
-    passage is left out if better ones have all of its sentences with these words.
-
-    Raises UsageError: there is no book."""
+    """Returns the passages with most words of a query, best first; none without a new sentence."""
     if not books:
         raise UsageError("no document to search", "name one")
     tables = [book.words or sentence_words(book.document.text) for book in books]

@@ -1,8 +1,7 @@
 """Finding by words: sentence windows, their BM25 scores, and names that no document mentions.
 
-A question names people and places that the answering sentences call "he" and "there"; words of the
-surrounding text then tell one passage from another. So the score of a window is its own BM25 plus
-that of the windows of 200 and of 600 words around it. Measured: docs/results.md.
+The score of a window is its own BM25 plus that of wider windows around it: a question names people
+and places that the answering sentences call "he" and "there". Measured: docs/results.md.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def sentence_windows(
     spans: list[tuple[int, int]], counts: list[int], words: int
 ) -> list[TextWindow]:
-    """Cuts sentences with `counts` words each into overlapping windows of about `words` words.
-
-    A window has at least one sentence and begins about half a window after the one before it.
-    Windows cross paragraphs: dialogue has paragraphs of a few words.
-    """
+    """Cuts sentences with `counts` words each into half overlapping windows of about `words`."""
     out: list[TextWindow] = []
     first = 0
     while first < len(spans):
@@ -179,14 +174,7 @@ def sentence_words(text: str) -> SentenceWords:
 
 
 class LexicalIndex:
-    """BM25 of the windows of documents, with the statistics of all of them.
-
-    The words of a question are stemmed as those of each document. Window `windows[i]` is of
-    document number `documents[i]`.
-
-    Args:
-        texts: of the documents. words: their content words, None where they are not known.
-    """
+    """BM25 of the windows of documents; `windows[i]` is of document number `documents[i]`."""
 
     def __init__(
         self, texts: Sequence[str], words: Sequence[SentenceWords | None] | None = None
@@ -201,8 +189,8 @@ class LexicalIndex:
         self.windows = list(chain.from_iterable(narrow))
         self.documents = [number for number, windows in enumerate(narrow) for _ in windows]
         self._own = self._index_windows(tables, narrow)
+        # For each size of windows around: their BM25, the nearest to each window, its weight.
         self._around: list[tuple[Bm25, Tensor, float]] = []
-        """For each size of windows around: their BM25, the nearest to each window, its weight."""
         for size, weight in AROUND:
             wide = [table.cut_windows(size) for table in tables]
             nearest = _nearest_windows(narrow, wide)
@@ -262,8 +250,7 @@ def _nearest_windows(
 
 
 def matched_words(text: str, question: str) -> list[tuple[int, int]]:
-    """Returns the characters [start, end) of each content word that text and question share,
-    ascending. Pairs of characters of a script without spaces may overlap."""
+    """Returns the characters [start, end) of each content word that text and question share."""
     language = language_of(text)
     wanted = {stem for stems in question_words(question, [language]) for stem in stems}
     located = located_words(text, language)
@@ -294,11 +281,7 @@ def capitals_mean_names(texts: Sequence[str]) -> bool:
 
 
 def small_words(tokenizer: Any) -> Callable[[str], bool]:
-    """Returns a function that says whether a word is usually written without a capital.
-
-    Such a word is one token, with a lower number than its capitalised form: vocabularies begin with
-    frequent tokens.
-    """
+    """Returns a function that says whether a word has no capital as a rule, by its tokens."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -316,11 +299,7 @@ def small_words(tokenizer: Any) -> Callable[[str], bool]:
 def unmentioned_share(
     question: str, has_word: Callable[[str], bool], is_small: Callable[[str], bool]
 ) -> float:
-    """Returns the largest share, 0 to 1, of the words of a name in a question that no document has.
-
-    Args:
-        has_word: see `LexicalIndex.has_word`. is_small: see `small_words`.
-    """
+    """Returns the largest share, 0 to 1, of the words of a name that no document has."""
     if question.isupper():
         return 0.0
     shares = [0.0]

@@ -1,8 +1,4 @@
-"""Makes books: takes documents from the library, or has a model read them and stores the result.
-
-What a model computes of a document is a token index (`IndexIngest`) or a KV cache
-(`row_ingest.RowIngest`); it is computed once, on its own, and stored as a document of the library.
-"""
+"""Makes books: takes documents from the library, or has a model read and store them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -44,8 +40,7 @@ FORMAT = 1
 
 
 class IngestEvents:
-    """Observes how books are made. A subclass overrides the methods it needs; an exception raised
-    in a method ends the ingest and propagates."""
+    """Observes how books are made; an exception raised in a method ends the ingest."""
 
     def found(self, book: Book) -> None:
         """The book is in the library, and nothing is computed."""
@@ -54,19 +49,13 @@ class IngestEvents:
         """The model does not read the document, and answers come from its text alone."""
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
-        """The model begins to read the document.
-
-        Args:
-            tokens: of the document and of the prompt before it.
-            stored_bytes: about the bytes it will take in the library; None: it stays in memory.
-        """
+        """The model begins to read the document, which takes `stored_bytes` or stays in memory."""
 
     def progress(self, done: int, total: int) -> None:
         """The model has read `done` of `total` tokens."""
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        """The library's disk has no room for the document. Returns whether the document is computed
-        in memory; else the error is raised."""
+        """The library's disk is full. Returns whether the document is computed in memory."""
         return False
 
     def waiting(self) -> None:
@@ -88,8 +77,7 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored in the library: all its token ids, the layout, the device of its KV
-    cache (None: the CPU), and the bytes of its recurrent states."""
+    """How a document is stored; `states`: bytes of its recurrent states."""
 
     identity: str
     ids: Sequence[int]
@@ -99,14 +87,7 @@ class StoredForm(NamedTuple):
 
 
 class Ingest(ABC):
-    """Makes books with one model and preset.
-
-    Args:
-        esa: the `api.Esa` that is asked about the books.
-        library: where documents are looked for; None: nowhere.
-        keep: whether new documents are stored in the library.
-        planner: a document must fit the memory of its plan; None: memory is not checked.
-    """
+    """Makes books for an `api.Esa`; stores them if `keep`; a planner checks memory."""
 
     def __init__(
         self, esa: Any, library: Library | None = None, keep: bool = True,
@@ -178,8 +159,7 @@ class Ingest(ABC):
         return None
 
     def stored(self, entry: Entry) -> Book:
-        """Opens a book of the library, whatever became of its file. Raises UsageError: it was read
-        by another model or method. LibraryError: it is damaged."""
+        """See `api.Esa.stored`."""
         assert self.library is not None
         if not self.owns(entry):
             raise UsageError(
@@ -217,8 +197,7 @@ class Ingest(ABC):
             self.events.finished()
 
     def _make(self, text: TokenisedDocument, progress: Progress | None, started: float) -> Book:
-        """Computes a book: in the library, from where an earlier process stopped; in memory if the
-        disk is full and `IngestEvents.unstored` agrees."""
+        """Computes a book in the library, from where an earlier process stopped, or in memory."""
         on_progress = combined(self.events.progress, progress)
         form = self.form(text) if self.stores else None
         while form is not None and form.ids:
@@ -281,8 +260,7 @@ class Ingest(ABC):
         return book
 
     def provenance(self, document: Document, rows: str) -> dict[str, Any]:
-        """Returns a document's source, preset and model as JSON data for people; no part of its
-        key. `rows`: the kind of the stored KV cache, or `INDEX`."""
+        """Returns facts of a document for people; `rows`: the kind of KV cache, or `INDEX`."""
         is_file = os.path.isfile(document.source)
         return {
             "name": document.name,
@@ -297,19 +275,6 @@ class Ingest(ABC):
         }
 
 
-def index_identity(model: Mapping[str, Any], digest: str) -> str:
-    """Returns what an index depends on, beside its text, as JSON: the facts of the model
-    (`model_facts`) and the digest of the finder."""
-    facts = {
-        "index": FORMAT,
-        "model": model,
-        "encoder": digest,
-        "segment_tokens": SEGMENT_TOKENS,
-        "context_tokens": CONTEXT_TOKENS,
-    }
-    return json.dumps(facts, sort_keys=True)
-
-
 class IndexIngest(Ingest):
     """Makes books with token indexes by a finder; `options`: the arguments of `Ingest`."""
 
@@ -319,8 +284,15 @@ class IndexIngest(Ingest):
 
     @cached_property
     def identity(self) -> str:
-        """See `index_identity`."""
-        return index_identity(self.esa.facts, self.encoder.digest)
+        """What an index depends on beside its text, as JSON."""
+        facts = {
+            "index": FORMAT,
+            "model": self.esa.facts,
+            "encoder": self.encoder.digest,
+            "segment_tokens": SEGMENT_TOKENS,
+            "context_tokens": CONTEXT_TOKENS,
+        }
+        return json.dumps(facts, sort_keys=True)
 
     def identities(self) -> list[str]:
         return [self.identity]
@@ -370,8 +342,7 @@ class IndexIngest(Ingest):
     def _encode_pieces(
         self, text: TokenisedDocument, first: int, on_progress: Progress
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yields the first token and the reduced keys (n, R) of each piece from `first` on; calls
-        `on_progress` when the piece has been used."""
+        """Yields the first token and the reduced keys (n, R) of each piece from `first` on."""
         for start in range(first, len(text.ids), PIECE):
             stop = min(start + PIECE, len(text.ids))
             with self.esa.suspended():

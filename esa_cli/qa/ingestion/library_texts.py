@@ -1,8 +1,6 @@
 """The texts that a library can be asked about, and the records of the files that they came from.
 
-Every command and server takes the texts from here: those of present documents, of the files that
-documents were read from, and of folders of `esa ingest --words`. Files that have changed are read
-again first, so that a former text neither answers nor is listed; an unchanged file is read once.
+Changed files are read again first, so that a former text neither answers nor is listed.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ class FileChanges:
     """The result of an update.
 
     Args:
-        records: of all files, in their order.
+        records: of all files, in their order. read: the number of files that were opened.
         added, changed: files that could not be read before, or had another text.
-        read: how many files were opened.
         former: digests of the texts that changed files had before.
     """
 
@@ -50,16 +47,6 @@ class FileChanges:
     changed: list[FileRecord] = field(default_factory=list)
     read: int = 0
     former: list[str] = field(default_factory=list)
-
-    def count_opened(self, former: str, record: FileRecord) -> None:
-        """Counts a file that was opened; `former` is the digest of its text before, or ""."""
-        self.read += 1
-        if former == record.digest:
-            return
-        if former:
-            self.former.append(former)
-        if record.digest:
-            (self.changed if former else self.added).append(record)
 
     @property
     def readable(self) -> list[FileRecord]:
@@ -73,28 +60,13 @@ class FileChanges:
 
 
 class FileIndexing:
-    """Brings a catalogue up to date with files.
+    """Brings a catalogue up to date with files, of a `folder` of `esa ingest --words` or any."""
 
-    Args:
-        folder: of `esa ingest --words`; "": records keep theirs.
-        read: `read_document`, or a function in its place.
-    """
-
-    def __init__(
-        self, catalogue: Catalogue, folder: str = "",
-        read: Callable[[str], Document] = read_document,
-    ) -> None:  # fmt: skip
-        self._catalogue, self._folder, self._read = catalogue, folder, read
+    def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
+        self._catalogue, self._folder = catalogue, folder
 
     def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
-        """Reads new and changed files and adds their words; stopped, the next update continues.
-
-        A file that cannot be read gets a record of why; the record of a file that does not exist
-        any more stays.
-
-        Args:
-            progress: called with the files done and all files.
-        """
+        """Reads new and changed files and adds their words; stopped, the next update continues."""
         changes = FileChanges()
 
         def writes() -> Iterator[Callable[[], None] | None]:
@@ -122,14 +94,18 @@ class FileIndexing:
             with suppress(OSError):
                 stamp = file_stamp(path)
             try:
-                document = self._read(path)
+                document = read_document(path)
                 record, text = _record_of(document, path, folder), document.text
             except DocumentError as error:
                 record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
             if known.digest and not record.digest and not os.path.lexists(path):
                 changes.records.append(record)
                 return None  # it may be on a disk that is away, so its record stays
-            changes.count_opened(known.digest, record)
+            changes.read += 1
+            if record.digest != known.digest:
+                changes.former += [known.digest] if known.digest else []
+                if record.digest:
+                    (changes.changed if known.digest else changes.added).append(record)
         changes.records.append(record)
         if record == known and not text:
             return None
@@ -159,8 +135,7 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """A folder after an update: what changed, records of files that do not exist any more, and
-    files that are no documents."""
+    """A folder after an update, with records of removed files, and files that are no documents."""
 
     changes: FileChanges
     removed: list[FileRecord]
@@ -168,9 +143,9 @@ class FolderState:
 
 
 def check_folder(folder: str, library: Library) -> str:
-    """Returns the absolute path of a folder. Raises DocumentError: it is no folder. UsageError: the
-    library is in it, or it is in the library."""
-    _check_is_folder(folder, "name a folder")
+    """Returns the absolute path of a folder. Raises DocumentError, UsageError: it is not usable."""
+    if not os.path.isdir(folder):
+        raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
     root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
@@ -182,28 +157,19 @@ def check_folder(folder: str, library: Library) -> str:
     return path
 
 
-def _check_is_folder(folder: str, hint: str) -> None:
-    if not os.path.isdir(folder):
-        kind = "a file" if os.path.exists(folder) else "nothing of that name"
-        raise DocumentError(f"{folder or 'FOLDER'} must be a folder, got {kind}", hint)
-
-
 def sync_folder(
     catalogue: Catalogue, folder: str, *, prune: bool = False, if_empty: bool = False,
     progress: Progress | None = None,
 ) -> FolderState:  # fmt: skip
-    """Brings the catalogue up to date with a folder; stopped, the next call continues.
+    """Brings the catalogue up to date with an absolute folder; stopped, the next call continues.
 
     Args:
-        folder: absolute. prune: removed files will be forgotten; `if_empty`: also where no document
-            is left.
-        progress: called with the files done and all files.
+        prune: removed files will be forgotten; `if_empty`: also where no document is left.
 
-    Raises:
-        DocumentError: the folder does not exist, may not be read, has too many files, or has none
-            while some are to be forgotten. LibraryError, DiskError.
+    Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError.
     """
-    _check_is_folder(folder, "nothing was changed; name a folder")
+    if not os.path.isdir(folder):
+        raise DocumentError(f"{folder} must be a folder", "nothing was changed; name a folder")
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     record_removed(catalogue, folder, found, folder)
@@ -218,8 +184,7 @@ def sync_folder(
 
 
 def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
-    """Forgets the files of a folder that were removed. Their documents must be removed before:
-    without these records they would be present again. Raises LibraryError, DiskError."""
+    """Forgets the removed files of a folder; their documents must be removed before."""
     with catalogue.transaction():
         catalogue.files.remove(one.path for one in state.removed)
     catalogue.drop_unused_texts()
@@ -227,8 +192,7 @@ def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> Non
 
 
 def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Returns records of files that do not exist, and did not exist when the folder was listed: the
-    disk of a listed file may have gone away. Files below a folder that was left out may exist."""
+    """Returns records of files that did not exist when the folder was listed, nor do now."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
@@ -240,12 +204,7 @@ def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list
 
 
 def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
-    """Records that files of a folder which were read one by one do not exist any more, so that
-    their stored documents are former.
-
-    Args:
-        folder: absolute. found: its files now. synced: the folder, if it is synchronised.
-    """
+    """Records that files which were read one by one do not exist any more."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
     gone = [one for one in _removed_files(catalogue, folder, found) if not one.folder]
     gone = [one for one in gone if one.digest and resolved_path(one.path) in stored]
@@ -268,8 +227,7 @@ def record_read_folders(library: Library, names: Sequence[str]) -> None:
 def outdated_entries(
     catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
 ) -> list[Entry]:
-    """Returns documents whose file in the folder was removed or has another text now, unless
-    another file has their text. Files that have changed since are read again."""
+    """Returns documents of the folder whose text no file has any more."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
     removed, read_from = set(map(resolved_path, gone)), {entry.file for entry in entries}
@@ -290,13 +248,7 @@ def outdated_entries(
 
 @dataclass(frozen=True)
 class LibraryText:
-    """A text that may be asked about: of stored documents, of a file, or of both.
-
-    Args:
-        path: of the file; "": this machine has none.
-        bytes: of the file.
-        entries: in the order in which they were stored, under the name of a file with their text.
-    """
+    """A text that may be asked about, of stored documents and of the file `path`, if any."""
 
     digest: str
     path: str = ""
@@ -311,13 +263,7 @@ class LibraryText:
 
 @dataclass(frozen=True)
 class LibraryTexts:
-    """The texts of a library, stored documents first.
-
-    Args:
-        damaged: stored documents that cannot be used.
-        refused: files that cannot be read, or whose disk is away.
-        former: stored documents whose files have another text now, or were removed.
-    """
+    """The texts of a library, and documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[Entry, ...] = ()
@@ -334,8 +280,7 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
 
 
 def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """Returns the texts of a library, after changed files were read again. `progress` is called
-    with the files done and all files. Raises LibraryError, DiskError."""
+    """Returns the texts of a library, after changed files were read again."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
     changed = _changed_files(catalogue, stored)

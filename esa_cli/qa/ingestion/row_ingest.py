@@ -32,19 +32,14 @@ SERVES = {"int8": ("int8", "native"), "native": ("native",)}
 
 
 class RowIngest(Ingest):
-    """Makes books with a KV cache.
-
-    Args:
-        rows: how it is stored, `int8`, or `native` bit for bit. options: those of `Ingest`.
-    """
+    """Makes books with a KV cache, stored as `int8`, or `native` bit for bit."""
 
     def __init__(self, rows: str, *options: Any) -> None:
         super().__init__(*options)
         self.rows = rows
 
     def _layout(self, rows: str) -> Layout:
-        """Returns the layout of this model's KV cache in the library. Raises ModelError: its layers
-        compute in different types."""
+        """Returns the layout of this model's KV cache in the library. Raises ModelError."""
         session = self.esa.session
         config, running = session.model.config, session.attachment.method_layers
         return layout(
@@ -108,8 +103,7 @@ class RowIngest(Ingest):
         return shape_of(model.config.to_dict()).states(model.dtype.itemsize)
 
     def _place_states(self, states: Sequence[State], key: str) -> list[State]:
-        """Moves the stored states of document `key` to the model's device. Raises LibraryError:
-        they are not this model's, as in a stranger's export."""
+        """Moves stored states to the model's device. Raises LibraryError: not this model's."""
         assert self.library is not None
         size = sum(tensor.nbytes for state in states for tensor in state.values())
         if size not in (0, self._state_bytes):  # those before the first token are empty

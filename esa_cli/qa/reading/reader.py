@@ -1,8 +1,7 @@
-"""Readers answer a question from passages: the protocol, the prompt for another model, and the
-reader that is a model of transformers on this machine.
+"""Readers answer a question from passages; the prompt by which another model is asked.
 
-`span.SpanReader` quotes the most probable span, `ChatReader` has a model word the answer, and
-`server.ServerReader` one on a server with OpenAI's chat completions.
+`span.SpanReader` quotes the most probable span, `ChatReader` has a model of transformers word the
+answer, and `server.ServerReader` one on a server with OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ MAX_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is generated.
-
-    Args:
-        max_new_tokens: None: the reader's own choice. temperature: 0: greedy. seed: None: any.
-    """
+    """How an answer is generated: None leaves its length to the reader; temperature 0 is greedy."""
 
     max_new_tokens: int | None = None
     temperature: float = 0.0
@@ -50,7 +45,7 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the model, as users know it."""
+        """The name of the model, for people."""
 
     @property
     def nbytes(self) -> int:
@@ -60,16 +55,10 @@ class Reader(Protocol):
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """Returns the answer, without evidence and times.
+        """Returns the answer from passages, best first, without evidence and times. `on_text` is
+        called with each piece; an exception raised in it ends the answer and passes through.
 
-        Args:
-            passages: best first. history: earlier turns, oldest first.
-            on_text: called with each piece of the answer; an exception raised in it ends the answer
-                and passes through.
-
-        Raises ReaderError: no answer came. HistoryError, LengthError: the prompt exceeds the
-        window of the model.
-        """
+        Raises ReaderError: no answer came. HistoryError, LengthError: the prompt is too long."""
 
     def close(self) -> None:
         """Ends connections; the reader may be used again."""
@@ -98,10 +87,7 @@ def number_passages(passages: Sequence[Passage]) -> str:
 def chat_messages(
     question: str, passages: Sequence[Passage], history: Sequence[Turn]
 ) -> list[dict[str, str]]:
-    """Returns the prompt as chat messages; the passages come before the first question.
-
-    Turns without an answer are instructions of a client, and join the system message.
-    """
+    """Returns the prompt as chat messages; turns without an answer join the system message."""
     system = [SYSTEM, *(turn.question for turn in history if not turn.answer)]
     turns = [turn for turn in history if turn.answer]
     asked = [QUESTION.format(question=turn.question.strip()) for turn in turns]
@@ -130,27 +116,22 @@ def generate_reply(
 
 
 class ChatReader:
-    """A `Reader` that is a causal model of transformers with its own tokenizer and chat template;
-    methods need not be able to run in the model."""
+    """A `Reader` that is any causal model of transformers with its own chat template."""
 
     def __init__(self, loaded: models.LoadedModel) -> None:
         self.model: Any = loaded.model
         self.name = models.parse_reference(loaded.ref).name
-        before, after = "Passages:\n\n", f"\n\n{QUESTION}"
+        prompt = Prompt(system=SYSTEM, before="Passages:\n\n", after=f"\n\n{QUESTION}")
         try:
-            prompt = PromptTokens(
-                loaded.tokenizer, Prompt(system=SYSTEM, before=before, after=after)
-            )
+            self.prompt = PromptTokens(loaded.tokenizer, prompt)
         except ModelError:  # a chat template that knows no system role may refuse the message
-            one_turn = Prompt(before=f"{SYSTEM}\n\n{before}", after=after)
-            prompt = PromptTokens(loaded.tokenizer, one_turn)
-        self.prompt = prompt
+            before = f"{SYSTEM}\n\n{prompt.before}"
+            self.prompt = PromptTokens(loaded.tokenizer, Prompt(before=before, after=prompt.after))
         settings = self.model.config.get_text_config()
         self._window = int(getattr(settings, "max_position_embeddings", None) or 2**31)
 
     @property
     def nbytes(self) -> int:
-        """See `Reader.nbytes`."""
         return sum(one.numel() * one.element_size() for one in self.model.parameters())
 
     @torch.inference_mode()
@@ -169,8 +150,7 @@ class ChatReader:
     def prompt_ids(
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn], max_tokens: int
     ) -> list[int]:
-        """Returns the prompt with the best passages that leave room for an answer of `max_tokens`
-        tokens. Raises HistoryError, LengthError: not even one does."""
+        """Returns the prompt with as many of the best passages as fit. Raises LengthError."""
         prompt = self.prompt
         after = prompt.history(history) + prompt.question(question, later=bool(history))
         for count in range(len(passages), 0, -1):

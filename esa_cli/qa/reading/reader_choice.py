@@ -36,18 +36,15 @@ MAX_TIMEOUT_S = 86_400
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The base URL of a server of OpenAI's chat completions, without a slash at its end, and the
-    key that is sent with each request."""
+    """The base URL of a server of OpenAI's chat completions, and the key that is sent there."""
 
     url: str
     key: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> ServerAddress:
-        """Parses an address and takes the key from the environment.
-
-        Raises UsageError: the address is not a plain web address, the key has odd characters, or
-        the key would go unencrypted to another machine."""
+        """Parses an address, and takes the key from the environment. Raises UsageError: one of them
+        is not valid, or the key would go unencrypted to another machine."""
         url = text.strip().rstrip("/")
         try:
             parts = urlsplit(url)
@@ -87,13 +84,7 @@ def _key_of(variable: str) -> str | None:
 
 @dataclass(frozen=True)
 class ReaderChoice:
-    """A reader that is named and not opened yet: either an `address` or a model's `ref`.
-
-    Args:
-        model: its name on the server; None: the first that the server lists.
-        timeout_s: the longest wait for a whole answer and for its next words; None: those of
-            `ServerReader`.
-    """
+    """A reader that is not opened yet: a model's `ref`, or an `address` of a server."""
 
     address: ServerAddress | None = None
     ref: models.ModelRef | None = None
@@ -105,26 +96,20 @@ class ReaderChoice:
         cls, name: str, model: str | None = None, timeout_s: float | None = None
     ) -> ReaderChoice:
         """Chooses a reader by a web address, a name of the table of models, a model reference, or
-        a preset, whose model is meant. `model` and `timeout_s` are for web addresses alone.
-
-        Raises UsageError, PresetError, ModelError: the name or a value is not valid."""
+        a preset, whose model is meant. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
-            raise UsageError(
-                f"$ESA_READER_TIMEOUT must be above 0 and at most {MAX_TIMEOUT_S} seconds, "
-                f"got {timeout_s:g}",
-                "leave it out for 900",
-            )
+            wrong = f"$ESA_READER_TIMEOUT must be 0 to {MAX_TIMEOUT_S} seconds, got {timeout_s:g}"
+            raise UsageError(wrong, "leave it out for 900")
         if is_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "pip install 'esa-cli[reader]'"
                 raise UsageError("a reader on a server needs requests", hint)
             return cls(ServerAddress.parse(name), None, model, timeout_s)
-        for option, value in (("model", model), ("timeout", timeout_s)):
-            if value is not None:
-                raise UsageError(
-                    f"--reader-{option} is of a server, and --reader {name} is none",
-                    "leave it out; --reader names the model itself",
-                )
+        if model is not None or timeout_s is not None:
+            raise UsageError(
+                f"a model's name and a time limit are of a server, and --reader {name} is none",
+                "leave them out; --reader names the model itself",
+            )
         if name not in known_models() and (name in available() or name.endswith(SUFFIXES)):
             return cls(ref=models.parse_reference(preset.load(name).model))
         ref = models.parse_reference(reference(name))
@@ -139,8 +124,7 @@ class ReaderChoice:
     def open(
         self, device: str = "auto", dtype: str = "auto", progress: StageProgress | None = None
     ) -> Reader:
-        """Loads the model, or asks the server for its models. Raises ReaderError, ModelError,
-        ResourceError."""
+        """Loads the model, or asks the server. Raises ReaderError, ModelError, ResourceError."""
         if self.address is not None:
             from esa_cli.qa.reading.server import ServerReader
 
@@ -153,12 +137,7 @@ class ReaderChoice:
 
 
 def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | None:
-    """Returns the bytes of memory that a reader's weights will take; None: they are not known
-    before the model is fetched. Raises ModelError: its files cannot be read.
-
-    Args:
-        size: bytes of a number. packing: one of `QUANTIZATIONS`, or "".
-    """
+    """Returns the bytes that a reader's weights will take; None: they are not known yet."""
     if choice.ref is None:
         return 0
     folder = models.path_of(choice.ref)
@@ -169,8 +148,7 @@ def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | No
 
 
 def reader_of(chosen: preset.Preset) -> ReaderChoice | None:
-    """Returns the preset's other model that words answers, if it has one. Raises: as
-    `ReaderChoice.of`."""
+    """Returns the preset's other model that words answers, if it has one."""
     answer = chosen.answer
     return None if answer.reader is None or answer.needs_rows else ReaderChoice.of(answer.reader)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -36,6 +36,16 @@ RENAMED = {
 """Parameters that some models refuse -> the parameter to send in place."""
 _ADDRESS = "the address usually ends in /v1, as http://127.0.0.1:11434/v1"
 _SLOW = "choose a smaller model by --reader URL#MODEL, or give a longer $ESA_READER_TIMEOUT"
+_KEY = "refuses the key", "set the environment variable ESA_READER_KEY to it"
+_REFUSALS = {
+    401: _KEY,
+    403: _KEY,
+    404: ("has no chat completions there", _ADDRESS),
+    429: ("takes no more questions now", "ask again later"),
+}
+"""Status -> what is wrong, and what to try."""
+_Event = tuple[str, str | None, int | None]
+"""A part of an answer: its text, why the answer ends, and the tokens of the whole answer."""
 
 
 class BrokenAnswerError(Exception):
@@ -51,8 +61,7 @@ class ServerReader:
         timeout_s: the longest wait for the next words, and for the whole answer; None: `SILENCE_S`
             and `WHOLE_S`.
 
-    Raises:
-        ReaderError: the server cannot be reached, refuses the key, or has no such model.
+    Raises ReaderError: the server cannot be reached, refuses the key, or has no such model.
     """
 
     nbytes = 0
@@ -79,7 +88,6 @@ class ServerReader:
         self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
         sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
     ) -> Reply:  # fmt: skip
-        """See `Reader.answer`."""
         body = {
             "model": self.name,
             "messages": chat_messages(question, passages[:MAX_PASSAGES], history),
@@ -94,13 +102,13 @@ class ServerReader:
         pieces, tokens, reason = list[str](), None, None
         try:
             with self._ask(body) as response:
-                for event in _events(response):
+                for piece, ended, count in _events(response):
                     if time.monotonic() > until:
                         raise self._error(f"took longer than {self._whole_s:g} s", _SLOW)
-                    reason, tokens = reason or event.reason, event.tokens or tokens
-                    if event.text:
-                        pieces.append(event.text)
-                        on_text(event.text)
+                    reason, tokens = reason or ended, count or tokens
+                    if piece:
+                        pieces.append(piece)
+                        on_text(piece)
             if reason is None:
                 raise BrokenAnswerError("it ended before its end")
         except (requests.RequestException, BrokenAnswerError) as error:
@@ -126,8 +134,7 @@ class ServerReader:
         return request
 
     def _send(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """Returns a response whose body is not read yet. A server that is busy or down is asked
-        again, a silent one is not. Raises requests.RequestException."""
+        """Returns a response whose body is not read yet; a busy server is asked again."""
         for number in range(TRIES):
             is_last, wait = number == TRIES - 1, BACKOFF_S * 2**number
             try:
@@ -148,8 +155,7 @@ class ServerReader:
         raise AssertionError
 
     def _ask(self, body: dict[str, Any]) -> requests.Response:
-        """Returns the response with status 200. A parameter that the model refuses is left out from
-        then on. Raises ReaderError: another status. requests.RequestException."""
+        """Returns the accepted response, without parameters that the model refuses."""
         while True:
             sent = {name: value for name, value in body.items() if name not in self._refused}
             for name in self._refused:
@@ -172,15 +178,15 @@ class ServerReader:
                 return []  # not every server lists its models
             if response.status_code != 200:
                 raise self._refusal(response)
-            return [str(one["id"]) for one in _decode(response.content).get("data") or ()]
-        except (AttributeError, KeyError, TypeError) as error:
-            raise self._failure(BrokenAnswerError("it lists no models")) from error
-        except (requests.RequestException, BrokenAnswerError) as error:
+            models = json.loads(response.content).get("data") or ()
+            return [str(one["id"]) for one in models]
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise self._failure(BrokenAnswerError("it is no JSON of a list of models")) from error
+        except requests.RequestException as error:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> ReaderError:
-        """Returns the error of a server that cannot be reached, is silent, or sends something
-        else."""
+        """Returns the error of a server that is away, is silent, or sends something else."""
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
             return self._error(f"was silent for {self._silence_s:g} s", _SLOW)
         if isinstance(error, requests.exceptions.ChunkedEncodingError):
@@ -200,80 +206,51 @@ class ServerReader:
         """Returns the error of a status other than 200."""
         status, error = response.status_code, _error_of(response)
         message = _shorten(str(error.get("message") or error.get("detail") or response.reason))
-        what = f"refuses the question with status {status}"
-        hint = "choose another model by --reader URL#MODEL, or ask a shorter question"
+        hint = "ask a shorter question, choose another model, or see the server's log"
+        what, hint = _REFUSALS.get(status, (f"failed with status {status}", hint))
         if response.is_redirect:
             message = _shorten(response.headers["location"])
             what, hint = "has moved", "give that address"
-        elif status in (401, 403):
-            what, hint = "refuses the key", "set the environment variable ESA_READER_KEY to it"
         elif status == 404 and (self._models or "model" in message.lower()):
             names = ", ".join(self._models[:8]) or "others"
             what, hint = f"has no model {self.name}", f"it has {names}; --reader URL#MODEL"
-        elif status == 404:
-            what, hint = "has no chat completions there", _ADDRESS
-        elif status == 429:
-            what, hint = "takes no more questions now", "ask again later"
-        elif status >= 500:
-            what, hint = f"failed with status {status}", "see the server's log"
         return self._error(f"{what}: {message}", hint)
 
     def _error(self, what: str, hint: str) -> ReaderError:
         return ReaderError(f"the reader at {self.url} {what}", hint)
 
 
-class _Event(NamedTuple):
-    """A part of an answer; `reason`: why the answer ends; `tokens`: of the whole answer."""
-
-    text: str = ""
-    reason: str | None = None
-    tokens: int | None = None
-
-
 def _events(response: requests.Response) -> Iterator[_Event]:
-    """Yields the parts of an answer: of a stream of events, or of a body that is one part. Empty
-    parts come while the server sends none. Raises BrokenAnswerError."""
-    kind = response.headers.get("content-type", "").lower()
-    if not kind.startswith("text/event-stream"):
-        part = _event(response.content)
-        yield part._replace(reason=part.reason or "stop")
-        return
+    """Yields the parts of an answer, also empty ones, as the server sends them."""
+    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        raise BrokenAnswerError("it is no stream of events")
     # Without HTTP's chunks the body is read byte by byte, or events would wait.
     size = 65_536 if getattr(response.raw, "chunked", False) else 1
     for line in response.iter_lines(chunk_size=size):
         field, _, data = line.partition(b":")
         if field != b"data":
-            yield _Event()
+            yield "", None, None
         elif data.strip() == b"[DONE]":
-            yield _Event(reason="stop")
+            yield "", "stop", None
             return
         else:
-            yield _event(data)
+            yield _parse_event(data)
 
 
-def _event(data: bytes) -> _Event:
+def _parse_event(data: bytes) -> _Event:
     """Parses a part of an answer. Raises BrokenAnswerError: it is an error, or something else."""
     try:
-        body = _decode(data)
+        body = json.loads(data)
         if error := body.get("error"):
             message = error.get("message") if isinstance(error, dict) else error
             raise BrokenAnswerError(str(message or "the server reports an error"))
         choice: Any = next(iter(body["choices"]), {})
-        text = (choice.get("delta") or choice.get("message") or {}).get("content")
+        text = (choice.get("delta") or {}).get("content")
         tokens = (body.get("usage") or {}).get("completion_tokens")
-        return _Event(
-            text if isinstance(text, str) else "", choice.get("finish_reason"),
-            tokens if isinstance(tokens, int) else None,
-        )  # fmt: skip
-    except (AttributeError, KeyError, TypeError) as error:
-        raise BrokenAnswerError("it is no chat completion") from error
-
-
-def _decode(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise BrokenAnswerError("it is no JSON") from error
+        count = tokens if isinstance(tokens, int) else None
+        return text if isinstance(text, str) else "", choice.get("finish_reason"), count
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise BrokenAnswerError("it is no JSON of a chat completion") from error
 
 
 def _error_of(response: requests.Response) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """The reader that quotes: passages are read as plain text, each alone with the question.
 
-Every passage gets the log-odds that it contains the answer: of any answer against `unanswered`, by
-as many first tokens of this text as distinguish it from words of the passage. The most probable
-spans of the passages with the highest log-odds are looked for; the best of these spans is the
-answer. Requests such as "Summarise ..." are answered in the bare model's own words.
+Every passage gets the log-odds that it contains the answer, and the best of the most probable spans
+is the answer. Requests such as "Summarise ..." are answered in the bare model's own words.
 """
 
 from __future__ import annotations
@@ -47,9 +45,7 @@ SPANS = 3
 FREE_PASSAGES = 4
 """Passages from which free text is written."""
 UNMENTIONED = 4.5
-"""Log-odds that a name costs which no document mentions. Of 41 questions that the chronicle does
-not answer 28 are noticed with 3, 32 with 4, 33 with 4.5 and 5, and 34 where nothing outweighs it;
-none of the 56 others is lost with any. The reader's own log-odds are below 3 for all 41."""
+"""Log-odds that a name costs which no document has: with it 33 of 41 questions are refused."""
 
 
 def one_line(text: str) -> str:
@@ -72,8 +68,8 @@ class PassagePrompt:
     """Encodes a passage with a question, and the answers that may follow.
 
     Args:
-        tokenizer: of transformers. template: text with {passage} and {question}, up to where the
-            answer begins. unanswered: the answer where the passage does not contain one.
+        template: text with {passage} and {question}, up to where the answer begins.
+        unanswered: the answer where the passage does not contain one.
     """
 
     def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
@@ -99,10 +95,9 @@ class PassagePrompt:
 
 
 class PassageReader:
-    """A model with a prompt for passages, and the adapter that was trained for it, if any.
+    """A causal model of transformers with a prompt for passages and an adapter for it, if any.
 
     Args:
-        model: a causal language model of transformers; nothing is attached while it reads.
         context: the model's window in tokens; the ends of longer passages are not read.
         fixed: model and adapter are not trained any more, so that fused weights are kept.
     """
@@ -133,10 +128,7 @@ class PassageReader:
 
 
 class PassageReading:
-    """Passages that were read with a question.
-
-    `log_odds`: of each passage, how much likelier it contains the answer than not.
-    """
+    """Passages that were read with a question, with the log-odds that they contain the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
         prompt, limit = reader.prompt, reader.max_tokens
@@ -154,9 +146,8 @@ class PassageReading:
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def _unanswered(self, number: int) -> Tensor:
-        """Returns the log-probability () that a passage is answered by `unanswered`: of its first
-        token, and of the next ones while a quotation of the passage may begin with them, as one of
-        `(1867)` does."""
+        """Returns the log-probability () that a passage is answered by `unanswered`, by as many
+        tokens as no quotation of the passage begins with: one of `(1867)` begins with ` (`."""
         reader, ids = self._reader, self._reader.prompt.unanswered_ids
         passage = one_line(self._passages[number]).encode()
         out = self._batch.logits[number].log_softmax(-1)[ids[0]]
@@ -170,8 +161,7 @@ class PassageReading:
         return out
 
     def span(self, number: int, above: float = -math.inf) -> Span | None:
-        """Returns the most probable span of a passage, in the characters of the passage; None: the
-        model has none that is likelier than the log-probability `above`."""
+        """Returns the most probable span of a passage; None: none is likelier than `above`."""
         passage, reader = self._passages[number], self._reader
         found = most_probable_span(
             one_line(passage), self._batch.logits[number], self._batch.continuation(number),
@@ -195,9 +185,8 @@ class SpanReader:
     """A `Reader` that quotes the most probable span of the best passage.
 
     Args:
-        loaded: its `text_model` reads passages, its `model` writes free text; nothing is attached
-            to them meanwhile. chat: the preset's prompt, for free text. window: the most tokens
-            that the model is given at once.
+        loaded: its `text_model` reads passages, its `model` writes free text.
+        chat: the prompt of free text. window: the most tokens that the model is given at once.
 
     Raises PresetError, ModelError: the adapter is missing, damaged or of another model.
     """
@@ -218,9 +207,7 @@ class SpanReader:
         self._loaded, self._settings, self._chat, self._window = loaded, settings, chat, window
 
     def check(self, question: str, max_new_tokens: int) -> int:
-        """Returns the tokens of the question in the preset's prompt. Raises UsageError: it is empty
-        or no text. LengthError: it leaves no room for passages and for free text of
-        `max_new_tokens`."""
+        """Counts the tokens of a question. Raises UsageError, LengthError: it cannot be asked."""
         tokens = len(self._chat.question(question))
         passage = len(self.passages.prompt.ids(question, ""))
         need = max(tokens, passage) + min(ROOM, self._window // 2)
@@ -242,9 +229,8 @@ class SpanReader:
         the highest log-probability plus the score of its passage.
 
         Args:
-            spans: passages with the highest scores whose most probable span is looked for.
-            unmentioned: share of the question's names that no document mentions, which lowers all
-                log-odds and no score.
+            spans: passages whose most probable span is looked for, by the highest scores.
+            unmentioned: share of the question's names that no document has; lowers all log-odds.
         """
         doubt = UNMENTIONED * unmentioned
         with self.passages.reading():

@@ -1,9 +1,7 @@
-"""The most probable span of a passage as the answer: beam search over its words.
+"""The most probable span of a passage as the answer, by beam search (arXiv 2108.05857).
 
-The free answer of a language model is often no quotation at all; among the spans of the passage its
-probabilities are good (exact-extract, arXiv 2108.05857). Each hypothesis is the text of the passage
-from some word on, and ends with a line end where a word ends. Texts are compared as UTF-8: a token
-may end within a character.
+A hypothesis is the text of the passage from some word on, and ends with a line end where a word
+ends. Texts are compared as UTF-8: a token may end within a character.
 """
 
 from __future__ import annotations
@@ -11,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,8 +22,7 @@ BEAMS = 3
 MAX_TOKENS = 32
 """Tokens of a span."""
 PATIENCE = 3
-"""So many times `MAX_TOKENS` in passages with a script without spaces, whose characters take
-several tokens each."""
+"""So many times `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
 CANDIDATES = 256
 """Most probable tokens of a step that are compared with the passage."""
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
@@ -56,8 +53,7 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
 
 
 def byte_letters() -> dict[str, int]:
-    """Returns the byte for each letter of byte-level BPE: Latin-1's own letter where it is visible,
-    letters from U+0100 on for the other bytes."""
+    """Returns the byte of each letter of byte-level BPE: Latin-1, or from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in set(visible)]
     return {chr(byte): byte for byte in visible} | {
@@ -123,12 +119,8 @@ class WholeWords:
         return not _is_letter(before) or bool(_SPACELESS.match(before))
 
     def ends(self, at: int, wanted: bool = True) -> bool:
-        """Whether a span may end before character `at`: where a word ends.
-
-        Args:
-            wanted: whether the model rather ends here than later, which decides within a script
-                without spaces.
-        """
+        """Whether a span may end before character `at`: where a word ends. `wanted`: whether the
+        model rather ends here than later, which decides within a script without spaces."""
         before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
         if not before or at in self._inside_signs or at in self._signs:
             return False
@@ -144,8 +136,7 @@ class WholeWords:
         return not (_is_letter(after) or self._joins(at))
 
     def complete(self, start: int, end: int) -> tuple[int, int]:
-        """Returns the span [start, end) with the sign before its first word, the unit after a
-        number at its end, and the closing brackets that it lacks."""
+        """Returns a span with its sign, its unit, and the closing brackets that it lacks."""
         start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()
@@ -160,8 +151,7 @@ class WholeWords:
         return start, end
 
     def _joins(self, at: int, marks: str = "'’°.,:") -> bool:
-        """Whether character `at` is one of the marks and joins its neighbours to one word: digits
-        around `.,:`, else letters."""
+        """Whether character `at` is a mark that joins its neighbours: digits or letters."""
         if at < 1 or self.text[at] not in marks:
             return False
         before, after = self.text[at - 1], self.text[at + 1 : at + 2]
@@ -190,13 +180,6 @@ def _is_one_word(before: str, after: str) -> bool:
     return katakana or before in _BEFORE_CONSONANTS or after in _SMALL_KANA
 
 
-class NextTokens(Protocol):
-    """Logits after continuations of one prompt; see `text_forward.Continuation`."""
-
-    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """Returns the logits after each token, which continues hypothesis number `parent`."""
-
-
 class Span(NamedTuple):
     """Characters [start, end) of a passage, and their log-probability as the answer."""
 
@@ -206,10 +189,7 @@ class Span(NamedTuple):
 
 
 class _Hypothesis(NamedTuple):
-    """Bytes of the passage from each of `starts` on: `token` after hypothesis number `parent`.
-
-    `spaced`: the space between `Answer:` and the answer, which may be a token of its own, is past.
-    """
+    """Bytes of the passage from `starts` on; `spaced`: after the space before the answer."""
 
     log_probability: float
     text: bytes
@@ -220,16 +200,17 @@ class _Hypothesis(NamedTuple):
 
 
 def most_probable_span(
-    passage: str, first_logits: Tensor, continuation: NextTokens,
+    passage: str, first_logits: Tensor, continuation: Any,
     bytes_of: Callable[[int], bytes], line_end: int, above: float = -math.inf,
 ) -> Span | None:  # fmt: skip
     """Searches for the span that the model answers with the highest probability.
 
     Args:
-        passage: in one line, as in the prompt. first_logits: (vocabulary,) of the first token of
-            the answer. bytes_of: see `token_bytes`. line_end: the token that ends an answer.
-        above: spans with at most this log-probability are not looked for. Hypotheses only get less
-            likely as they grow, so the search ends where all are below.
+        passage: in one line, as in the prompt. bytes_of: see `token_bytes`.
+        continuation: of the prompt; see `text_forward.Continuation`.
+        first_logits: (vocabulary,) of the first token of the answer.
+        line_end: the token that ends an answer.
+        above: the search ends where all hypotheses are below; they only get less likely.
     """
     words, raw = WholeWords(passage), passage.encode()
     sizes = [len(character.encode()) for character in passage]
@@ -263,8 +244,7 @@ def _extend(
     passage: bytes, old: _Hypothesis, log_probabilities: Tensor, bytes_of: Callable[[int], bytes],
     number: int,
 ) -> list[_Hypothesis]:  # fmt: skip
-    """Returns hypothesis `number` with each likely token that goes on in the passage, likeliest
-    first, at most `BEAMS`."""
+    """Returns hypothesis `number` with the `BEAMS` likeliest tokens that continue the passage."""
     out: list[_Hypothesis] = []
     values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):

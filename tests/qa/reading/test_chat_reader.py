@@ -90,7 +90,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
     [
         ("smollm2-36m", None, ModelError, "unknown model"),
         ("./gone.yaml", None, PresetError, "no preset file"),
-        ("tiny-random", "large", UsageError, "is of a server"),
+        ("tiny-random", "large", UsageError, "are of a server"),
         ("http://", None, UsageError, "must be a web address"),
         ("ftp://host/v1", None, EsaError, "web address"),
     ],
