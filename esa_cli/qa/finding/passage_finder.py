@@ -148,7 +148,7 @@ class PassageFinder:
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
     def pick_passages(self, scores: WindowScores, count: int) -> list[Passage]:
-        """Returns the best `count` windows; none overlaps a better one by half of the shorter one."""
+        """Returns the best `count` windows; none overlaps a better one by half."""
         picked, overlapping = list[int](), set[int]()
         by_words = count // BY_WORDS if scores.read else 0
         for ranking, limit in ((scores.total, count - by_words), (scores.words, count)):
