@@ -15,9 +15,11 @@ from esa_cli.qa.finding.passage_finder import (
     AROUND,
     AROUND_WEIGHT,
     FAR,
+    FITS,
     LATE,
     VAGUE,
     PassageFinder,
+    PassageSearch,
     ReducedQueries,
     WindowScores,
     passages_with_words,
@@ -211,3 +213,78 @@ def test_every_place_has_as_many_words_as_any() -> None:
     assert (result.most, result.words, len(result.passages)) == (2, 2, len(want))
     assert all(any(line in passage.text for passage in result.passages) for line in want)
     assert passages_with_words("submarine", place_books([book])).passages == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_weight_of_words_is_that_of_the_rule(seed: int) -> None:
+    """By the best score over the best of the windows that share no character with it."""
+    made = finder(BOTH, FILLER)
+    torch.manual_seed(seed)
+    scores = torch.rand(len(made.index)).sort(descending=bool(seed % 2)).values + 0.8
+    windows, documents = made.index.windows, made.index.documents
+    best = max(range(len(windows)), key=lambda at: float(scores[at]))
+    apart = [
+        float(scores[at]) for at, one in enumerate(windows)
+        if documents[at] != documents[best]
+        or one.end <= windows[best].start or windows[best].end <= one.start
+    ]  # fmt: skip
+    for factor in (1.0, 1.1, 1.25, 1.3, 1.39, 2.0):
+        changed = scores.clone()
+        changed[best] = factor * max(apart) if factor > 1 else scores[best]
+        if int(changed.argmax()) != best:
+            continue
+        share = (float(changed[best]) / max(apart) - 1.2) / (1.4 - 1.2)
+        want = 0.15 + 0.85 * min(1.0, max(0.0, share))
+        assert made.words_weight(changed) == pytest.approx(want, abs=1e-5)
+
+
+def test_what_fits_a_question_without_its_words() -> None:
+    """Where no document has a word, late interaction of `FITS`; else all that was read."""
+    torch.manual_seed(8)
+    text = FILLER + GATE + FILLER
+    keys = torch.nn.functional.normalize(torch.randn(len(spans_of(text)), 3), dim=1)
+    made = finder(text, FILLER, keys=[keys, None])
+    reduced = ReducedQueries(torch.eye(3)[:1], torch.tensor([0.62]))
+    late = made.late_scores(reduced)
+    assert late.shape == (1 + len(AROUND), len(made.index))
+    is_read = torch.tensor(made.index.documents) == 0
+    assert torch.equal(~late[0].isnan(), is_read)
+    unknown = made.scores("zeppelin", reduced=reduced)
+    assert unknown.fitting.tolist() == [bool(one >= FITS) for one in late[0]]
+    assert 0 < int(unknown.fitting.sum()) < int(is_read.sum())
+    known = made.scores("Ahab", reduced=reduced)
+    having = made.index.scores("Ahab") > 0
+    assert torch.equal(known.fitting, having | is_read)
+    assert (known.read, unknown.read, made.scores("Ahab").read) == (True, True, False)
+    assert torch.equal(made.scores("Ahab").fitting, having)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 15, 16, 40])
+def test_so_many_passages_are_of_words_alone(count: int) -> None:
+    torch.manual_seed(count)
+    made = finder(BOTH * 3)
+    total, words = torch.randn(len(made.index)), torch.randn(len(made.index))
+    picked = made.pick_passages(WindowScores(total, words, total > 0, read=True), count)
+    by_total = by_loop(made.index, total, count - count // 8)
+    assert places(picked)[: len(by_total)] == by_total
+    rest = [one for one in places(picked) if one not in by_total]
+    best = by_loop(made.index, words, 1)
+    assert len(rest) == min(count // 8, len(picked) - len(by_total))
+    overlaps = [
+        min(end, best[0][2]) - max(start, best[0][1]) for _, start, end in by_total
+    ]  # fmt: skip
+    if rest and max(overlaps) <= 0:
+        assert best[0] in rest
+
+
+def test_the_index_of_the_last_books_is_kept() -> None:
+    books = [Book(Document("a", BOTH, "a", "utf-8", 1), None, spans_of(BOTH)) for _ in range(2)]
+    search = PassageSearch()
+    first = search.finder(books[:1])
+    assert search.finder(books[1:]) is first, "an equal document"
+    assert search.finder(books) is not first
+    keys: Any = torch.zeros(len(books[0].spans), 2)
+    indexed = [Book(books[0].document, None, books[0].spans, index=keys)]
+    last = search.finder(indexed)
+    assert search.finder(indexed) is last
+    assert search.finder(books[:1]) is not last, "its keys are others"
