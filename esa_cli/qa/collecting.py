@@ -1,7 +1,7 @@
 """Collects every place of documents that answers a question, each once.
 
-Of a few pages all passages are read; of more text those with a high score in finding. The preset's
-reader decides by the log-odds of an answer which passages contain one, another model by its words.
+The reader reads all passages of a short text, and those of a longer one that the finder ranks high.
+Log-odds of an answer decide which passages contain one, or the words of another model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ChosenPassages(NamedTuple):
 @torch.inference_mode()
 def chosen_passages(
     search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
-    every: bool = False,
+    all_passages: bool = False,
 ) -> ChosenPassages:  # fmt: skip
     """Chooses the passages to read again.
 
@@ -63,7 +63,7 @@ def chosen_passages(
         minimum: least score, in standard deviations over all passages; None: all passages if there
             are at most `WHOLE`; else those with `SIEVE` or `NEAR`, and all of documents without
             reduced keys, whose score misses passages that share no word with the question.
-        every: all passages.
+        all_passages: whatever their scores are.
     """
     finder, reduced = search.finder(books), search.reduced(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
@@ -73,7 +73,7 @@ def chosen_passages(
         late = finder.late_scores(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
-    if every or (minimum is None and len(index) <= WHOLE):
+    if all_passages or (minimum is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
     elif minimum is not None:
         wanted = scores >= minimum
@@ -103,16 +103,16 @@ Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]
 
 
 def by_log_odds(
-    reader: PassageReader, question: str, least: float | None = None, several: bool = False
+    reader: PassageReader, question: str, min_log_odds: float | None = None, several: bool = False
 ) -> Decision:
     """Lets the preset's reader decide: the most probable span of each passage with an answer.
 
     Args:
-        least: log-odds plus fit from which a passage contains an answer; None: `LEAST`.
+        min_log_odds: log-odds plus fit of a passage with an answer; None: `LEAST`.
         several: a passage is read again without the sentences of that span, as long as it contains
             an answer. This finds each line of a list; in novels it adds wrong places.
     """
-    threshold = LEAST if least is None else least
+    threshold = LEAST if min_log_odds is None else min_log_odds
 
     def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]

@@ -128,7 +128,10 @@ class PassageFinder:
         return WindowScores(total, words, fitting, read=True)
 
     def late_scores(self, reduced: ReducedQueries) -> Tensor:
-        """Returns late interaction of windows, and by `AROUND`, (4, windows); nan without index."""
+        """Scores each window, and the windows around it, by late interaction.
+
+        Returns (1 + len(AROUND), windows); nan where a book has no token index.
+        """
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
         for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
@@ -141,7 +144,7 @@ class PassageFinder:
         if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
         best, *others = bm25.argsort(descending=True, stable=True).tolist()
-        beside = dict(self._overlaps(best))
+        beside = dict(self._overlapping_windows(best))
         second = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
         ratio = float(bm25[best]) / max(float(bm25[second]), 1e-9)
@@ -157,10 +160,12 @@ class PassageFinder:
                     break
                 if at not in overlapping:
                     picked.append(at)
-                    overlapping.update(n for n, share in self._overlaps(at) if share >= 0.5)
+                    overlapping.update(
+                        n for n, share in self._overlapping_windows(at) if share >= 0.5
+                    )
         return [self.passage_at(at, scores.total) for at in picked]
 
-    def _overlaps(self, at: int) -> Iterator[tuple[int, float]]:
+    def _overlapping_windows(self, at: int) -> Iterator[tuple[int, float]]:
         """Yields the windows that overlap a window, and the shared part of the shorter one."""
         windows, documents = self.index.windows, self.index.documents
         window = windows[at]

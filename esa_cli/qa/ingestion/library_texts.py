@@ -1,6 +1,6 @@
 """The texts that a library can be asked about, and the records of the files that they came from.
 
-Changed files are read again first, so that a former text neither answers nor is listed.
+Files that have changed are read again first, so that no answer comes from an outdated text.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class WholeWords:
         self._sign_starts = {start for start, _ in signs}
         self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
 
-    def starts(self, at: int) -> bool:
+    def can_start(self, at: int) -> bool:
         """Whether a span may start at a character: at a word, or at the sign before it."""
         here, before = self.text[at : at + 1], self.text[max(0, at - 1) : at]
         if at in self._sign_starts or at in self._signs:
@@ -118,9 +118,9 @@ class WholeWords:
             return False
         return not _is_letter(before) or bool(_SPACELESS.match(before))
 
-    def ends(self, at: int, wanted: bool = True) -> bool:
-        """Whether a span may end before character `at`: where a word ends. `wanted`: whether the
-        model rather ends here than later, which decides within a script without spaces."""
+    def can_end(self, at: int, is_preferred: bool = True) -> bool:
+        """Whether a span may end before character `at`, where a word ends. Inside a script without
+        spaces it may if `is_preferred`: the model would rather end there than go on."""
         before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
         if not before or at in self._inside_signs or at in self._signs:
             return False
@@ -130,7 +130,7 @@ class WholeWords:
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
-            return not inside or (wanted and not _is_one_word(before, after))
+            return not inside or (is_preferred and not _is_one_word(before, after))
         if _SPACELESS.match(before) or not _is_letter(before) or _POSSESSIVE.match(self.text, at):
             return True
         return not (_is_letter(after) or self._joins(at))
@@ -216,7 +216,7 @@ def most_probable_span(
     sizes = [len(character.encode()) for character in passage]
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
     """Byte -> character, at the beginnings of characters and at the end."""
-    starts = tuple(at for at, number in places.items() if words.starts(number))
+    starts = tuple(at for at, number in places.items() if words.can_start(number))
     live, logits, best = [_Hypothesis(0.0, b"", starts)], first_logits[None], None
     for _ in range(MAX_TOKENS * (PATIENCE if words.spaceless else 1)):
         grown: list[_Hypothesis] = []
@@ -227,7 +227,7 @@ def most_probable_span(
             total = old.log_probability + ends
             for start in old.starts if text and total > above else ():
                 last = places.get(start + len(text))
-                if last is not None and words.ends(last, wanted=ends >= goes_on):
+                if last is not None and words.can_end(last, is_preferred=ends >= goes_on):
                     best = Span(*words.complete(places[start], last), total)
                     above = total
                     break

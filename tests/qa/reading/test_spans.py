@@ -325,8 +325,8 @@ def made_text(seed: int) -> tuple[str, list[tuple[int, int, set[int]]]]:
 def test_no_span_divides_a_piece(seed: int) -> None:
     text, places = made_text(seed)
     words = WholeWords(text)
-    starts = [at for at in range(len(text)) if words.starts(at)]
-    ends = [at for at in range(len(text) + 1) if words.ends(at)]
+    starts = [at for at in range(len(text)) if words.can_start(at)]
+    ends = [at for at in range(len(text) + 1) if words.can_end(at)]
     for at in starts:
         for end in ends:
             if end <= at:
@@ -376,12 +376,12 @@ def test_scripts_without_spaces_end_within_a_run_only_where_it_is_wanted(text: s
         before, after = text[at - 1], text[at]
         if before.isalnum() and after.isalnum():
             latin = before.isascii() or after.isascii()
-            assert latin or not words.ends(at, wanted=False)
+            assert latin or not words.can_end(at, is_preferred=False)
         if unicodedata.category(after)[0] == "M":
-            assert not words.ends(at)
-            assert not words.starts(at)
+            assert not words.can_end(at)
+            assert not words.can_start(at)
         if "ァ" <= before <= "ヺ" and "ァ" <= after <= "ー":
-            assert not words.ends(at)
-            assert not words.starts(at)
-    assert words.ends(len(text))
-    assert words.starts(0)
+            assert not words.can_end(at)
+            assert not words.can_start(at)
+    assert words.can_end(len(text))
+    assert words.can_start(0)
