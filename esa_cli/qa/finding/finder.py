@@ -31,7 +31,7 @@ from esa_cli.storage.library import Layout
 PROMPT = "Question: {question}\nThe text that answers:"
 WEIGHT_SCALE = 8.0
 """Divides the logits of the question tokens' weights, which then learn slowly."""
-NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
+MAP_NAMES = {"query_map", "key_map", "query_weight", "query_bias", "scale"}
 HINT = "use --set answer.finder=null"
 
 
@@ -89,8 +89,10 @@ class TokenEncoder:
                 maps = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
                 facts = json.loads(file.metadata()["finder"])
             layers, prompt = int(facts["layers"]), str(facts["prompt"])
-            if not set(maps) >= NAMES or not all(one.isfinite().all() for one in maps.values()):
-                raise ValueError(f"{MAPS} must have finite numbers for {', '.join(sorted(NAMES))}")
+            if not set(maps) >= MAP_NAMES or not all(one.isfinite().all() for one in maps.values()):
+                raise ValueError(
+                    f"{MAPS} must have finite numbers for {', '.join(sorted(MAP_NAMES))}"
+                )
         adapter, weight = LoraAdapter.load(folder, model), next(model.parameters())
         adapter.to(weight)
         maps = {name: one.to(weight.device) for name, one in maps.items()}

@@ -139,8 +139,8 @@ class SentenceWords:
                 return None
             text = tensors["vocabulary"].tobytes().decode("utf-8", "surrogatepass")
             language = tensors["language"].tobytes().decode()
-            arrays = [tensors[name] for name in ARRAYS]
-            return cls(*arrays, text.split("\n") if text else [], language)
+            spans, counts, ids, ends = (tensors[name] for name in ARRAYS)
+            return cls(spans, counts, ids, ends, text.split("\n") if text else [], language)
         except (SafetensorError, KeyError, ValueError):
             return None
 

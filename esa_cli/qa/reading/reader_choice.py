@@ -11,15 +11,7 @@ from urllib.parse import urlsplit
 from esa_cli import models
 from esa_cli.errors import ModelError, UsageError
 from esa_cli.models.loading.quantization import bytes_needed
-from esa_cli.qa.presets import preset
-from esa_cli.qa.presets.preset_files import (
-    SUFFIXES,
-    available,
-    facts_of,
-    is_address,
-    known_models,
-    reference,
-)
+from esa_cli.qa.presets import preset, preset_files
 from esa_cli.system.machine import is_loopback
 from esa_cli.system.progress import StageProgress
 from esa_cli.system.registry import nearest
@@ -98,9 +90,9 @@ class ReaderChoice:
         """Chooses a reader by a web address, a name of the table of models, a model reference, or
         a preset, whose model is meant. Raises UsageError, PresetError, ModelError."""
         if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
-            wrong = f"$ESA_READER_TIMEOUT must be 0 to {MAX_TIMEOUT_S} seconds, got {timeout_s:g}"
-            raise UsageError(wrong, "leave it out for 900")
-        if is_address(name):
+            wrong = f"$ESA_READER_TIMEOUT must be above 0 and at most a day, got {timeout_s:g} s"
+            raise UsageError(wrong, "leave it out for 900 s")
+        if preset_files.is_address(name):
             if importlib.util.find_spec("requests") is None:
                 hint = "pip install 'esa-cli[reader]'"
                 raise UsageError("a reader on a server needs requests", hint)
@@ -110,14 +102,16 @@ class ReaderChoice:
                 f"a model's name and a time limit are of a server, and --reader {name} is none",
                 "leave them out; --reader names the model itself",
             )
-        if name not in known_models() and (name in available() or name.endswith(SUFFIXES)):
+        known = list(preset_files.known_models())
+        is_preset = name in preset_files.available() or name.endswith(preset_files.SUFFIXES)
+        if is_preset and name not in known:
             return cls(ref=models.parse_reference(preset.load(name).model))
-        ref = models.parse_reference(reference(name))
+        ref = models.parse_reference(preset_files.reference(name))
         if ref.kind == "hub" and "/" not in ref.repo:
             raise ModelError(
                 f"unknown model {name!r}",
-                f"{nearest(name, list(known_models()))}; a hub id is OWNER/NAME, and a server such "
-                "as Ollama is --reader http://localhost:11434",
+                f"{nearest(name, known)}; a hub id is OWNER/NAME, and a server such as Ollama is "
+                "--reader http://localhost:11434",
             )
         return cls(ref=ref)
 
@@ -143,7 +137,7 @@ def reader_bytes(choice: ReaderChoice, size: int, packing: str = "") -> int | No
     folder = models.path_of(choice.ref)
     if folder is not None:
         return bytes_needed(folder, size, packing)
-    facts = facts_of(choice.ref.name)
+    facts = preset_files.facts_of(choice.ref.name)
     return None if facts is None else facts.bytes_in(size)
 
 
