@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 
@@ -24,27 +23,6 @@ def test_sentences_of_all_paragraphs_without_white_space_around_them() -> None:
         "Nobody",
         "spoke.",
     ]
-
-
-@pytest.mark.parametrize("words", [1, 10, 60, 10_000])
-def test_windows_cover_all_sentences_and_overlap_by_half(words: int) -> None:
-    random.seed(3)
-    counts = [random.choice([1, 4, 9, 25, 70]) for _ in range(200)]
-    starts = [100 * i for i in range(200)]
-    spans = [(start, start + 90) for start in starts]
-    windows = sentence_windows(spans, counts, words)
-    assert {n for one in windows for n in range(one.first, one.last)} == set(range(200))
-    for one in windows:
-        assert one.first < one.last
-        assert (one.start, one.end) == (spans[one.first][0], spans[one.last - 1][1])
-        total = sum(counts[one.first : one.last])
-        assert one.last - one.first == 1 or total <= 1.25 * words
-    for one, two in pairwise(windows):
-        assert one.first < two.first <= one.last
-        skipped = sum(counts[one.first : two.first])
-        whole = sum(counts[one.first : one.last])
-        longest = max(counts[one.first : one.last])
-        assert skipped <= whole / 2 + longest
 
 
 def windows_by_rule(counts: list[int], words: int) -> list[tuple[int, int]]:
