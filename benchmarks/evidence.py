@@ -34,7 +34,7 @@ from common import (
 from torch import Tensor
 
 from esa_cli.attention.step import ChunkTrace
-from esa_cli.qa.evidence.evidence import FOUND, AttentionWeights, heaviest, strength
+from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength
 
 EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000))
 """Depth in the chronicle where each excerpt begins, and its approximate number of characters."""
@@ -42,7 +42,7 @@ EXCERPTS = ((0.05, 5000), (0.28, 9000), (0.5, 13000), (0.72, 13000), (0.9, 11000
 
 @dataclass(frozen=True)
 class Plain:
-    """A document as `esa_cli.qa.evidence.evidence` wants it."""
+    """A document as `esa_cli.qa.attention_evidence` takes it."""
 
     name: str
     text: str

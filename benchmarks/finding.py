@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,8 +22,7 @@ from common import append_line
 DEPTHS = (1, 3, 8, 16)
 WAYS = (
     "words alone (BM25)",
-    "late interaction of the windows",
-    "... and what is around them",
+    "late interaction of the windows and of what is around them",
     "... and words: the default",
 )
 
@@ -40,6 +38,7 @@ def main() -> None:
     given = parser.parse_args()
 
     from esa_cli import models
+    from esa_cli.qa.finding.books import Book
     from esa_cli.qa.finding.finder import load_finder
     from esa_cli.qa.finding.late_interaction import ReducedKeys
     from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
@@ -57,13 +56,13 @@ def main() -> None:
         )  # fmt: skip
         ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
         keys = ReducedKeys.of(encoder.encode(ids, 0, len(ids)), encoder.layout)
-        finder = PassageFinder([document.text], [spans], [keys])
+        finder = PassageFinder([Book(document, None, spans, index=keys)])
         for question in questions:
             if question["kind"] == "absent":
                 continue
             queries, weights = encoder.questions([question["question"]])
             whole = ReducedQueries(queries[0], weights[0], chosen.answer.words)
-            ways = (None, replace(whole, words=0.0, around=0.0), replace(whole, words=0.0), whole)
+            ways = (None, whole._replace(words=0.0), whole)
             within: dict[str, list[bool]] = {}
             for name, reduced in zip(WAYS, ways, strict=True):
                 within[name] = []

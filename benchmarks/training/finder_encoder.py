@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from esa_cli.models.text_passes.lora_adapter import LoraAdapter
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.presets.adapter_files import MAPS
 from esa_cli.system.files import replacing
 

@@ -14,7 +14,7 @@ from finder_texts import FinderText, TokenQuestion
 from passage_scores import crop_keys, late_interaction
 from torch import Tensor
 
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.system.bm25_scores import Bm25
 from esa_cli.system.content_words import content_words
 

@@ -14,7 +14,7 @@ from passage_scores import crop_keys, late_interaction
 from torch import Tensor, nn
 from trainer import Trainer, TrainerSettings
 
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.finder import TokenEncoder
 
 MAPS_RATE = 2.0
 """Learning rate of the maps, in that of the adapter."""

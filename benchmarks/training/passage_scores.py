@@ -8,7 +8,7 @@ import torch
 from finder_texts import PassageCrop
 from torch import Tensor
 
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.qa.finding.finder import TokenEncoder
 
 
 def late_interaction(queries: Tensor, weights: Tensor, keys: Tensor, within: Tensor) -> Tensor:

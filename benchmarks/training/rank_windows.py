@@ -18,10 +18,12 @@ from pathlib import Path
 import torch
 from question_pairs import TrainingText, read_training_texts
 
+from esa_cli.documents.document import Document
 from esa_cli.models import load
-from esa_cli.qa.finding.finder import load_finder
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.finder import TokenEncoder, load_finder
+from esa_cli.qa.finding.late_interaction import ReducedKeys
 from esa_cli.qa.finding.passage_finder import PassageFinder, ReducedQueries
-from esa_cli.qa.finding.token_encoder import TokenEncoder
 from esa_cli.qa.presets.preset import load as load_preset
 from esa_cli.system.files import replacing
 
@@ -68,7 +70,9 @@ def ranked(
         return_offsets_mapping=True, verbose=False,
     )  # fmt: skip
     ids, spans = out["input_ids"], torch.tensor(out["offset_mapping"])
-    finder = PassageFinder([text.text], [spans], [encoder.encode(ids, 0, len(ids))])
+    document = Document(text.name, text.text, text.name, "utf-8", len(text.text))
+    keys = ReducedKeys.of(encoder.encode(ids, 0, len(ids)), encoder.layout)
+    finder = PassageFinder([Book(document, None, spans, index=keys)])
     pairs = [pair for pair in text.pairs if pair.answer]
     for at in range(0, len(pairs), GROUP):
         group = pairs[at : at + GROUP]

@@ -19,8 +19,7 @@ from question_pairs import AnswerPair, Span, TrainingText
 from swapped_questions import frequent_names, swapped_question
 
 from esa_cli.evaluation.tasks.task_sample import StableRandom
-from esa_cli.qa.finding.windows import sentence_spans
-from esa_cli.qa.finding.words import LexicalIndex
+from esa_cli.qa.finding.words import LexicalIndex, sentence_spans
 from esa_cli.qa.reading.span import one_line
 
 WORDS = (25, 105)

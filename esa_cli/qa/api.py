@@ -77,7 +77,7 @@ class Esa:
         from esa_cli.qa.finding.finder import load_finder
         from esa_cli.qa.finding.passage_finder import PassageSearch
         from esa_cli.qa.finding.words import small_words
-        from esa_cli.qa.ingestion.index_ingest import IndexIngest
+        from esa_cli.qa.ingestion.ingest import IndexIngest
         from esa_cli.qa.ingestion.row_ingest import RowIngest
         from esa_cli.qa.presets.resolved_preset import resolve
         from esa_cli.qa.reading.reader_choice import check_passages_for
@@ -298,7 +298,7 @@ class Esa:
         empty, or a setting is out of range. LengthError: the question is too long; HistoryError:
         with its history. ReaderError: the other model gives no answer."""
         from esa_cli.models.files.families import keeps_state
-        from esa_cli.qa.evidence.evidence import reply_from_rows, weighed_passages
+        from esa_cli.qa.evidence import weighed_passages
         from esa_cli.qa.planning.row_storage import check_asked_together
         from esa_cli.qa.presets.preset import chosen_generation
         from esa_cli.qa.reading.reader import Sampling
@@ -309,6 +309,8 @@ class Esa:
             config = self.loaded.text_model.config
             check_asked_together(self._resolved, config.model_type, keeps_state(config))
         if self.spans is None:  # the paper: selected rows of every layer
+            from esa_cli.qa.attention_evidence import reply_from_rows
+
             self._open_rows(books)
             reply, weights = reply_from_rows(
                 self.session, question, placed, evidence,
@@ -425,15 +427,15 @@ class Esa:
         )  # fmt: skip
 
     def report(self, reply: Reply, question: str, books: Sequence[Book]) -> str:
-        """An HTML page of the last answer: the documents with a heat map of attention."""
-        from esa_cli.qa.evidence.evidence_page import evidence_page
+        """An HTML page of the last answer: its passages, and the documents with these marked."""
+        from esa_cli.qa.evidence import evidence_page
 
         return evidence_page(reply, question, *self._weighed(books))
 
     def heat_maps(self, books: Sequence[Book]) -> list[HeatMap]:
         """The heat map of each document of the last answer, each text once. Raises UsageError: the
         answer was not about these books."""
-        from esa_cli.qa.evidence.evidence import heat_maps
+        from esa_cli.qa.evidence import heat_maps
 
         return heat_maps(*self._weighed(books))
 

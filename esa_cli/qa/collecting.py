@@ -1,7 +1,7 @@
 """Collects every place of documents that answers a question, each once.
 
-Of a few pages all passages are read; of more text those with a high score in finding. The preset's
-reader decides by the log-odds of an answer which passages tell one, another model by its words.
+The reader reads all passages of a short text, and those of a longer one that the finder ranks high.
+Log-odds of an answer decide which passages contain one, or the words of another model.
 """
 
 from __future__ import annotations
@@ -18,43 +18,33 @@ from esa_cli.qa.answering.reply import Reply, says_not_told
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.finding.passage_finder import PassageSearch, standardised
-from esa_cli.qa.finding.windows import sentence_spans
+from esa_cli.qa.finding.words import sentence_spans
 from esa_cli.qa.reading.span import PassageReader, one_line
-from esa_cli.qa.reading.spans import Span
 from esa_cli.system.content_words import content_words
 from esa_cli.system.progress import Progress
 
 WHOLE = 200
 """Windows up to which all are read again: half a minute on an idle core."""
 SIEVE = 2.0
-"""Least score of a passage that is read again where its document has reduced keys: one window in
-twenty-five has it. Of the 71 places of four development questions about books 58 are in one, 64 in
-one with 1.5 or more, where twice as many are read and wrong ones are added, so that F1 drops."""
+"""Least score of a passage that is read again where its document has reduced keys."""
 NEAR = 0.8
-"""Share of the best window's late interaction from which a passage is read again, too: where a
-fifth of a text fits equally well, none of it is two standard deviations above the mean."""
+"""Share of the best late interaction from which a passage is read again, too: where a fifth of a
+text fits equally well, no window is two standard deviations above the mean."""
 FIT = (6.0, 0.05)
-"""How well a passage fits is its late interaction less 0.05, times 6, beside log-odds. Chosen
-on the development questions, about whole books and about pieces of them of 130 windows."""
+"""How well a passage fits: its late interaction less 0.05, times 6, beside log-odds."""
 LEAST = 2.5
-"""Log-odds, with how well it fits, from which a passage contains an answer; chosen on the
-development questions of benchmarks/collect_questions."""
+"""Log-odds plus fit from which a passage contains an answer. `SIEVE`, `NEAR`, `FIT` and `LEAST` are
+chosen on the development questions of benchmarks/collect_questions."""
 BATCH = 16
 """Passages that the preset's reader reads in one call."""
-MOST_WORDS = 24
+MAX_WORDS = 24
 """Words of another model's answer that are looked for in the passage."""
 _WORD = re.compile(r"\w+")
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
 class ChosenPassages(NamedTuple):
-    """Passages to read again, in the order of the documents, of `total` in all. They overlap, so
-    that what one cuts in two is whole in another.
-
-    Args:
-        documents: the number of each one's document. fits: how well each fits the question, in
-            log-odds; no other passage has a bearing on it.
-    """
+    """Some of `total` passages, each one's document, and how well each fits in log-odds."""
 
     passages: Sequence[Passage]
     documents: Sequence[int]
@@ -64,47 +54,42 @@ class ChosenPassages(NamedTuple):
 
 @torch.inference_mode()
 def chosen_passages(
-    search: PassageSearch,
-    question: str,
-    books: Sequence[Book],
-    minimum: float | None = None,
-    every: bool = False,
-) -> ChosenPassages:
-    """The passages to read again.
+    search: PassageSearch, question: str, books: Sequence[Book], minimum: float | None = None,
+    all_passages: bool = False,
+) -> ChosenPassages:  # fmt: skip
+    """Chooses the passages to read again.
 
     Args:
-        minimum: least score, in standard deviations over all passages; None: all passages where
-            there are at most `WHOLE`; of more those with `SIEVE`, those with `NEAR` of the best
-            late interaction, and all of documents without reduced keys, as many that fit share no
-            word with the question. every: all passages.
+        minimum: least score, in standard deviations over all passages; None: all passages if there
+            are at most `WHOLE`; else those with `SIEVE` or `NEAR`, and all of documents without
+            reduced keys, whose score misses passages that share no word with the question.
+        all_passages: whatever their scores are.
     """
     finder, reduced = search.finder(books), search.reduced(question, books)
     found, index = finder.scores(question, reduced=reduced), finder.index
     scores = standardised(found.total)
-    late = torch.full_like(scores, torch.nan) if reduced is None else finder.late(reduced)[0]
+    late = torch.full_like(scores, torch.nan)
+    if reduced is not None:
+        late = finder.late_scores(reduced)[0]
     unread, (factor, least) = late.isnan(), FIT
     fits = torch.where(unread, found.words.clamp(min=0), factor * (late - least))
-    if every or (minimum is None and len(index) <= WHOLE):
+    if all_passages or (minimum is None and len(index) <= WHOLE):
         wanted = torch.ones_like(unread)
     elif minimum is not None:
         wanted = scores >= minimum
     else:
         wanted = unread | (scores >= SIEVE) | (late >= NEAR * late.nan_to_num(-1.0).max())
     numbers = wanted.nonzero().flatten().tolist()
-    documents = [index.documents[at] for at in numbers]
-    passages = [
-        Passage.of(
-            books[index.documents[at]].document, index.windows[at].start, index.windows[at].end,
-            score=float(scores[at]),
-        )
-        for at in numbers
-    ]  # fmt: skip
-    return ChosenPassages(passages, documents, fits[wanted].tolist(), len(index))
+    return ChosenPassages(
+        [finder.passage_at(at, scores) for at in numbers],
+        [index.documents[at] for at in numbers],
+        fits[wanted].tolist(),
+        len(index),
+    )
 
 
 class AnswerSpan(NamedTuple):
-    """Characters [start, end) of a passage that tell an answer. weight: what ranks spans that mean
-    the same place, higher first. log_odds, answer: as those of `CollectedPlace`."""
+    """Characters of a passage that answer; of those in one sentence the highest weight counts."""
 
     start: int
     end: int
@@ -114,20 +99,20 @@ class AnswerSpan(NamedTuple):
 
 
 Decision = Callable[[Sequence[Passage], Sequence[float]], list[list[AnswerSpan]]]
-"""Tells the spans of each passage that answer the question, from the passages and their `fits`."""
+"""Returns the spans of each passage that answer, from the passages and their `fits`."""
 
 
 def by_log_odds(
-    reader: PassageReader, question: str, least: float | None = None, several: bool = False
+    reader: PassageReader, question: str, min_log_odds: float | None = None, several: bool = False
 ) -> Decision:
-    """The preset's reader decides: the most probable span of each passage that contains an answer.
+    """Lets the preset's reader decide: the most probable span of each passage with an answer.
 
     Args:
-        least: log-odds, with how well it fits, from which a passage answers; None: `LEAST`.
-        several: what is left of a passage without that span's sentences is read, too, as long as it
-            contains an answer. Each line of a list is found so; in novels it adds wrong places.
+        min_log_odds: log-odds plus fit of a passage with an answer; None: `LEAST`.
+        several: a passage is read again without the sentences of that span, as long as it contains
+            an answer. This finds each line of a list; in novels it adds wrong places.
     """
-    threshold = LEAST if least is None else least
+    threshold = LEAST if min_log_odds is None else min_log_odds
 
     def decide(passages: Sequence[Passage], fits: Sequence[float]) -> list[list[AnswerSpan]]:
         out: list[list[AnswerSpan]] = [[] for _ in passages]
@@ -140,46 +125,38 @@ def by_log_odds(
                         continue
                     weight = odds + span.log_probability
                     out[number].append(AnswerSpan(span.start, span.end, weight, log_odds=odds))
-                    if several:
-                        rest[number] = _without(texts[number], passages[number].text, span)
-                texts = {number: text for number, text in rest.items() if text.strip()}
+                    text, place = texts[number], (span.start, span.end)
+                    for start, end in (*_sentences_at(passages[number].text, *place), place):
+                        text = text[:start] + " " * (end - start) + text[end:]
+                    if several and text.strip():
+                        rest[number] = text
+                texts = rest
         return out
 
     return decide
 
 
-def _without(text: str, passage: str, span: Span) -> str:
-    """The text of a passage, with spaces in place of the sentences of the span."""
-    for start, end in (*_sentences(passage, span.start, span.end), (span.start, span.end)):
-        text = text[:start] + " " * (end - start) + text[end:]
-    return text
-
-
-def _sentences(passage: str, start: int, end: int) -> list[tuple[int, int]]:
-    """The sentences of a passage that have a character of [start, end)."""
+def _sentences_at(passage: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Returns the sentences of a passage that have a character of [start, end)."""
     return [at for at in sentence_spans(passage) if at[0] < end and start < at[1]]
 
 
 def by_words(write: Callable[[Passage], Reply]) -> Decision:
-    """Another model decides, by its answer (`write`) to the question from each passage alone. Where
-    its words are not the passage's, the span is all of the passage. Raises ReaderError,
-    LengthError: the model gives no answer."""
+    """Lets another model decide, by the answer that it writes from each passage alone."""
 
-    def span(passage: Passage) -> list[AnswerSpan]:
+    def find_span(passage: Passage) -> list[AnswerSpan]:
         answer = one_line(write(passage).text)
         if not answer or says_not_told(answer):
             return []
         start, end = quoted_place(answer, passage.text)
         return [AnswerSpan(start, end, float(start - end), answer=answer)]
 
-    return lambda passages, fits: [span(one) for one in passages]
+    return lambda passages, fits: [find_span(one) for one in passages]
 
 
 def quoted_place(answer: str, text: str) -> tuple[int, int]:
-    """Characters [start, end) of the longest run of the answer's words in the text that means
-    something, whatever punctuation and white space stand between them; of all the text where there
-    is none."""
-    words = re.findall(r"\w+", answer)[:MOST_WORDS]
+    """Returns the characters of the longest run of the answer's words, or of all the text."""
+    words = _WORD.findall(answer)[:MAX_WORDS]
     for size in range(len(words), 0, -1):
         for first in range(len(words) - size + 1):
             run = words[first : first + size]
@@ -192,13 +169,12 @@ def quoted_place(answer: str, text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CollectedPlace(Passage):
-    """The words of a passage that answer a question; place and text are theirs, the score is of
-    the passage. `log_odds` is None where another model decided.
+    """The words of a passage that answer a question, with the score of the passage.
 
     Args:
         sentence: the sentences of the passage that the words are in.
         passage: character offsets of the passage that was read again.
-        answer: the other model's words, where there is one.
+        answer: the words of the other model that decided; then `log_odds` is None.
     """
 
     sentence: str = ""
@@ -206,7 +182,7 @@ class CollectedPlace(Passage):
     answer: str | None = None
 
     def as_row(self) -> dict[str, Any]:
-        """The place as an object: fields that have no value are null."""
+        """Returns the place as an object; fields that have no value are null."""
         odds = None if self.log_odds is None else round(self.log_odds, 3)
         return {
             **self.as_found(), "sentence": self.sentence, "passage": list(self.passage),
@@ -215,20 +191,27 @@ class CollectedPlace(Passage):
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> CollectedPlace:
-        """The place of `as_row`."""
+        """Returns the place of a row of `as_row`."""
         start, end = row["passage"]
         return cls(**{**row, "passage": (start, end)})
 
     @property
     def words(self) -> str:
-        """The other model's words, else the quoted ones, in lower case without punctuation and
-        articles."""
+        """The other model's words, else the quoted ones, without capitals and articles."""
         found = _WORD.findall((self.answer or self.text).lower())
         return " ".join([word for word in found if word not in _ARTICLES] or found)
 
 
+def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
+    """Returns the first place of each wording; see `CollectedPlace.words`."""
+    by_words: dict[str, CollectedPlace] = {}
+    for one in places:
+        by_words.setdefault(one.words, one)
+    return list(by_words.values())
+
+
 class Coverage(NamedTuple):
-    """Passages of the documents: all of them, those chosen to be read again, those read so far."""
+    """Numbers of passages: of all, of those chosen to be read again, of those read so far."""
 
     passages: int
     chosen: int
@@ -240,25 +223,15 @@ class Coverage(NamedTuple):
         return self.read / self.passages if self.passages else 0.0
 
 
-def distinct_places(places: Iterable[CollectedPlace]) -> list[CollectedPlace]:
-    """The first place of each wording; see `CollectedPlace.words`."""
-    found: dict[str, CollectedPlace] = {}
-    for one in places:
-        found.setdefault(one.words, one)
-    return list(found.values())
-
-
 class EarlierRun(NamedTuple):
-    """How far an earlier run over the same passages came: chosen passages that were read, and the
-    places that were found in them."""
+    """An earlier run over the same passages: how many it read, and the places it found."""
 
     read: int
     places: Sequence[CollectedPlace]
 
 
 class _Candidate(NamedTuple):
-    """A place of passage number `passage`, its document's number, the characters [first, last) of
-    its sentences, and the weight that chooses between places of one sentence."""
+    """A place of passage number `passage`; its sentences are the characters [first, last)."""
 
     place: CollectedPlace
     document: int
@@ -269,34 +242,26 @@ class _Candidate(NamedTuple):
 
 
 class Collection:
-    """An iterator of places in the order of the documents. Of places that share a sentence it gives
-    the one with the highest weight. Passages are read as it goes; whatever ends it, what it gave
-    before stays true.
+    """An iterator of places in the order of the documents; passages are read on the way.
 
     Args:
-        chosen: the passages. decide: whether and where each contains an answer; `batch` passages a
-            call. alone: makes the context of a call. progress: called with (passages read, passages
-            chosen). after: an earlier run, which this one continues.
+        decide: is called with `batch` passages, in the context that `alone` makes.
+        progress: called with (passages read, passages chosen).
+        after: an earlier run, which this one continues.
     """
 
     def __init__(
-        self,
-        chosen: ChosenPassages,
-        books: Sequence[Book],
-        decide: Decision,
-        *,
-        batch: int = BATCH,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
-        progress: Progress | None = None,
-        after: EarlierRun | None = None,
-    ) -> None:
+        self, chosen: ChosenPassages, books: Sequence[Book], decide: Decision, *,
+        batch: int = BATCH, alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+        progress: Progress | None = None, after: EarlierRun | None = None,
+    ) -> None:  # fmt: skip
         after = after or EarlierRun(0, ())
         self._chosen, self._books, self._decide, self._batch = chosen, books, decide, batch
         self._alone, self._progress = alone, progress or (lambda done, total: None)
         self._read = min(after.read, len(chosen.passages))
         self._waiting: list[_Candidate] = []
-        self._given = {(one.source, one.document): one.end for one in after.places}
-        """End of the last place of each document."""
+        self._ends = {(one.source, one.document): one.end for one in after.places}
+        """End of the last place of each document that was given."""
         self._places = self._run()
 
     def __iter__(self) -> Self:
@@ -307,7 +272,7 @@ class Collection:
 
     @property
     def coverage(self) -> Coverage:
-        """How many passages there are, are to be read, and have been read so far."""
+        """How many passages there are, are chosen, and have been read so far."""
         return Coverage(self._chosen.total, len(self._chosen.passages), self._read)
 
     @property
@@ -322,44 +287,43 @@ class Collection:
             batch = slice(self._read, min(self._read + self._batch, total))
             with torch.inference_mode(), self._alone():
                 spans = self._decide(chosen.passages[batch], chosen.fits[batch])
-            for number, some in enumerate(spans, self._read):
-                for span in some:
-                    self._add(number, span)
+            for number, answers in enumerate(spans, self._read):
+                for span in answers:
+                    self._add_span(number, span)
             self._read = batch.stop
             self._progress(self._read, total)
             if self._read < total:
                 next_start = chosen.passages[self._read].start
-                yield from self._before(chosen.documents[self._read], next_start)
-        yield from self._before(len(self._books), 0)
+                yield from self._give_before(chosen.documents[self._read], next_start)
+        yield from self._give_before(len(self._books), 0)
 
-    def _add(self, number: int, span: AnswerSpan) -> None:
+    def _add_span(self, number: int, span: AnswerSpan) -> None:
         """Adds a place of a passage, unless a better one shares a sentence with it."""
         passage, document = self._chosen.passages[number], self._chosen.documents[number]
         known = self._books[document].document
-        start, end = passage.start + span.start, passage.start + span.end
-        sentences = _sentences(passage.text, span.start, span.end) or [(span.start, span.end)]
+        sentences = _sentences_at(passage.text, span.start, span.end) or [(span.start, span.end)]
         first, last = passage.start + sentences[0][0], passage.start + sentences[-1][1]
-        if first < self._given.get((known.source, known.name), 0):
+        if first < self._ends.get((known.source, known.name), 0):
             return
-        same = [
+        rivals = [
             other
             for other in self._waiting
             if other.document == document and other.first < last and first < other.last
         ]
-        if any(other.weight >= span.weight for other in same):
+        if any(other.weight >= span.weight for other in rivals):
             return
         place = CollectedPlace.of(
-            known, start, end, score=passage.score, sentence=known.text[first:last],
-            passage=(passage.start, passage.end), log_odds=span.log_odds, answer=span.answer,
+            known, passage.start + span.start, passage.start + span.end, score=passage.score,
+            sentence=known.text[first:last], passage=(passage.start, passage.end),
+            log_odds=span.log_odds, answer=span.answer,
         )  # fmt: skip
         better = _Candidate(place, document, number, first, last, span.weight)
-        self._waiting = [*(other for other in self._waiting if other not in same), better]
+        self._waiting = [*(other for other in self._waiting if other not in rivals), better]
 
-    def _before(self, document: int, start: int) -> Iterator[CollectedPlace]:
-        """The places that no passage from character `start` of a document on can share. One that is
-        being looked at is still among those that wait."""
+    def _give_before(self, document: int, start: int) -> Iterator[CollectedPlace]:
+        """Yields the places that no passage from character `start` of a document on can share."""
         for one in sorted(self._waiting, key=lambda one: (one.document, one.place.start)):
             if (one.document, one.last) <= (document, start):
-                self._given[one.place.source, one.place.document] = one.last
+                self._ends[one.place.source, one.place.document] = one.last
                 yield one.place
                 self._waiting.remove(one)

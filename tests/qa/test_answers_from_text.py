@@ -18,7 +18,7 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Turn
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
 from esa_cli.qa.presets import preset
-from esa_cli.qa.reading import chat, span
+from esa_cli.qa.reading import span
 from esa_cli.qa.reading.span import one_line
 from esa_cli.storage.library import Library
 
@@ -181,7 +181,7 @@ def test_long_passages_of_free_text_are_cut_to_the_window(
         lengths.append(len(ids) + options["max_new_tokens"])
         return generate(model, ids, *given, **{**options, "max_new_tokens": 1})
 
-    monkeypatch.setattr(chat, "generate", short)
+    monkeypatch.setattr("esa_cli.qa.reading.reader.generate", short)
     asker.ask("Summarise it.", [book(asker, STORY)], max_new_tokens=100)
     assert 400 < lengths[0] <= 512
 

@@ -67,7 +67,7 @@ def book(text: str, name: str = "story.txt", **more: Any) -> Book:
 
 def run(decision: Any, *books: Book, **more: Any) -> Collection:
     placed = place_books(books or [book(STORY)])
-    chosen = chosen_passages(PassageSearch(), QUESTION, placed, every=True)
+    chosen = chosen_passages(PassageSearch(), QUESTION, placed, all_passages=True)
     return Collection(chosen, placed, decision, batch=decision.batch, **more)
 
 
@@ -155,7 +155,7 @@ def test_the_sieve() -> None:
     some = chosen_passages(search, QUESTION, placed, minimum=least)
     assert 0 < len(some.passages) < some.total == every.total
     assert [one for one in every.passages if one.score >= least] == list(some.passages)
-    assert chosen_passages(search, QUESTION, placed, minimum=least, every=True) == every
+    assert chosen_passages(search, QUESTION, placed, minimum=least, all_passages=True) == every
 
 
 @pytest.mark.parametrize("fitting", [3, 100, 400])

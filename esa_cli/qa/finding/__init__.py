@@ -1,2 +1,1 @@
-"""Finding passages that may answer a question: windows of whole sentences, ranked by their words
-(BM25) and by late interaction."""
+"""Finding passages that may answer a question: sentence windows, ranked by words and meaning."""

@@ -1,4 +1,4 @@
-"""Books: documents with their tokens and what a model read of them."""
+"""Books: documents with their tokens and what a model computed of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from esa_cli.storage.memory_store import PrefilledDocument, text_rows
 
 @dataclass(frozen=True, eq=False)
 class TokenisedDocument:
-    """A document's tokens, without those of the prompt before it; 12 bytes for each.
-
-    Args:
-        ids: of its text; special tokens that it spells out are text.
-        offsets: (n, 2) first and last character of each token.
-    """
+    """A document and its tokens; `offsets`: (n, 2) characters [start, end) of each token."""
 
     document: Document
     ids: Sequence[int]
@@ -33,24 +28,21 @@ class TokenisedDocument:
 
     @classmethod
     def of(cls, document: Document, tokenizer: Any) -> TokenisedDocument:
-        """The document tokenised by a tokenizer of transformers. Raises DocumentError: a part of it
-        cannot be divided; see `windowed_tokenizer`."""
+        """Tokenises a document. Raises DocumentError: see `windowed_tokenizer`."""
         ids, offsets = tokenise(tokenizer, document.text)
         return cls(document, ids, torch.from_numpy(offsets))
 
 
 @dataclass(frozen=True)
 class Book:
-    """One document as a model read it, or as it is before that.
+    """A document that can be asked about.
 
     Args:
-        document: its text, and where it came from. prefilled: its KV rows; None: it has not been
-            read, and can be asked only where answers come from text.
-        spans: (n, 2) first and last character of each token of its text.
-        entry: where it is in the library, if it is. read_s: seconds of reading; 0: it was found.
-        index: its reduced keys (n, R), for finding; None: it has no token index. words: of its
-            sentences; None: they are not stored. rows: the cached tokens of its text, where it is
-            one of the books of a question; see `place_books`.
+        prefilled: its KV cache, for answers from rows. index: its reduced keys (n, R), for finding.
+        spans: (n, 2) characters [start, end) of each token of its text.
+        entry: its place in the library. words: of its sentences. Both if they are stored.
+        read_s: seconds that the model took to read the document; 0: it was stored.
+        rows: the places of its tokens among those of all books of a question.
     """
 
     document: Document
@@ -64,50 +56,42 @@ class Book:
 
     @property
     def read(self) -> bool:
-        """Whether the model has read it: there are its rows or its index."""
+        """Whether the model has read the document: it has a KV cache or a token index."""
         return self.prefilled is not None or self.index is not None
 
     @property
     def tokens(self) -> int:
-        """Its tokens, the prompt's head included if it has been read."""
+        """Tokens of the document, with those of the prompt's head in a KV cache."""
         return len(self.prefilled.ids) if self.prefilled else len(self.spans)
 
 
 def distinct(books: Sequence[Book]) -> list[Book]:
-    """The books, each text once: a copy would take selected tokens from other texts."""
-    out: dict[str, Book] = {}
+    """Returns the books, each text once: a copy would take selected tokens from other texts."""
+    by_text: dict[str, Book] = {}
     for book in books:
-        out.setdefault(book.document.text, book)
-    return list(out.values())
+        by_text.setdefault(book.document.text, book)
+    return list(by_text.values())
 
 
 def place_books(books: Sequence[Book]) -> list[Book]:
-    """The books of a question, in its order, as they are concatenated in the cache; each document
-    has a name that no other has."""
+    """Returns the books of a question with their `rows`, each with a name that no other has."""
     prefilled = [book.prefilled for book in books if book.prefilled]
     if len(prefilled) == len(books):
         rows = text_rows(prefilled)
     else:  # their texts, one after the other
         ends = list(accumulate(len(book.spans) for book in books))
         rows = [range(end - len(book.spans), end) for book, end in zip(books, ends, strict=True)]
-    placed = []
-    for book, name, at in zip(books, _distinct_names(books), rows, strict=True):
-        document = book.document  # which knows the places of its lines
-        if document.name != name:
-            document = replace(document, name=name)
-        placed.append(replace(book, document=document, rows=at))
-    return placed
-
-
-def _distinct_names(books: Sequence[Book]) -> list[str]:
-    """A name for each book: its own; its source, where another has the same; and where that is the
-    same, too (two versions of one file), with its id in the library or its number."""
     names = [book.document.name for book in books]
     sources = [
         book.document.source if names.count(name) > 1 else name
         for book, name in zip(books, names, strict=True)
     ]
-    return [
-        f"{name} ({book.entry.id if book.entry else at})" if sources.count(name) > 1 else name
-        for at, (book, name) in enumerate(zip(books, sources, strict=True), 1)
-    ]
+    placed = []
+    for number, (book, name, at) in enumerate(zip(books, sources, rows, strict=True), 1):
+        if sources.count(name) > 1:
+            name = f"{name} ({book.entry.id if book.entry else number})"
+        document = book.document  # it knows the places of its lines, so it is kept if it can be
+        if document.name != name:
+            document = replace(document, name=name)
+        placed.append(replace(book, document=document, rows=at))
+    return placed

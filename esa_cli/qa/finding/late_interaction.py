@@ -1,7 +1,7 @@
-"""Late interaction: scores of windows of tokens by reduced queries and keys.
+"""Late interaction: the largest products of reduced queries with the reduced keys of each window.
 
-A window's score is the sum over the question's tokens of their weight times the largest product
-with a key in the window: the form of Eqs. (3) and (4), with a window in place of the whole text.
+The score of a window is the sum over the question's tokens of their weight times that product: the
+form of Eqs. (3) and (4), with a window in place of the whole text.
 """
 
 from __future__ import annotations
@@ -15,39 +15,35 @@ from esa_cli.storage.library.segment import decode, encode
 SEGMENT_TOKENS = 512
 """Tokens of a document that are encoded together."""
 CONTEXT_TOKENS = 64
-"""Tokens before a segment that its own ones see."""
+"""Tokens before a segment that are encoded with it, as its context."""
 PIECE = 4 * SEGMENT_TOKENS
-"""Tokens encoded at once; a segment of the library is whole pieces."""
+"""Tokens encoded in one call; a segment of the library is whole pieces."""
+TILE = 4096
+"""Tokens whose keys are decoded at once: 2 MB with R = 128, which fit the cache of the CPU."""
 
 
 def index_layout(dim: int) -> Layout:
-    """The layout of a token index with reduced keys of R = `dim` numbers, an even number: rows of
-    one layer with one head. The first half takes the place of the key, the second half that
-    of the value, each with a scale of its own; eight bits, for the keys have unit length."""
+    """Returns the layout of reduced keys of R = `dim` numbers: halves as key and value."""
     if dim < 2 or dim % 2:
         raise ValueError(f"the numbers of a reduced key must be even, got {dim}")
     return Layout(layers=1, heads=1, dim=dim // 2, dtype="float32", kind="int8", segment=SEGMENT)
 
 
 class ReducedKeys:
-    """The keys (N, R) of a document's tokens: a quarter of the bytes of float32.
-
-    Args:
-        records: (N, row_bytes) bytes, as `segment.encode` makes them. layout: theirs.
-    """
+    """The reduced keys (N, R) of a document's tokens, as records (N, row_bytes) uint8."""
 
     def __init__(self, records: Tensor, layout: Layout) -> None:
+        assert records.shape[1] == layout.row_bytes, "records must have the bytes of the layout"
         self.records, self.layout = records, layout
-        assert records.shape[1] == layout.row_bytes, "records must be of this many numbers"
 
     @classmethod
     def of(cls, keys: Tensor, layout: Layout) -> ReducedKeys:
-        """Keys (n, R), rounded."""
+        """Rounds keys (n, R)."""
         return cls(encode(keys, layout), layout)
 
     @classmethod
     def empty(cls, tokens: int, layout: Layout) -> ReducedKeys:
-        """Room for the keys of so many tokens, not set."""
+        """Returns uninitialised keys of `tokens` tokens."""
         return cls(torch.empty((tokens, layout.row_bytes), dtype=torch.uint8), layout)
 
     @property
@@ -57,67 +53,54 @@ class ReducedKeys:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the records."""
         return self.records.nbytes
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Keys (stop - start, R) float32 of the tokens [start, stop)."""
+        """Returns the keys (stop - start, R) float32 of the tokens [start, stop)."""
         return decode(self.records[start:stop], self.layout)
-
-
-TILE = 4096
-"""Tokens whose keys are decoded at once: 2 MB of R = 128 numbers, which stay in the CPU's
-cache until they are multiplied."""
 
 
 def window_products(
     queries: Tensor, keys: Tensor | ReducedKeys, first: Tensor, last: Tensor
 ) -> Tensor:
-    """The largest product of each query with a key in each window [first, last) of tokens, (W, M)
-    float32; -1 for windows without tokens.
-
-    The keys are read once, tile by tile, and nothing is kept that grows with N times R or M.
-
-    Args:
-        queries: (M, R). keys: (N, R). first, last: (W,).
-    """
+    """Returns the largest product of each query (M, R) with a key (N, R) in each window of tokens
+    [first, last) (W,): (W, M) float32, -1 for windows without tokens."""
     first, last = first.contiguous(), last.contiguous()
-    nothing = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
+    empty = queries.new_full((first.shape[0], queries.shape[0]), -1.0, dtype=torch.float32)
     bounds = torch.unique(torch.cat((first, last)))
     if bounds.numel() < 2 or not keys.shape[0]:
-        return nothing
-    best = _largest_products(queries.float(), keys, bounds)
+        return empty
+    # Windows overlap, so the tokens between two bounds are multiplied once for all windows.
+    best = _products_between(queries.float(), keys, bounds)
     begin, end = torch.searchsorted(bounds, first), torch.searchsorted(bounds, last)
-    most = best[begin.clamp(max=best.shape[0] - 1)]
+    largest = best[begin.clamp(max=best.shape[0] - 1)]
     for step in range(1, int((end - begin).max())):
-        most = most.maximum(best[(begin + step).minimum(end - 1).clamp(min=0)])
-    return torch.where((last > first)[:, None], most, nothing)
+        largest = largest.maximum(best[(begin + step).minimum(end - 1).clamp(min=0)])
+    return torch.where((last > first)[:, None], largest, empty)
+
+
+def _products_between(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
+    """Returns the largest products between neighbours of the ascending bounds (B,), (B - 1, M)."""
+    best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
+    low, high = int(bounds[0]), int(bounds[-1])
+    for start in range(low, high, TILE):
+        stop = min(start + TILE, high)
+        rows = keys.rows(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop].float()
+        # The bounds inside this tile, after its first token, divide it.
+        from_bound = int(torch.searchsorted(bounds, start, right=True))
+        to_bound = int(torch.searchsorted(bounds, stop))
+        outer = bounds.new_tensor([start, stop])
+        edges = torch.cat((outer[:1], bounds[from_bound:to_bound], outer[1:]))
+        largest = torch.segment_reduce(rows @ queries.T, "max", lengths=edges.diff(), axis=0)
+        pieces = best[from_bound - 1 : to_bound]
+        torch.maximum(pieces, largest, out=pieces)
+    return best
 
 
 def products_around(products: Tensor, windows: int) -> Tensor:
-    """The largest of the products (W, M) of each window and of `windows` before and after it."""
+    """Returns the largest products (W, M) among `windows` windows before and after each."""
     if not products.shape[0]:
         return products
     size, columns = 2 * windows + 1, products.T[:, None]
     return nn.functional.max_pool1d(columns, size, 1, windows)[:, 0].T
-
-
-def _largest_products(queries: Tensor, keys: Tensor | ReducedKeys, bounds: Tensor) -> Tensor:
-    """The largest product of each query with a key between two neighbouring of the ascending bounds
-    (B,): (B - 1, M). Windows overlap, so these are multiplied once for all windows."""
-    best = queries.new_full((bounds.shape[0] - 1, queries.shape[0]), -torch.inf)
-    low, high = int(bounds[0]), int(bounds[-1])
-    starts = torch.arange(low, high, TILE)
-    # The bounds inside each tile, after its first token.
-    inner = torch.searchsorted(bounds, torch.stack((starts, (starts + TILE).clamp(max=high)), 1))
-    after = torch.searchsorted(bounds, starts, right=True).tolist()
-    for start, from_bound, (_, to_bound) in zip(
-        starts.tolist(), after, inner.tolist(), strict=True
-    ):
-        stop = min(start + TILE, high)
-        rows = keys.rows(start, stop) if isinstance(keys, ReducedKeys) else keys[start:stop].float()
-        cuts = bounds[from_bound:to_bound]
-        edges = torch.cat((cuts.new_tensor([start]), cuts, cuts.new_tensor([stop])))
-        most = torch.segment_reduce(rows @ queries.T, "max", lengths=edges.diff(), axis=0)
-        pieces = best[from_bound - 1 : to_bound]
-        torch.maximum(pieces, most, out=pieces)
-    return best

@@ -1,4 +1,4 @@
-"""A passage of a document: what finding gives, reading reads, and an answer rests on."""
+"""A passage of a document: what finding returns, reading reads, and an answer rests on."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage of a document.
+    """Characters [start, end) of a document, with their place and their scores.
 
     Args:
-        document: the document's name. source: its path. page: from 1, where the document has pages.
-        line: from 1, in the document's extracted text. chapter: its heading, where there are any.
-        start, end: character offsets into the document's extracted text; `text` lies between them.
-        score: of finding, in standard deviations above the mean of all windows of the documents
-            searched; after reading, these times the prior plus the log-odds.
-        weight: from 0 to 1, in an answer: the share of all attention to the documents; in answers
-            from text, of the scores of all passages.
-        log_odds: that it contains the answer; None: it was not read.
+        document: the name of the document. source: its path. page, line: from 1.
+        score: of finding, in standard deviations above the mean of all windows; after reading,
+            these times the prior plus the log-odds.
+        weight: the share of all attention, or of the scores of all passages, of an answer.
+        log_odds: that the passage contains the answer; None: it was not read.
         quote: character offsets into the document of its most probable answer.
     """
 
@@ -39,26 +36,20 @@ class Passage:
     quote: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, document: Document, start: int, end: int, **more: Any) -> Self:
-        """These characters of a document. `more`: score, weight and the fields after them."""
-        at, text = document.place(start), document.text[start:end]
+    def of(cls, document: Document, start: int, end: int, **fields: Any) -> Self:
+        """Returns the passage of the characters [start, end); `fields` are those after `text`."""
+        at = document.place(start)
         return cls(
-            document.name, document.source, at.page, at.line, at.chapter, start, end, text, **more
-        )
+            document.name, document.source, at.page, at.line, at.chapter, start, end,
+            document.text[start:end], **fields,
+        )  # fmt: skip
 
     def as_found(self) -> dict[str, Any]:
-        """The fields of a passage that was found, for JSON."""
-        place = {"document": self.document, "source": self.source, "page": self.page}
-        return {**place, **self._rest(), "score": round(self.score, 3)}
+        """Returns the JSON fields of a passage that was found."""
+        names = ("document", "source", "page", "line", "chapter", "start", "end", "text")
+        return {name: getattr(self, name) for name in names} | {"score": round(self.score, 3)}
 
     def as_evidence(self) -> dict[str, Any]:
-        """The fields of a passage that an answer rests on, for JSON."""
-        return {
-            "document": self.document, "page": self.page, **self._rest(), "weight": self.weight
-        }  # fmt: skip
-
-    def _rest(self) -> dict[str, Any]:
-        return {
-            "line": self.line, "chapter": self.chapter, "start": self.start, "end": self.end,
-            "text": self.text,
-        }  # fmt: skip
+        """Returns the JSON fields of a passage that an answer rests on."""
+        names = ("document", "page", "line", "chapter", "start", "end", "text", "weight")
+        return {name: getattr(self, name) for name in names}

@@ -1,15 +1,13 @@
 """Ranks the sentence windows of documents by how likely they answer a question.
 
-Scores are added, each in standard deviations over the windows: BM25 of the question's words
-(`LexicalIndex`); where the document has been read for the finder, late interaction of reduced
-queries and keys, which then counts most. With late interaction one in eight passages is of those
-that the words alone rank first: an unusual name or number is found by them.
+Scores are added, each in standard deviations over the windows: BM25 of the question's words; where
+a document has a token index, late interaction, which then counts most. Constants are chosen on the
+development questions of benchmarks/book_questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy
@@ -21,7 +19,6 @@ from esa_cli.qa.finding.books import Book
 from esa_cli.qa.finding.finder import Finder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, products_around, window_products
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.finding.windows import FoundPassage, shared_characters
 from esa_cli.qa.finding.words import (
     LexicalIndex,
     SentenceWords,
@@ -32,38 +29,28 @@ from esa_cli.qa.finding.words import (
 from esa_cli.system.content_words import question_words
 
 AROUND = (4, 32, 128)
-"""Windows before and after each one that late interaction looks at as well: about a page, some
-pages and a chapter. A sentence that answers seldom names all that the question does."""
+"""Windows before and after each one that count for it: about a page, some pages, a chapter."""
 AROUND_WEIGHT = 0.3
-"""Of each of these scores beside the window's own. Of 160 development questions 124, 136 and 144
-have their passage among 3, 8 and 16 without, 130, 143 and 148 with them; 0.2 and 0.4, and half or
-twice as many windows, are within two."""
+"""Weight of each of their scores beside the window's own."""
 FAR = -1.0
-"""Least of these scores: where nearly all windows of a text see the same largest products, the few
-at its ends that do not would be many standard deviations below."""
+"""Least of their scores, which would be very low at the ends of some texts."""
 LATE = 3.3
-"""Weight of late interaction where the words' score has weight 1: the best windows by words are
-more standard deviations above the mean, and are right less often. Chosen together with an
-`answer.prior` of 0.6, before the scores around a window were added; the prior was chosen again."""
+"""Weight of late interaction where BM25 has weight 1."""
 BY_WORDS = 8
-"""One in so many passages is found by its words alone where reduced keys rank the others: one in
-four lost 3 of 144 found passages of the development books, and gained none."""
+"""One passage in so many is ranked by BM25 alone, which finds unusual names and numbers."""
 SINGLED_OUT = (1.2, 1.4)
-"""The best window's BM25 score over the best that does not overlap it, from where the words of the
-question begin to single out a passage to where they do: there BM25's first passage was the right
-one of 42 of 54 questions about the development books, below of 31 of 106."""
+"""The best BM25 over the best that does not overlap it: from not single to singled out."""
 VAGUE = 0.15
 """Share of the words' weight for a question whose words single out no passage."""
 FITS = 0.6
-"""Late interaction (a weighted mean of cosines, 1 at most) from which a window fits a question of
-which the documents have no word: the best window of three development texts for 20 made-up words
-each has 0.34 to 0.59, for `canine`, `feline` and `automobile` 0.64 to 0.77. Each of their 120
-answerable questions has a word in its text, so none is refused."""
+"""Late interaction from which a window fits without a word; made-up words have 0.59 at most."""
+COUNT = 8
+ABOVE = 2.0
+"""The least score where all passages are asked for: about one window in thirty has it."""
 
 
 class ReducedQueries(NamedTuple):
-    """A question's reduced queries (M, R), the weight of each (M,), and the weight of the words'
-    score (BM25) beside theirs where the words single out a passage; `VAGUE` of it elsewhere."""
+    """Reduced queries (M, R), their weights (M,), and the weight of BM25 beside them."""
 
     queries: Tensor
     weights: Tensor
@@ -74,10 +61,9 @@ class WindowScores(NamedTuple):
     """Scores of all windows for one question, (windows,) each.
 
     Args:
-        total: what ranks them. words: of the question's words alone, in standard deviations.
-        fitting: bool, whether a word of the question is in or around the window; or its document
-            has been read for finding, and a document has a word of the question or the window's
-            late interaction is at least `FITS`. read: whether a document has been read for finding.
+        total: ranks the windows. words: BM25 alone, in standard deviations.
+        fitting: bool, whether the window may answer at all; see `PassageFinder.scores`.
+        read: whether a document has a token index.
     """
 
     total: Tensor
@@ -87,162 +73,148 @@ class WindowScores(NamedTuple):
 
 
 class PassageFinder:
-    """Finds passages of some documents.
+    """Finds passages of some books."""
 
-    Args:
-        texts: of the documents. spans: for each, (n, 2) characters of its tokens. keys: for each,
-            the reduced keys (n, R) of its tokens; None where it has not been read. words: as
-            `LexicalIndex`.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[str],
-        spans: Sequence[Tensor],
-        keys: Sequence[Tensor | ReducedKeys | None] = (),
-        words: Sequence[SentenceWords | None] | None = None,
-    ) -> None:
-        self.index = LexicalIndex(texts, words)
-        self._names = capitals_mean_names(texts)
+    def __init__(self, books: Sequence[Book]) -> None:
+        self.documents = [book.document for book in books]
+        self.keys = [book.index for book in books]
+        texts = [document.text for document in self.documents]
+        self.index = LexicalIndex(texts, [book.words for book in books])
+        self._has_names = capitals_mean_names(texts)
         documents = torch.tensor(self.index.documents, dtype=torch.long)
         windows = torch.tensor([(one.start, one.end) for one in self.index.windows])
-        self._read: list[tuple[Tensor, tuple[Tensor, Tensor], Tensor | ReducedKeys]] = []
-        """Of each document with reduced keys: its windows, their tokens [first, last), and keys."""
-        for number, (token_spans, token_keys) in enumerate(zip(spans, keys, strict=False)):
+        # Of each book with a token index: its windows, their tokens [first, last), and its keys.
+        self._indexed: list[tuple[Tensor, tuple[Tensor, Tensor], ReducedKeys]] = []
+        for number, book in enumerate(books):
             own = (documents == number).nonzero()[:, 0]
-            if token_keys is not None and own.numel():
-                self._read.append((own, token_bounds(token_spans, windows[own]), token_keys))
+            if book.index is not None and own.numel():
+                self._indexed.append((own, token_bounds(book.spans, windows[own]), book.index))
 
-    def unmentioned(self, question: str, small: Callable[[str], bool]) -> float:
-        """Share of the words of a name in the question that no document mentions; see
-        `unmentioned_share`."""
-        return unmentioned_share(question, self.index.knows, small) if self._names else 0.0
+    def unmentioned(self, question: str, is_small: Callable[[str], bool]) -> float:
+        """Returns the share of a name in the question that no book has; see `unmentioned_share`."""
+        if not self._has_names:
+            return 0.0
+        return unmentioned_share(question, self.index.has_word, is_small)
 
     def find(
         self, question: str, count: int, *, earlier: str = "", reduced: ReducedQueries | None = None
-    ) -> list[FoundPassage]:
-        """The best `count` windows, best first, none overlapping a better one by half of it.
-
-        Args:
-            earlier: text of earlier turns that the question refers to; counts half. reduced: the
-                question's reduced queries, for documents with reduced keys.
-        """
-        return self.pick(self.scores(question, earlier=earlier, reduced=reduced), count)
+    ) -> list[Passage]:
+        """Returns the best `count` windows; none overlaps a better one by half."""
+        return self.pick_passages(self.scores(question, earlier=earlier, reduced=reduced), count)
 
     def scores(
         self, question: str, *, earlier: str = "", reduced: ReducedQueries | None = None
     ) -> WindowScores:
-        """The scores of all windows; the arguments are those of `find`."""
+        """Scores all windows. One fits that has a word of the question, in it or around it; with a
+        token index also each if a book has such a word, or by late interaction of `FITS`.
+
+        Args:
+            earlier: text of earlier turns that the question refers to; its BM25 counts half.
+            reduced: the reduced queries of the question, for books with a token index.
+        """
         bm25 = self.index.scores(question)
         if earlier:
             bm25 = bm25 + 0.5 * self.index.scores(earlier)
         words, fitting = standardised(bm25), bm25 > 0
-        if reduced is None or not self._read:
+        if reduced is None or not self._indexed:
             return WindowScores(words, words, fitting, read=False)
-        late, total = self.late(reduced), words.clone()
+        late, total = self.late_scores(reduced), words.clone()
         fitting |= late[0] >= (-1.0 if fitting.any() else FITS)
         read = ~late[0].isnan()
         own, *around = (standardised(scores[read]) for scores in late)
         wide = torch.stack(around).clamp(min=FAR).sum(0)
-        beside = reduced.words * self.singled_out(bm25) * words
+        beside = reduced.words * self.words_weight(bm25) * words
         total[read] = LATE * (own + AROUND_WEIGHT * wide + beside[read])
         return WindowScores(total, words, fitting, read=True)
 
-    def late(self, reduced: ReducedQueries) -> Tensor:
-        """Late interaction of each window, and of the windows around it by `AROUND`,
-        (1 + len(AROUND), windows); nan where a document has no reduced keys."""
+    def late_scores(self, reduced: ReducedQueries) -> Tensor:
+        """Scores each window, and the windows around it, by late interaction.
+
+        Returns (1 + len(AROUND), windows); nan where a book has no token index.
+        """
         out = torch.full((1 + len(AROUND), len(self.index)), torch.nan)
-        for own, bounds, keys in self._read:
+        for own, bounds, keys in self._indexed:
             products = window_products(reduced.queries, keys, *bounds)
             wide = [products_around(products, windows) for windows in AROUND]
             out[:, own] = torch.stack([products, *wide]) @ reduced.weights
         return out
 
-    def singled_out(self, scores: Tensor) -> float:
-        """Share of the words' weight that counts, `VAGUE` to 1, from their scores (windows,)."""
-        if not scores.numel() or scores.max() == scores.min():
+    def words_weight(self, bm25: Tensor) -> float:
+        """Returns the share of the words' weight that counts, `VAGUE` to 1; `bm25`: (windows,)."""
+        if not bm25.numel() or bm25.max() == bm25.min():
             return VAGUE
-        best, *others = scores.argsort(descending=True, stable=True).tolist()
-        beside = dict(self._overlapping(best))
-        next_best = next((at for at in others if at not in beside), best)
+        best, *others = bm25.argsort(descending=True, stable=True).tolist()
+        beside = dict(self._overlapping_windows(best))
+        second = next((at for at in others if at not in beside), best)
         low, high = SINGLED_OUT
-        ratio = float(scores[best]) / max(float(scores[next_best]), 1e-9)
+        ratio = float(bm25[best]) / max(float(bm25[second]), 1e-9)
         return VAGUE + (1 - VAGUE) * min(1.0, max(0.0, (ratio - low) / (high - low)))
 
-    def pick(self, scores: WindowScores, count: int) -> list[FoundPassage]:
-        """The best `count` windows by their scores, none overlapping a better one by half; the last
-        ones by their words alone, see `BY_WORDS`."""
+    def pick_passages(self, scores: WindowScores, count: int) -> list[Passage]:
+        """Returns the best `count` windows; none overlaps a better one by half."""
         picked, overlapping = list[int](), set[int]()
         by_words = count // BY_WORDS if scores.read else 0
-        for ranking, most in ((scores.total, count - by_words), (scores.words, count)):
+        for ranking, limit in ((scores.total, count - by_words), (scores.words, count)):
             for at in ranking.argsort(descending=True, stable=True).tolist():
-                if len(picked) >= most:
+                if len(picked) >= limit:
                     break
                 if at not in overlapping:
                     picked.append(at)
-                    overlapping.update(n for n, share in self._overlapping(at) if share >= 0.5)
-        return [self.passage(at, scores.total) for at in picked]
+                    overlapping.update(
+                        n for n, share in self._overlapping_windows(at) if share >= 0.5
+                    )
+        return [self.passage_at(at, scores.total) for at in picked]
 
-    def _overlapping(self, at: int) -> Iterator[tuple[int, float]]:
-        """The windows that overlap a window, itself too, with the share of the shorter one."""
+    def _overlapping_windows(self, at: int) -> Iterator[tuple[int, float]]:
+        """Yields the windows that overlap a window, and the shared part of the shorter one."""
         windows, documents = self.index.windows, self.index.documents
+        window = windows[at]
         for others in (range(at, -1, -1), range(at + 1, len(windows))):
             for n in others:
-                shared = shared_characters(windows[at], windows[n])
+                other = windows[n]
+                shared = min(window.end, other.end) - max(window.start, other.start)
                 if documents[n] != documents[at] or shared <= 0:
                     break  # windows are in the order of their beginnings and of their ends
-                sizes = (one.end - one.start for one in (windows[at], windows[n]))
-                yield n, shared / min(sizes)
+                yield n, shared / min(window.end - window.start, other.end - other.start)
 
-    def passage(self, at: int, scores: Tensor) -> FoundPassage:
-        """A window, with its score of (windows,)."""
-        window = self.index.windows[at]
-        return FoundPassage(self.index.documents[at], window.start, window.end, float(scores[at]))
+    def passage_at(self, at: int, scores: Tensor) -> Passage:
+        """Returns window number `at` as a passage, with its score of (windows,)."""
+        window, document = self.index.windows[at], self.documents[self.index.documents[at]]
+        return Passage.of(document, window.start, window.end, score=float(scores[at]))
 
 
 def standardised(scores: Tensor) -> Tensor:
-    """Scores less their mean, in standard deviations; zeros where all are the same."""
+    """Returns scores less their mean, in standard deviations; zeros where all are equal."""
     if scores.numel() < 2 or scores.min() == scores.max():
         return torch.zeros_like(scores)
     return (scores - scores.mean()) / scores.std()
 
 
 def token_bounds(spans: Tensor, characters: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [first, last) that have one of the characters [start, end), for each row (start, end);
-    `spans` (n, 2) are the characters of each token."""
+    """Returns the first token and the one after the last, (W,), of characters (W, 2)."""
     spans, characters = spans.long(), characters.long()
     first = torch.searchsorted(spans[:, 1].contiguous(), characters[:, 0].contiguous(), right=True)
     last = torch.searchsorted(spans[:, 0].contiguous(), characters[:, 1].contiguous())
     return first, last.maximum(first)
 
 
-COUNT = 8
-ABOVE = 2.0
-"""The least score where all passages are asked for: about one window in thirty has it."""
-
-
 class PassageSearch:
-    """Finds passages in books; the index of the last books' words is kept.
-
-    Args:
-        encoder: of the preset's finder; None: there is none. words: see `ReducedQueries`.
-    """
+    """Finds passages by a finder, if there is one, and keeps the index of the last books."""
 
     def __init__(self, encoder: Finder | None = None, words: float = 0.0) -> None:
         self._encoder, self._words = encoder, words
-        self._last: tuple[list[str], list[ReducedKeys | None], PassageFinder] | None = None
+        self._last: PassageFinder | None = None
 
     def finder(self, books: Sequence[Book]) -> PassageFinder:
-        """The finder of these books; that of the last ones is kept."""
-        texts, keys = [book.document.text for book in books], [book.index for book in books]
-        last = self._last
-        if last is None or texts != last[0] or list(map(id, keys)) != list(map(id, last[1])):
-            spans, words = [book.spans for book in books], [book.words for book in books]
-            last = self._last = texts, keys, PassageFinder(texts, spans, keys, words)
-        return last[2]
+        """Returns the finder of these books."""
+        last, documents = self._last, [book.document for book in books]
+        keys = [book.index for book in books]
+        if last is None or last.documents != documents or last.keys != keys:
+            last = self._last = PassageFinder(books)
+        return last
 
     def reduced(self, question: str, books: Sequence[Book]) -> ReducedQueries | None:
-        """The reduced queries of a question, where a document has reduced keys."""
+        """Encodes a question; None where no book has a token index."""
         if self._encoder is None or all(book.index is None for book in books):
             return None
         queries, weights = self._encoder.questions([question])
@@ -252,28 +224,22 @@ class PassageSearch:
     def find(
         self, question: str, books: Sequence[Book], count: int, earlier: str = ""
     ) -> list[Passage]:
-        """The best `count` passages for an answer, best first; see `PassageFinder.find`."""
+        """Returns the best `count` passages for an answer; see `PassageFinder.scores`."""
         reduced = self.reduced(f"{earlier} {question}".strip(), books)
-        found = self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
-        return placed(books, found)
+        return self.finder(books).find(question, count, earlier=earlier, reduced=reduced)
 
     @torch.inference_mode()
     def passages(
-        self,
-        question: str,
-        books: Sequence[Book],
-        count: int | None = COUNT,
+        self, question: str, books: Sequence[Book], count: int | None = COUNT,
         minimum: float | None = None,
-    ) -> list[Passage]:
-        """The best passages, best first, none overlapping a better one by half of it. Those that
-        fit the question, see `WindowScores.fitting`.
+    ) -> list[Passage]:  # fmt: skip
+        """Returns the best passages that fit the question, best first.
 
         Args:
-            count: at most; None: all. minimum: least score; None: 0, and where `count` is None 2,
-                or the best passage's score if that is lower.
+            count: the most passages; None: all. minimum: their least score in standard deviations;
+                None: 0, and where `count` is None 2, or the best passage's score if that is lower.
 
-        Raises:
-            UsageError: there is no book, or `count` is below 1.
+        Raises UsageError: there is no book, or `count` is below 1.
         """
         if not books:
             raise UsageError("no document to search", "name one")
@@ -282,27 +248,17 @@ class PassageSearch:
         finder = self.finder(books)
         scores = finder.scores(question, reduced=self.reduced(question, books))
         total = standardised(scores.total).masked_fill(~scores.fitting, -torch.inf)
-        most = len(finder.index) if count is None else count
-        found = finder.pick(scores._replace(total=total), most)
+        limit = len(finder.index) if count is None else count
+        found = finder.pick_passages(scores._replace(total=total), limit)
         if minimum is None:
             best = max((one.score for one in found), default=0.0)
             minimum = min(ABOVE, best) if count is None else 0.0
         fitting = [one for one in found if one.score >= minimum and one.score > -torch.inf]
-        return placed(books, sorted(fitting, key=lambda one: -one.score))
+        return sorted(fitting, key=lambda one: -one.score)
 
 
-def placed(books: Sequence[Book], found: Sequence[FoundPassage]) -> list[Passage]:
-    """Passages with their places in the documents."""
-    return [
-        Passage.of(books[one.document].document, one.start, one.end, score=one.score)
-        for one in found
-    ]
-
-
-@dataclass(frozen=True)
-class WordPassages:
-    """Passages with the words of a query: each has `most` of its `words` different content words,
-    and no passage of the documents has more."""
+class WordPassages(NamedTuple):
+    """Passages with `most` of the `words` content words of a query; no other passage has more."""
 
     passages: list[Passage]
     most: int
@@ -310,38 +266,35 @@ class WordPassages:
 
 
 def passages_with_words(query: str, books: Sequence[Book]) -> WordPassages:
-    """Every place with the content words of a query: all of them, or where no passage has all, as
-    many as any passage has. The passages, best first by BM25, have every such sentence; a passage
-    whose sentences better ones have is left out. Raises UsageError: there is no book."""
+    """Returns the passages with most words of a query, best first; none without a new sentence."""
     if not books:
         raise UsageError("no document to search", "name one")
-    texts = [book.document.text for book in books]
-    words = [book.words or sentence_words(text) for book, text in zip(books, texts, strict=True)]
-    finder = PassageFinder(texts, [], words=words)
+    tables = [book.words or sentence_words(book.document.text) for book in books]
+    finder = PassageFinder(books)
     index = finder.index
-    wanted = list(dict.fromkeys(question_words(query, {one.language for one in words})))
-    having = [_sentences_with(wanted, one) for one in words]
-    left = [sentences.any(1) for sentences in having]
+    wanted = list(dict.fromkeys(question_words(query, {table.language for table in tables})))
+    having = [_sentences_with(wanted, table) for table in tables]
+    unseen = [sentences.any(1) for sentences in having]
     counts = [
         int(having[document][window.first : window.last].any(0).sum())
         for window, document in zip(index.windows, index.documents, strict=True)
     ]
     most = max(counts, default=0)
-    scores, found = standardised(index.scores(query)), list[FoundPassage]()
+    scores, passages = standardised(index.scores(query)), list[Passage]()
     for at in scores.argsort(descending=True, stable=True).tolist() if most else ():
-        window, unseen = index.windows[at], left[index.documents[at]]
-        if counts[at] == most and unseen[window.first : window.last].any():
-            unseen[window.first : window.last] = False
-            found.append(finder.passage(at, scores))
-    return WordPassages(placed(books, found), most, len(wanted))
+        window, rest = index.windows[at], unseen[index.documents[at]]
+        if counts[at] == most and rest[window.first : window.last].any():
+            rest[window.first : window.last] = False
+            passages.append(finder.passage_at(at, scores))
+    return WordPassages(passages, most, len(wanted))
 
 
-def _sentences_with(wanted: Sequence[tuple[str, ...]], words: SentenceWords) -> Any:
-    """(sentences, words) bool, which sentence of a document has which word, given as its stems."""
-    numbers = {word: number for number, word in enumerate(words.vocabulary)}
-    sentences = numpy.repeat(numpy.arange(len(words.counts)), numpy.diff(words.ends))
-    out = numpy.zeros((len(words.counts), len(wanted)), dtype=bool)
+def _sentences_with(wanted: Sequence[tuple[str, ...]], table: SentenceWords) -> Any:
+    """Returns which sentence has which word, (sentences, words) bool; a word is its stems."""
+    numbers = {word: number for number, word in enumerate(table.vocabulary)}
+    sentences = numpy.repeat(numpy.arange(len(table.counts)), numpy.diff(table.ends))
+    out = numpy.zeros((len(table.counts), len(wanted)), dtype=bool)
     for column, stems in enumerate(wanted):
         for stem in set(stems) & numbers.keys():
-            out[sentences[words.ids == numbers[stem]], column] = True
+            out[sentences[table.ids == numbers[stem]], column] = True
     return out

@@ -1,70 +1,65 @@
-"""Makes books: documents read by a model, or found in the library.
-
-What is read of a document, on its own, are KV rows (`row_ingest`) or a token index
-(`index_ingest`); each is computed once and stored as a document of the library.
-"""
+"""Makes books: takes documents from the library, or has a model read and store them."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import torch
+from torch import Tensor
 
 from esa_cli.documents.document import Document, read_document
 from esa_cli.errors import DiskError, LibraryError, ResourceError, UsageError
 from esa_cli.qa.finding.books import Book, TokenisedDocument
-from esa_cli.qa.ingestion.library_texts import record_document, restored
-from esa_cli.qa.presets.preset import Preset
+from esa_cli.qa.finding.finder import Finder
+from esa_cli.qa.finding.late_interaction import CONTEXT_TOKENS, PIECE, SEGMENT_TOKENS, ReducedKeys
+from esa_cli.qa.finding.words import SentenceWords, sentence_words
+from esa_cli.qa.ingestion.library_texts import INDEX, record_document, restored
 from esa_cli.storage.library import Entry, Layout, Library
 from esa_cli.storage.library.stored_document import Writer
+from esa_cli.storage.memory_store import split_rows
 from esa_cli.system.files import resolved_path
 from esa_cli.system.progress import Progress, WaitNotice, combined
 from esa_cli.version import __version__
 
 if TYPE_CHECKING:
-    from esa_cli.attention.method import Method
-    from esa_cli.qa.answering.session import Session
     from esa_cli.qa.planning.plan import Planner
-    from esa_cli.qa.presets.preset import Preset
 
 Source = str | Document | TokenisedDocument
 """A path, - for standard input, a document, or one that is tokenised already."""
+FORMAT = 1
+"""Raised when indexes computed by an older version would differ."""
 
 
 class IngestEvents:
-    """Called while books are made. A subclass overrides what it wants to see; an exception raised
-    in a method ends the ingest and propagates."""
+    """Observes how books are made; an exception raised in a method ends the ingest."""
 
     def found(self, book: Book) -> None:
-        """The book is in the library: nothing is read."""
+        """The book is in the library, and nothing is computed."""
 
     def unread(self, document: Document, tokens: int) -> None:
-        """The document is not read: answers come from its text alone, and nothing is stored."""
+        """The model does not read the document, and answers come from its text alone."""
 
     def started(self, document: Document, tokens: int, stored_bytes: int | None) -> None:
-        """The document will be read.
-
-        Args:
-            tokens: of the document and of the prompt before it.
-            stored_bytes: about what it will take in the library; None: it stays in memory.
-        """
+        """The model begins to read the document, which takes `stored_bytes` or stays in memory."""
 
     def progress(self, done: int, total: int) -> None:
-        """So many tokens have been read, of so many."""
+        """The model has read `done` of `total` tokens."""
 
     def unstored(self, document: Document, error: DiskError) -> bool:
-        """The library's disk has no room for the document. Returns whether it is
-        then read into memory; else the error is raised."""
+        """The library's disk is full. Returns whether the document is computed in memory."""
         return False
 
     def waiting(self) -> None:
-        """Another process reads the same document into the library, and this one waits for it."""
+        """Another process stores the same document, and this one waits for it."""
 
     def finished(self) -> None:
         """Reading or waiting has ended, with a book or with an exception."""
@@ -82,8 +77,7 @@ class ProgressEvents(IngestEvents):
 
 
 class StoredForm(NamedTuple):
-    """How a document is stored in the library: all its token ids, the layout, the device of its
-    rows (None: the CPU), and the bytes of its states."""
+    """How a document is stored; `states`: bytes of its recurrent states."""
 
     identity: str
     ids: Sequence[int]
@@ -92,84 +86,54 @@ class StoredForm(NamedTuple):
     states: int = 0
 
 
-class IngestHost(Protocol):
-    """What an ingest needs of `api.Esa`."""
-
-    preset: Preset
-    tokenizer: Any
-
-    @property
-    def method(self) -> Method: ...
-    @property
-    def session(self) -> Session: ...
-    @property
-    def attaches(self) -> bool: ...
-    @property
-    def facts(self) -> dict[str, Any]: ...
-    def suspended(self) -> AbstractContextManager[None]: ...
-
-
 class Ingest(ABC):
-    """Makes books with one model and preset.
-
-    Args:
-        esa: of `api.Esa`.
-        library: where documents are looked for; None: nowhere. keep: whether documents that are
-            not there are stored there. events: the observer.
-        planner: a document must fit its memory; None: there is no check.
-    """
+    """Makes books for an `api.Esa`; stores them if `keep`; a planner checks memory."""
 
     def __init__(
-        self,
-        esa: IngestHost,
-        library: Library | None = None,
-        keep: bool = True,
-        events: IngestEvents | None = None,
-        planner: Planner | None = None,
-    ) -> None:
+        self, esa: Any, library: Library | None = None, keep: bool = True,
+        events: IngestEvents | None = None, planner: Planner | None = None,
+    ) -> None:  # fmt: skip
         self.esa, self.library, self.keep = esa, library, keep
         self.events, self.planner = events or IngestEvents(), planner
-        self.stored_tokens: int | None = None
-        """Tokens on disk of the document that was read last; None: it is not stored there."""
         self._alive: list[ref[Book]] = []
 
     @abstractmethod
     def identities(self) -> list[str]:
-        """What stored documents that serve depend on, beside their text; the best first."""
+        """What usable stored documents depend on, beside their text; the best first."""
 
     @abstractmethod
     def owns(self, entry: Entry) -> bool:
         """Whether a stored document is of this kind, model and settings."""
 
     @abstractmethod
-    def opened(self, document: Document, entry: Entry, read_s: float = 0.0) -> Book:
-        """The book of a stored document. Raises LibraryError: it is damaged."""
+    def open_entry(self, document: Document, entry: Entry) -> Book:
+        """Opens a stored document. Raises LibraryError: it is damaged."""
 
     @abstractmethod
     def form(self, text: TokenisedDocument) -> StoredForm:
-        """How the document will be stored."""
+        """Returns how the document will be stored."""
 
     @abstractmethod
-    def store(self, writer: Writer, text: TokenisedDocument, hear: Progress) -> Entry:
+    def store(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
         """Computes what is not on disk yet, and stores it."""
 
     @abstractmethod
-    def compute(self, text: TokenisedDocument, hear: Progress, started: float) -> Book:
-        """Computes the book in memory, of an ingest that began at `started`."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether anything is read of a document."""
-        return True
+    def compute(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+        """Computes a book in memory."""
 
     @property
     def needs_rows(self) -> bool:
         """Whether the preset answers from rows."""
-        return self.esa.preset.answer.needs_rows
+        return bool(self.esa.preset.answer.needs_rows)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the model reads documents."""
+        return True
 
     @property
     def stores(self) -> bool:
-        """Whether what is computed is stored."""
+        """Whether new documents are stored."""
         return self.library is not None and self.keep
 
     @property
@@ -178,36 +142,24 @@ class Ingest(ABC):
         self._alive = [one for one in self._alive if one() is not None]
         return sum(book.tokens for one in self._alive if (book := one()) is not None)
 
-    def held(self, book: Book) -> Book:
-        """The book, counted in `in_memory` while it is used."""
-        self._alive.append(ref(book))
-        return book
+    def check_memory(self, tokens: int) -> None:
+        """Raises ResourceError where so many more tokens do not fit into memory."""
+        if self.planner:
+            self.planner.check(self.in_memory + tokens)
 
     def find(self, document: Document) -> Book | None:
-        """The document's book, if it is in the library. Raises LibraryError: it is damaged."""
-        if self.library is None:
-            return None
-        for identity in self.identities():
+        """Opens the document's book, if the library has one. Raises LibraryError: it is damaged."""
+        for identity in self.identities() if self.library else ():
+            assert self.library is not None
             entry = self.library.find(self.library.key(identity, document.text))
-            book = self._if_there(document, entry) if entry else None
+            book = self._open_if_present(document, entry) if entry else None
             if book is not None:
                 self.events.found(book)
                 return book
         return None
 
-    def _if_there(self, document: Document, entry: Entry) -> Book | None:
-        """The book, or None if another process has removed it since it was found."""
-        assert self.library is not None
-        try:
-            return self.opened(document, entry)
-        except LibraryError:
-            if self.library.find(entry.key) is not None:
-                raise
-            return None
-
     def stored(self, entry: Entry) -> Book:
-        """A book of the library, whatever became of its file. Raises UsageError: it was read by
-        another model or method. LibraryError: it is damaged."""
+        """See `api.Esa.stored`."""
         assert self.library is not None
         if not self.owns(entry):
             raise UsageError(
@@ -215,7 +167,7 @@ class Ingest(ABC):
                 "ask with the preset it was ingested with, or ingest it with this one",
             )
         document = restored(self.library.text(entry), entry.marks, entry.provenance)
-        book = self.opened(document, entry)
+        book = self._hold(self.open_entry(document, entry))
         self.events.found(book)
         return book
 
@@ -228,49 +180,43 @@ class Ingest(ABC):
         return self._ingest(source, progress, self.reads)
 
     def _ingest(self, source: Source, progress: Progress | None, reads: bool) -> Book:
-        started = time.perf_counter()
-        text = source if isinstance(source, TokenisedDocument) else None
+        started, text = time.perf_counter(), None
         if isinstance(source, TokenisedDocument):
-            document = source.document
+            text, document = source, source.document
         else:
             document = read_document(source) if isinstance(source, str) else source
-        if (stored := self.find(document)) is not None:
-            return self._recorded(stored)
+        if (book := self.find(document)) is not None:
+            return self._record_file(book)
         text = text or TokenisedDocument.of(document, self.esa.tokenizer)
         if not reads:
             self.events.unread(document, len(text.ids))
             return Book(document, None, text.offsets)
         try:
-            return self._recorded(self._made(text, progress, started))
+            return self._record_file(self._make(text, progress, started))
         finally:
             self.events.finished()
 
-    def _made(self, text: TokenisedDocument, more: Progress | None, started: float) -> Book:
-        """Computes a book, in the library from where an earlier process stopped; in memory where
-        its disk is full and `IngestEvents.unstored` says so.
-
-        Args:
-            more: called with what is done, and while another process reads the document.
-        """
-        self.stored_tokens = None
-        hear = combined(self.events.progress, more)
+    def _make(self, text: TokenisedDocument, progress: Progress | None, started: float) -> Book:
+        """Computes a book in the library, from where an earlier process stopped, or in memory."""
+        on_progress = combined(self.events.progress, progress)
         form = self.form(text) if self.stores else None
-        if form is None or not form.ids:
-            return self.compute(text, hear, started)
-        waiting = WaitNotice(self.events.waiting, more, len(form.ids))
-        try:
-            book = self._stored(text, form, hear, waiting, started)
-        except DiskError as error:
-            if not self.events.unstored(text.document, error):
-                raise
-            self.stored_tokens = None
-            self.events.finished()
-            return self.compute(text, hear, started)
-        # Another process has read it, and a third one has removed it since.
-        return book or self._made(text, more, started)
+        while form is not None and form.ids:
+            notice = WaitNotice(self.events.waiting, progress, len(form.ids))
+            try:
+                book = self._store_book(text, form, on_progress, notice, started)
+            except DiskError as error:
+                if not self.events.unstored(text.document, error):
+                    raise
+                self.events.finished()
+                break
+            if book is not None:
+                return book
+            # Another process stored the document, and a third one has removed it since.
+        book = self.compute(text, on_progress)
+        return self._hold(replace(book, read_s=time.perf_counter() - started))
 
-    def _stored(
-        self, text: TokenisedDocument, form: StoredForm, hear: Progress, waiting: WaitNotice,
+    def _store_book(
+        self, text: TokenisedDocument, form: StoredForm, on_progress: Progress, notice: WaitNotice,
         started: float,
     ) -> Book | None:  # fmt: skip
         library, document, tokens = self.library, text.document, len(form.ids)
@@ -278,43 +224,128 @@ class Ingest(ABC):
         devices = [] if form.device is None else [form.device] * form.layout.layers
         with library.write(
             library.key(form.identity, document.text), form.identity, form.ids, form.layout,
-            waiting, devices, form.states,
+            notice, devices, form.states,
         ) as writer:  # fmt: skip
-            if isinstance(writer, Entry):  # another process has read it
-                return self._if_there(document, writer)
+            if isinstance(writer, Entry):  # another process has stored it
+                return self._open_if_present(document, writer)
             self.check_memory(tokens)
             size = library.size_of(tokens, form.layout, form.states)
             self.events.started(document, tokens, size)
-            try:
-                entry = self.store(writer, text, hear)
-            finally:
-                self.stored_tokens = writer.done
-        return self.opened(document, entry, time.perf_counter() - started)
+            entry = self.store(writer, text, on_progress)
+        book = self.open_entry(document, entry)
+        return self._hold(replace(book, read_s=time.perf_counter() - started))
 
-    def check_memory(self, tokens: int) -> None:
-        """Raises ResourceError where so many more tokens do not fit into memory."""
-        if self.planner:
-            self.planner.check(self.in_memory + tokens)
+    def _open_if_present(self, document: Document, entry: Entry) -> Book | None:
+        """Opens a book; None if another process has removed it since it was found."""
+        assert self.library is not None
+        try:
+            return self._hold(self.open_entry(document, entry))
+        except LibraryError:
+            if self.library.find(entry.key) is not None:
+                raise
+            return None
 
-    def _recorded(self, book: Book) -> Book:
-        """The book; the library learns which text its file has now."""
+    def _hold(self, book: Book) -> Book:
+        """Counts a book in `in_memory` while it is used, unless its data stays on disk."""
+        if book.entry is None or book.index is not None:
+            self._alive.append(ref(book))
+        return book
+
+    def _record_file(self, book: Book) -> Book:
+        """Tells the library which text the book's file has now."""
         library, document = self.library, book.document
         if library and book.entry and document.stamp is not None:
             with suppress(LibraryError, ResourceError), library.catalogue() as catalogue:
                 record_document(catalogue, document)
         return book
 
+    def provenance(self, document: Document, rows: str) -> dict[str, Any]:
+        """Returns facts of a document for people; `rows`: the kind of KV cache, or `INDEX`."""
+        is_file = os.path.isfile(document.source)
+        return {
+            "name": document.name,
+            "source": document.source,
+            "path": resolved_path(document.source) if is_file else "",
+            "bytes": document.bytes,
+            "missing": list(document.missing),
+            "model": self.esa.preset.model,
+            "preset": self.esa.preset.name,
+            "esa": __version__,
+            "rows": rows,
+        }
 
-def provenance(document: Document, preset: Preset, rows: str) -> dict[str, Any]:
-    """A document's source, preset and model as JSON data for people; no part of its key."""
-    return {
-        "name": document.name,
-        "source": document.source,
-        "path": resolved_path(document.source) if os.path.isfile(document.source) else "",
-        "bytes": document.bytes,
-        "missing": list(document.missing),
-        "model": preset.model,
-        "preset": preset.name,
-        "esa": __version__,
-        "rows": rows,
-    }
+
+class IndexIngest(Ingest):
+    """Makes books with token indexes by a finder; `options`: the arguments of `Ingest`."""
+
+    def __init__(self, encoder: Finder, *options: Any) -> None:
+        super().__init__(*options)
+        self.encoder = encoder
+
+    @cached_property
+    def identity(self) -> str:
+        """What an index depends on beside its text, as JSON."""
+        facts = {
+            "index": FORMAT,
+            "model": self.esa.facts,
+            "encoder": self.encoder.digest,
+            "segment_tokens": SEGMENT_TOKENS,
+            "context_tokens": CONTEXT_TOKENS,
+        }
+        return json.dumps(facts, sort_keys=True)
+
+    def identities(self) -> list[str]:
+        return [self.identity]
+
+    def owns(self, entry: Entry) -> bool:
+        return entry.identity == self.identity
+
+    def open_entry(self, document: Document, entry: Entry) -> Book:
+        assert self.library is not None
+        stored = self.library.open(entry)
+        [store] = stored.layers()
+        keys = ReducedKeys.empty(len(store), self.encoder.layout)
+        for start, records in store.records():
+            keys.records[start : start + records.shape[0]] = records
+        payload = self.library.words(entry)
+        words = None if payload is None else SentenceWords.of_bytes(payload)
+        if words is None:  # they are missing, or this version would cut the text otherwise
+            words = sentence_words(document.text)
+            if self.keep:
+                self.library.keep_words(entry, words.as_bytes())
+        return Book(document, None, stored.offsets, entry, index=keys, words=words)
+
+    def form(self, text: TokenisedDocument) -> StoredForm:
+        return StoredForm(self.identity, text.ids, self.encoder.layout)
+
+    def store(self, writer: Writer, text: TokenisedDocument, on_progress: Progress) -> Entry:
+        document, [store] = text.document, writer.layers
+        for _, keys in self._encode_pieces(text, writer.done, on_progress):
+            store.append(*split_rows(keys, store.heads, store.shared))
+            writer.flush()
+        return writer.finish(
+            text=document.text,
+            offsets=text.offsets,
+            marks=[list(mark) for mark in document.marks],
+            provenance=self.provenance(document, INDEX),
+        )
+
+    def compute(self, text: TokenisedDocument, on_progress: Progress) -> Book:
+        tokens, layout = len(text.ids), self.encoder.layout
+        self.check_memory(tokens)
+        self.events.started(text.document, tokens, None)
+        index = ReducedKeys.empty(tokens, layout)
+        for start, keys in self._encode_pieces(text, 0, on_progress):
+            index.records[start : start + len(keys)] = ReducedKeys.of(keys, layout).records
+        return Book(text.document, None, text.offsets, index=index)
+
+    def _encode_pieces(
+        self, text: TokenisedDocument, first: int, on_progress: Progress
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yields the first token and the reduced keys (n, R) of each piece from `first` on."""
+        for start in range(first, len(text.ids), PIECE):
+            stop = min(start + PIECE, len(text.ids))
+            with self.esa.suspended():
+                keys = self.encoder.encode(text.ids, start, stop)
+            yield start, keys
+            on_progress(stop, len(text.ids))

@@ -1,8 +1,7 @@
 """The texts that a library can be asked about, and the records of the files that they came from.
 
-Every command and server takes the texts from here: those of present documents, of the files that
-documents were read from, and of folders of `esa ingest --words`. Files that have changed are read
-again first, so a former text neither answers nor is listed, and an unchanged file is read once."""
+Files that have changed are read again first, so that no answer comes from an outdated text.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +20,26 @@ from esa_cli.system.progress import Progress
 from esa_cli.system.text import text_digest
 
 INDEX = "index"
-"""What `ingest.provenance` says of a token index in place of the kind of rows."""
+"""The `rows` in the provenance of a token index."""
 
 
-def restored(text: str, marks: Sequence[Any], known: Mapping[str, Any]) -> Document:
-    """A document as it was stored; `known` is its provenance."""
-    return Document(
-        known["name"],
-        text,
-        known["source"],
-        "utf-8",
-        known["bytes"],
-        tuple(Mark(*mark) for mark in marks),
-        tuple(known["missing"]),
+def restored(text: str, marks: Sequence[Any], provenance: Mapping[str, Any]) -> Document:
+    """Returns a document as it was stored."""
+    name, source, size, missing = (
+        provenance[key] for key in ("name", "source", "bytes", "missing")
     )
+    places = tuple(Mark(*mark) for mark in marks)
+    return Document(name, text, source, "utf-8", size, places, tuple(missing))
 
 
 @dataclass
 class FileChanges:
-    """What an update did.
+    """The result of an update.
 
     Args:
-        records: of all files, in their order. added, changed: those that could not be read before,
-            or had another text. read: how many files were opened. former: digests of texts that
-            changed files had before.
+        records: of all files, in their order. read: the number of files that were opened.
+        added, changed: files that could not be read before, or had another text.
+        former: digests of the texts that changed files had before.
     """
 
     records: list[FileRecord] = field(default_factory=list)
@@ -53,55 +48,30 @@ class FileChanges:
     read: int = 0
     former: list[str] = field(default_factory=list)
 
-    def count(self, former: str, record: FileRecord) -> None:
-        """Counts a file that was opened, and had a text of this digest before."""
-        self.read += 1
-        if former == record.digest:
-            return
-        if former:
-            self.former.append(former)
-        if record.digest:
-            (self.changed if former else self.added).append(record)
-
     @property
     def readable(self) -> list[FileRecord]:
+        """Files with a text."""
         return [one for one in self.records if one.digest]
 
     @property
     def refused(self) -> list[FileRecord]:
-        """Those that cannot be read."""
+        """Files that cannot be read."""
         return [one for one in self.records if not one.digest]
 
 
 class FileIndexing:
-    """Brings a catalogue up to date with files.
+    """Brings a catalogue up to date with files, of a `folder` of `esa ingest --words` or any."""
 
-    Args:
-        folder: that of `esa ingest --words`; empty: records keep theirs.
-        read: `read_document`, or one that remembers.
-    """
-
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        folder: str = "",
-        read: Callable[[str], Document] = read_document,
-    ) -> None:
-        self._catalogue, self._folder, self._read = catalogue, folder, read
+    def __init__(self, catalogue: Catalogue, folder: str = "") -> None:
+        self._catalogue, self._folder = catalogue, folder
 
     def update(self, paths: Sequence[str], progress: Progress | None = None) -> FileChanges:
-        """Reads the files that are new or have changed, and adds their words. Stopped in the
-        middle, the next update continues. A file that cannot be read gets a record of why; that of
-        one that does not exist any more stays.
-
-        Args:
-            progress: called with the files done and all files.
-        """
+        """Reads new and changed files and adds their words; stopped, the next update continues."""
         changes = FileChanges()
 
         def writes() -> Iterator[Callable[[], None] | None]:
             for path in paths:
-                write = self._next(os.path.abspath(path), changes)
+                write = self._update_file(os.path.abspath(path), changes)
                 if progress:
                     progress(len(changes.records), len(paths))
                 yield write
@@ -111,20 +81,31 @@ class FileIndexing:
             self._catalogue.drop_unused_texts()
         return changes
 
-    def _next(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
-        """Reads a file if it must be; what then is to be written."""
+    def _update_file(self, path: str, changes: FileChanges) -> Callable[[], None] | None:
+        """Reads a file if it has changed; returns what is to be written, if anything is."""
         files, texts = self._catalogue.files, self._catalogue.texts
         known = files.find(path) or FileRecord(path, "", "", 0)
-        known_folder = self._folder or known.folder
+        folder, text = self._folder or known.folder, ""
         # A record alone is of a catalogue that was lost: its words are missing.
         if known.is_current and (not known.digest or texts.has(known.digest)):
-            record, text = known._replace(folder=known_folder), ""
+            record = known._replace(folder=folder)
         else:
-            record, text = self._opened(path, known_folder)
+            stamp = ""
+            with suppress(OSError):
+                stamp = file_stamp(path)
+            try:
+                document = read_document(path)
+                record, text = _record_of(document, path, folder), document.text
+            except DocumentError as error:
+                record = FileRecord(path, stamp, "", 0, error.message, error.hint, folder)
             if known.digest and not record.digest and not os.path.lexists(path):
                 changes.records.append(record)
-                return None  # it may be on a disk that is away: what is known of it stays
-            changes.count(known.digest, record)
+                return None  # it may be on a disk that is away, so its record stays
+            changes.read += 1
+            if record.digest != known.digest:
+                changes.former += [known.digest] if known.digest else []
+                if record.digest:
+                    (changes.changed if known.digest else changes.added).append(record)
         changes.records.append(record)
         if record == known and not text:
             return None
@@ -136,19 +117,8 @@ class FileIndexing:
 
         return write
 
-    def _opened(self, path: str, folder: str) -> tuple[FileRecord, str]:
-        """The record and the text of a file that is read now."""
-        stamp = ""
-        with suppress(OSError):
-            stamp = file_stamp(path)
-        try:
-            document = self._read(path)
-        except DocumentError as error:
-            return FileRecord(path, stamp, "", 0, error.message, error.hint, folder), ""
-        return _record(document, path, folder), document.text
 
-
-def _record(document: Document, path: str, folder: str = "") -> FileRecord:
+def _record_of(document: Document, path: str, folder: str) -> FileRecord:
     digest = text_digest(document.text)
     return FileRecord(path, document.stamp or "", digest, document.bytes, folder=folder)
 
@@ -157,7 +127,7 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
     """Records which text the file of a stored document has now; its words are added later."""
     path = os.path.abspath(document.source)
     known = catalogue.files.find(path)
-    record = _record(document, path, known.folder if known else "")
+    record = _record_of(document, path, known.folder if known else "")
     if record != known:
         with catalogue.transaction():
             catalogue.files.put(record)
@@ -165,8 +135,7 @@ def record_document(catalogue: Catalogue, document: Document) -> None:
 
 @dataclass(frozen=True)
 class FolderState:
-    """A folder after it was synchronised: what changed, records of files that do not exist any
-    more, and files that are no documents."""
+    """A folder after an update, with records of removed files, and files that are no documents."""
 
     changes: FileChanges
     removed: list[FileRecord]
@@ -174,9 +143,9 @@ class FolderState:
 
 
 def check_folder(folder: str, library: Library) -> str:
-    """The absolute path of a folder that can be synchronised. Raises DocumentError: it is no
-    folder. UsageError: the library is in it, or it is in the library."""
-    _check_is_folder(folder, "name a folder")
+    """Returns the absolute path of a folder. Raises DocumentError, UsageError: it is not usable."""
+    if not os.path.isdir(folder):
+        raise DocumentError(f"{folder or 'FOLDER'} must be a folder", "name a folder")
     path = os.path.abspath(folder)
     root, real = (os.path.join(real_path(one), "") for one in (library.root, path))
     if root.startswith(real) or real.startswith(root):
@@ -188,36 +157,23 @@ def check_folder(folder: str, library: Library) -> str:
     return path
 
 
-def _check_is_folder(folder: str, hint: str) -> None:
-    if not os.path.isdir(folder):
-        kind = "a file" if os.path.exists(folder) else "nothing of that name"
-        raise DocumentError(f"{folder or 'FOLDER'} must be a folder, got {kind}", hint)
-
-
 def sync_folder(
-    catalogue: Catalogue,
-    folder: str,
-    *,
-    prune: bool = False,
-    if_empty: bool = False,
+    catalogue: Catalogue, folder: str, *, prune: bool = False, if_empty: bool = False,
     progress: Progress | None = None,
-) -> FolderState:
-    """Brings the catalogue up to date with a folder; stopped, the next call continues.
+) -> FolderState:  # fmt: skip
+    """Brings the catalogue up to date with an absolute folder; stopped, the next call continues.
 
     Args:
-        folder: absolute. prune: files that were removed will be forgotten; `if_empty`: also where
-            no document is left.
-        progress: called with the files done and all files.
+        prune: removed files will be forgotten; `if_empty`: also where no document is left.
 
-    Raises:
-        DocumentError: the folder is not there, may not be read, has too many files, or has none
-            while some are to be forgotten. LibraryError, DiskError.
+    Raises DocumentError: the folder cannot be listed, or has no file. LibraryError, DiskError.
     """
-    _check_is_folder(folder, "nothing was changed; name a folder")
+    if not os.path.isdir(folder):
+        raise DocumentError(f"{folder} must be a folder", "nothing was changed; name a folder")
     found = find_any(folder)
     changes = FileIndexing(catalogue, folder).update(found.files, progress)
     record_removed(catalogue, folder, found, folder)
-    removed = [one for one in _removed(catalogue, folder, found) if one.folder]
+    removed = [one for one in _removed_files(catalogue, folder, found) if one.folder]
     if prune and removed and not found.files and not if_empty:
         raise DocumentError(
             f"no document is left in {folder}, so nothing is pruned",
@@ -228,39 +184,30 @@ def sync_folder(
 
 
 def forget_removed(catalogue: Catalogue, folder: str, state: FolderState) -> None:
-    """Forgets the files of a folder that were removed. What was read of them goes before: without
-    their records it would be present again. Raises LibraryError, DiskError."""
+    """Forgets the removed files of a folder; their documents must be removed before."""
     with catalogue.transaction():
         catalogue.files.remove(one.path for one in state.removed)
     catalogue.drop_unused_texts()
     catalogue.keep_synced(folder)
 
 
-def _removed(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
-    """Records of files that do not exist any more, and did not when the folder was listed: of one
-    that was there then, the disk may have gone away. What is below a folder that was left out is
-    not known to be removed."""
+def _removed_files(catalogue: Catalogue, folder: str, found: FoundFiles) -> list[FileRecord]:
+    """Returns records of files that did not exist when the folder was listed, nor do now."""
     left_out = [path for paths in found.left_out.values() for path in paths]
     listed = {os.path.abspath(path) for path in (*found.files, *left_out)}
     closed = tuple(os.path.join(path, "") for path in left_out)
-
-    def is_removed(one: FileRecord) -> bool:
-        is_gone = one.path not in listed and not os.path.lexists(one.path)
-        return is_gone and not one.path.startswith(closed)
-
-    return [one for one in catalogue.files.below(folder) if is_removed(one)]
+    return [
+        one for one in catalogue.files.below(folder)
+        if one.path not in listed and not one.path.startswith(closed)
+        and not os.path.lexists(one.path)
+    ]  # fmt: skip
 
 
 def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced: str = "") -> None:
-    """Records that files of a folder which were read one by one, without `esa ingest --words`, do
-    not exist any more, so that what was read of them is former.
-
-    Args:
-        folder: absolute. found: its files now. synced: the folder, where it is synchronised.
-    """
+    """Records that files which were read one by one do not exist any more."""
     stored = {entry.file for part in catalogue.entries() for entry in part}
-    gone = [one for one in _removed(catalogue, folder, found) if not one.folder and one.digest]
-    gone = [one for one in gone if resolved_path(one.path) in stored]
+    gone = [one for one in _removed_files(catalogue, folder, found) if not one.folder]
+    gone = [one for one in gone if one.digest and resolved_path(one.path) in stored]
     if found.files and gone:
         with catalogue.transaction():
             for one in gone:
@@ -269,7 +216,7 @@ def record_removed(catalogue: Catalogue, folder: str, found: FoundFiles, synced:
 
 
 def record_read_folders(library: Library, names: Sequence[str]) -> None:
-    """As `record_removed`, of those of the names that are folders, after their files were read."""
+    """Calls `record_removed` for the folders among the names, after their files were read."""
     folders = [os.path.abspath(name) for name in names if os.path.isdir(name)]
     if folders and library.exists:
         with suppress(LibraryError, DiskError), library.catalogue() as catalogue:
@@ -280,38 +227,28 @@ def record_read_folders(library: Library, names: Sequence[str]) -> None:
 def outdated_entries(
     catalogue: Catalogue, state: FolderState, entries: Iterable[Entry]
 ) -> list[Entry]:
-    """Documents of the library that were read from a file of the folder which was removed, or has
-    another text now, unless another file has their text. Files that have changed since are read
-    again."""
+    """Returns documents of the folder whose text no file has any more."""
     entries = list(entries)
     gone = {one.path for one in state.removed if not os.path.lexists(one.path)}
-    removed = set(map(resolved_path, gone))
-    read_from = {entry.file for entry in entries}
+    removed, read_from = set(map(resolved_path, gone)), {entry.file for entry in entries}
     again = [one.path for one in state.changes.readable if resolved_path(one.path) in read_from]
     records = FileIndexing(catalogue).update(again).readable
     now = {resolved_path(one.path): one.digest for one in records}
-    kept = {
+    current = {
         one.digest
         for one in catalogue.files.all()
         if one.path not in gone and (one.folder or os.path.lexists(one.path))
     }
-
-    def is_outdated(entry: Entry) -> bool:
-        path = entry.file
-        other = path in removed or now.get(path, entry.text_sha256) != entry.text_sha256
-        return other and entry.text_sha256 not in kept
-
-    return [entry for entry in entries if not entry.damage and is_outdated(entry)]
+    return [
+        entry for entry in entries
+        if not entry.damage and entry.text_sha256 not in current
+        and (entry.file in removed or now.get(entry.file, entry.text_sha256) != entry.text_sha256)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LibraryText:
-    """A text that may be asked: stored documents that have it, a file that has it, or both.
-
-    Args:
-        path: of the file; empty: there is none on this machine. entries: in the order in which
-            they were stored, under the name of a file that has their text. bytes: of the file.
-    """
+    """A text that may be asked about, of stored documents and of the file `path`, if any."""
 
     digest: str
     path: str = ""
@@ -320,19 +257,13 @@ class LibraryText:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the document, for people."""
         return self.entries[0].name if self.entries else os.path.basename(self.path)
 
 
 @dataclass(frozen=True)
 class LibraryTexts:
-    """The texts of a library, stored documents first.
-
-    Args:
-        damaged: stored documents that cannot be used. refused: files that cannot be read, or whose
-            disk is away.
-        former: stored documents whose files have another text now, or were removed.
-    """
+    """The texts of a library, and documents and files that cannot be used."""
 
     texts: tuple[LibraryText, ...] = ()
     damaged: tuple[Entry, ...] = ()
@@ -341,7 +272,7 @@ class LibraryTexts:
 
 
 def library_texts(library: Library, progress: Progress | None = None) -> LibraryTexts:
-    """As `texts_of`; none where there is no library yet."""
+    """Calls `texts_of` with the catalogue of a library; a library that does not exist has none."""
     if not library.exists:
         return LibraryTexts()
     with library.search_catalogue() as catalogue:
@@ -349,14 +280,12 @@ def library_texts(library: Library, progress: Progress | None = None) -> Library
 
 
 def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryTexts:
-    """The texts of a library, after files that have changed were read again. `progress` is called
-    with the files done and all files. Raises LibraryError, DiskError."""
+    """Returns the texts of a library, after changed files were read again."""
     divided = catalogue.entries()
     stored = [one for part in divided for one in part if not one.damage]
-    changed = _to_update(catalogue, stored)
+    changed = _changed_files(catalogue, stored)
     FileIndexing(catalogue).update(changed, progress)
     present, former = catalogue.entries() if changed else divided
-    damaged = tuple(one for one in present if one.damage)
     texts = dict[str, LibraryText]()
     for entry in sorted(present, key=lambda one: (one.created, one.key)):
         if not entry.damage:
@@ -367,36 +296,30 @@ def texts_of(catalogue: Catalogue, progress: Progress | None = None) -> LibraryT
     known, refused = catalogue.known_files(), list[FileRecord]()
     files = [one for entry in stored for one in known.of_path(entry.file)]
     for record in dict.fromkeys([*catalogue.files.all_synced(), *files]):
-        is_there = os.path.lexists(record.path)
         if known.is_removed(record) or record.digest in texts:
             continue
-        if record.digest and is_there:
+        exists = os.path.lexists(record.path)
+        if record.digest and exists:
             texts[record.digest] = LibraryText(record.digest, record.path, record.bytes)
-        elif record.folder or is_there:
+        elif record.folder or exists:
             refused.append(record)
+    damaged = tuple(one for one in present if one.damage)
     return LibraryTexts(tuple(texts.values()), damaged, tuple(refused), tuple(former))
 
 
-def _to_update(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
-    """Files whose text may be another now, or has no words yet."""
+def _changed_files(catalogue: Catalogue, stored: Sequence[Entry]) -> list[str]:
+    """Returns the files that may have another text now, or whose words are missing."""
     known, texts = catalogue.known_files(), {entry.text_sha256 for entry in stored}
     texts |= {"", *catalogue.texts.digests()}
     records, paths = catalogue.files.all_synced(), list[str]()
     for entry in stored:
         of_file = known.of_path(entry.file)
         records += of_file
-        if not of_file and _may_differ(entry):
-            paths.append(entry.file)
+        if not of_file:  # stored by an earlier version of esa, or on another machine
+            with suppress(OSError):
+                facts = os.stat(entry.file)
+                later = max(facts.st_mtime, facts.st_ctime) > entry.created
+                if later or facts.st_size != entry.provenance.get("bytes"):
+                    paths.append(entry.file)
     paths += [one.path for one in records if one.digest not in texts or not one.is_current]
     return [path for path in dict.fromkeys(paths) if os.path.lexists(path)]
-
-
-def _may_differ(entry: Entry) -> bool:
-    """Whether the file of a document, of which there is no record, has changed since it was stored:
-    by an earlier version of esa, or on another machine."""
-    try:
-        facts = os.stat(entry.file)
-    except OSError:
-        return False
-    later = max(facts.st_mtime, facts.st_ctime) > entry.created
-    return later or facts.st_size != entry.provenance.get("bytes")

@@ -1,15 +1,13 @@
-"""Reads passages as plain text, each alone with the question, to quote the answer.
+"""The reader that quotes: passages are read as plain text, each alone with the question.
 
-Every passage gets the log-odds that it contains the answer: of any answer against `unanswered`, by
-as many first tokens of this as distinguish it from words of the passage. The passages with the
-highest ones are asked for their most probable span. The best of these is the answer; requests such
-as "Summarise ..." are answered in the bare model's own words."""
+Every passage gets the log-odds that it contains the answer, and the best of the most probable spans
+is the answer. Requests such as "Summarise ..." are answered in the bare model's own words.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -31,21 +29,35 @@ from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply, Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.adapter_files import adapter_folder
 from esa_cli.qa.presets.preset import Preset
-from esa_cli.qa.reading.chat import written
-from esa_cli.qa.reading.reader import Sampling, unheard
-from esa_cli.qa.reading.spans import LONGEST, PATIENCE, Span, most_probable_span, token_bytes
+from esa_cli.qa.reading.reader import Sampling, generate_reply, ignore_text
+from esa_cli.qa.reading.span_search import (
+    MAX_TOKENS,
+    PATIENCE,
+    Span,
+    most_probable_span,
+    token_bytes,
+)
+
+ROOM = 1024
+"""Tokens for the passages and the answer."""
+SPANS = 3
+"""Passages whose most probable span is looked for."""
+FREE_PASSAGES = 4
+"""Passages from which free text is written."""
+UNMENTIONED = 4.5
+"""Log-odds that a name costs which no document has: with it 33 of 41 questions are refused."""
 
 
 def one_line(text: str) -> str:
-    """The text with each run of white space as one space: line breaks of a page mean nothing."""
+    """Returns the text with each run of white space as one space: line breaks mean nothing."""
     return " ".join(text.split())
 
 
-def clipped(text: str, most: int, tokens: Callable[[str], int]) -> str:
-    """The beginning of `text` that has at most `most` of `tokens`; empty if there is none."""
-    least = tokens("")
-    while text and (over := tokens(text) - most) > 0:
-        own = over + most - least
+def clip_text(text: str, limit: int, count_tokens: Callable[[str], int]) -> str:
+    """Returns the beginning of `text` that has at most `limit` tokens; "" if no beginning has."""
+    least = count_tokens("")
+    while text and (over := count_tokens(text) - limit) > 0:
+        own = over + limit - least
         keep = max(0, min(len(text) - 1, len(text) * (own - over) // max(1, own)))
         space = max(text.rfind(" ", 0, keep), text.rfind("\n", 0, keep))
         text = text[: space if 2 * space > keep else keep]
@@ -53,11 +65,11 @@ def clipped(text: str, most: int, tokens: Callable[[str], int]) -> str:
 
 
 class PassagePrompt:
-    """Token ids of a passage with a question, and of the answers that may follow.
+    """Encodes a passage with a question, and the answers that may follow.
 
     Args:
-        tokenizer: of transformers. template: text with {passage} and {question}, up to where the
-            answer begins. unanswered: what the model answers when the passage does not say.
+        template: text with {passage} and {question}, up to where the answer begins.
+        unanswered: the answer where the passage does not contain one.
     """
 
     def __init__(self, tokenizer: Any, template: str, unanswered: str) -> None:
@@ -66,13 +78,13 @@ class PassagePrompt:
         self.line_end = self._encode("\n")[-1]
 
     def ids(self, question: str, passage: str) -> list[int]:
-        """The prompt up to where the answer begins."""
+        """Returns the token ids of the prompt up to where the answer begins."""
         pieces = {"{passage}": one_line(passage), "{question}": one_line(question)}
         parts = re.split(r"(\{passage\}|\{question\})", self.template)
         return self._encode("".join(pieces.get(part, part) for part in parts))
 
     def answer_ids(self, answer: str) -> list[int]:
-        """An answer as the model gives it: after a space, ended by a line end."""
+        """Returns the token ids of a space, an answer and a line end, as the model answers."""
         return self._encode(f" {one_line(answer)}\n")
 
     def _encode(self, text: str) -> list[int]:
@@ -82,18 +94,50 @@ class PassagePrompt:
         return list(out["input_ids"])
 
 
+class PassageReader:
+    """A causal model of transformers with a prompt for passages and an adapter for it, if any.
+
+    Args:
+        context: the model's window in tokens; the ends of longer passages are not read.
+        fixed: model and adapter are not trained any more, so that fused weights are kept.
+    """
+
+    def __init__(
+        self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None,
+        context: int | None = None, *, fixed: bool = False,
+    ) -> None:  # fmt: skip
+        self.model, self.prompt = model, prompt
+        self.max_tokens = None if context is None else context - MAX_TOKENS * PATIENCE
+        self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
+        self.bytes_of = token_bytes(prompt.tokenizer)
+
+    @cached_property
+    def forward(self) -> TextForward:
+        """The forward pass of the model, to be used within `reading`."""
+        if self._fuses:
+            return FusedForward(self.model, adapter=self._adapter)
+        return plain_forward(self.model)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Returns the context in which `read` and the spans of its result are computed."""
+        return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
+
+    def read(self, question: str, passages: Sequence[str]) -> PassageReading:
+        """Reads each passage with the question; all in few forward calls."""
+        return PassageReading(self, passages, question)
+
+
 class PassageReading:
-    """Passages that have been read with one question; `log_odds`, one number a passage: how much
-    likelier it contains the answer than not."""
+    """Passages that were read with a question, with the log-odds that they contain the answer."""
 
     def __init__(self, reader: PassageReader, passages: Sequence[str], question: str) -> None:
-        prompt, longest = reader.prompt, reader.longest
-        if longest is not None:
+        prompt, limit = reader.prompt, reader.max_tokens
+        if limit is not None:
             passages = [
-                clipped(passage, longest, lambda text: len(prompt.ids(question, text)))
+                clip_text(passage, limit, lambda text: len(prompt.ids(question, text)))
                 for passage in passages
             ]
-        self._reader, self._lines = reader, [_OneLine(passage) for passage in passages]
+        self._reader, self._passages = reader, passages
         ids = [prompt.ids(question, passage) for passage in passages]
         self._batch = PromptBatch(reader.forward, ids)
         self.log_odds: list[float] = []
@@ -102,108 +146,49 @@ class PassageReading:
             self.log_odds = (torch.log1p(-none.exp().clamp(max=1 - 1e-7)) - none).tolist()
 
     def _unanswered(self, number: int) -> Tensor:
-        """Log-probability () that a passage is answered by `unanswered`: of its first token, and of
-        the next ones while a quotation of the passage may begin so, as one of `(1867)` does."""
-        prompt, passage = self._reader.prompt, self._lines[number].text.encode()
-        ids = prompt.unanswered_ids
+        """Returns the log-probability () that a passage is answered by `unanswered`, by as many
+        tokens as no quotation of the passage begins with: one of `(1867)` begins with ` (`."""
+        reader, ids = self._reader, self._reader.prompt.unanswered_ids
+        passage = one_line(self._passages[number]).encode()
         out = self._batch.logits[number].log_softmax(-1)[ids[0]]
-        said, continuation = self._reader.piece(ids[0]), None
+        text, continuation = reader.bytes_of(ids[0]), None
         for before, token in pairwise(ids):
-            if said.strip() not in passage:
+            if text.strip() not in passage:
                 break
             continuation = continuation or self._batch.continuation(number)
             out = out + continuation.append([0], [before])[0].log_softmax(-1)[token]
-            said += self._reader.piece(token)
+            text += reader.bytes_of(token)
         return out
 
     def span(self, number: int, above: float = -math.inf) -> Span | None:
-        """The most probable span of a passage, in its own characters; None: the model has none that
-        is likelier than the log-probability `above`."""
-        line, reader = self._lines[number], self._reader
+        """Returns the most probable span of a passage; None: none is likelier than `above`."""
+        passage, reader = self._passages[number], self._reader
         found = most_probable_span(
-            line.text, self._batch.logits[number], self._batch.continuation(number),
-            reader.piece, reader.prompt.line_end, above,
+            one_line(passage), self._batch.logits[number], self._batch.continuation(number),
+            reader.bytes_of, reader.prompt.line_end, above,
         )  # fmt: skip
         if found is None:
             return None
-        start, end = line.original(found.start), line.original(found.end - 1) + 1
-        return Span(start, end, found.log_probability)
+        places = _line_places(passage)
+        return Span(places[found.start], places[found.end - 1] + 1, found.log_probability)
 
 
-class PassageReader:
-    """A model with a prompt for passages, and the adapter that was trained for it, if any.
-
-    Args:
-        model: a causal language model of transformers; nothing is attached while it reads.
-        context: the model's window in tokens; the ends of passages that exceed it are not read.
-        fixed: neither model nor adapter is trained any more, so fused weights are kept.
-    """
-
-    def __init__(
-        self, model: Any, prompt: PassagePrompt, adapter: LoraAdapter | None,
-        context: int | None = None, *, fixed: bool = False,
-    ) -> None:  # fmt: skip
-        self.model, self.prompt = model, prompt
-        self.longest = None if context is None else context - LONGEST * PATIENCE
-        self._adapter, self._fuses = adapter, fixed and can_be_fused(model)
-        self.piece = token_bytes(prompt.tokenizer)
-
-    @cached_property
-    def forward(self) -> TextForward:
-        """The model's forward pass, within `reading`."""
-        if self._fuses:
-            return FusedForward(self.model, adapter=self._adapter)
-        return plain_forward(self.model)
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Context in which `read` and the spans of its result are computed."""
-        return nullcontext() if self._adapter is None or self._fuses else self._adapter.active()
-
-    def read(self, question: str, passages: Sequence[str]) -> PassageReading:
-        """Reads each passage with the question; all in few forward calls."""
-        return PassageReading(self, passages, question)
-
-
-class _OneLine:
-    """A passage in one line, with the place of each of its characters in the original."""
-
-    def __init__(self, passage: str) -> None:
-        words = list(re.finditer(r"\S+", passage))
-        self.text = " ".join(word[0] for word in words)
-        self._starts: list[tuple[int, int]] = []
-        at = 0
-        for word in words:
-            self._starts.append((at, word.start()))
-            at += len(word[0]) + 1
-
-    def original(self, at: int) -> int:
-        """The place in the passage of character `at` of the line, which is not a space."""
-        word = bisect_right(self._starts, at, key=lambda start: start[0]) - 1
-        line, passage = self._starts[word]
-        return passage + at - line
-
-
-ROOM = 1024
-"""Tokens for the passages and the answer."""
-SPANS = 3
-"""Passages whose most probable span is looked for."""
-FREE_PASSAGES = 4
-"""Passages that free text is written from."""
-UNMENTIONED = 4.5
-"""Log-odds that a name costs which no document mentions. Of 41 questions that the chronicle does
-not answer 28 are noticed with 3, 32 with 4, 33 with 4.5 and 5, and 34 where nothing outweighs it;
-none of the 56 others is lost with any. The reader's own log-odds are below 3 for all 41."""
+def _line_places(passage: str) -> list[int]:
+    """Returns the place in `passage` of each character of `one_line(passage)`."""
+    places: list[int] = []
+    for word in re.finditer(r"\S+", passage):
+        places += range(word.start() - bool(places), word.end())  # with the space before it
+    return places
 
 
 class SpanReader:
     """A `Reader` that quotes the most probable span of the best passage.
 
     Args:
-        loaded: its `text_model` reads passages; its `model` writes free text. Nothing is attached
-            to them while it does. chat: the preset's prompt, of free text. window: tokens that the
-            model is given at once.
+        loaded: its `text_model` reads passages, its `model` writes free text.
+        chat: the prompt of free text. window: the most tokens that the model is given at once.
 
-    Raises PresetError, ModelError: the adapter is missing, cannot be read or is of another model.
+    Raises PresetError, ModelError: the adapter is missing, damaged or of another model.
     """
 
     nbytes = 0
@@ -222,9 +207,7 @@ class SpanReader:
         self._loaded, self._settings, self._chat, self._window = loaded, settings, chat, window
 
     def check(self, question: str, max_new_tokens: int) -> int:
-        """Tokens of the question in the preset's prompt, checked to leave room for passages and for
-        free text of `max_new_tokens`. Raises UsageError: it is empty, or no text. LengthError: it
-        is too long."""
+        """Counts the tokens of a question. Raises UsageError, LengthError: it cannot be asked."""
         tokens = len(self._chat.question(question))
         passage = len(self.passages.prompt.ids(question, ""))
         need = max(tokens, passage) + min(ROOM, self._window // 2)
@@ -239,19 +222,15 @@ class SpanReader:
 
     @torch.inference_mode()
     def rank(
-        self,
-        question: str,
-        passages: Sequence[Passage],
-        spans: int = SPANS,
+        self, question: str, passages: Sequence[Passage], spans: int = SPANS,
         unmentioned: float = 0.0,
-    ) -> list[Passage]:
-        """The passages as read, by score, but that of the best span first: the one with the highest
-        log-probability plus its passage's score.
+    ) -> list[Passage]:  # fmt: skip
+        """Reads passages, and returns them by score, but that of the best span first: the one with
+        the highest log-probability plus the score of its passage.
 
         Args:
-            spans: passages with the highest scores whose most probable span is looked for.
-            unmentioned: share of the question's names that no document mentions, which lowers all
-                log-odds and no score.
+            spans: passages whose most probable span is looked for, by the highest scores.
+            unmentioned: share of the question's names that no document has; lowers all log-odds.
         """
         doubt = UNMENTIONED * unmentioned
         with self.passages.reading():
@@ -271,24 +250,21 @@ class SpanReader:
 
     @torch.inference_mode()
     def answer(
-        self,
-        question: str,
-        passages: Sequence[Passage],
-        history: Sequence[Turn],
-        sampling: Sampling,
-        on_text: Callable[[str], None] = unheard,
-    ) -> Reply:
-        """See `Reader.answer`; `passages`: of `rank`."""
+        self, question: str, passages: Sequence[Passage], history: Sequence[Turn],
+        sampling: Sampling, on_text: Callable[[str], None] = ignore_text,
+    ) -> Reply:  # fmt: skip
+        """See `Reader.answer`; `passages` are those that `rank` returns."""
         question = completed(question, history)
-        told = bool(passages) and self._is_told(passages[0])
+        best, answered = passages[0] if passages else None, False
+        if best is not None and best.quote is not None and best.log_odds is not None:
+            threshold = self._settings.threshold
+            answered = threshold is None or best.log_odds >= threshold
         if passages and self._is_free(question):
             text = "\n\n".join(one.text for one in passages[:FREE_PASSAGES])
-            return replace(self._free_text(question, text, sampling, on_text), found=told)
-        if not told:
+            return replace(self._write_text(question, text, sampling, on_text), found=answered)
+        if best is None or best.quote is None or not answered:
             on_text(NOT_TOLD)
             return Reply(NOT_TOLD, found=False)
-        best = passages[0]
-        assert best.quote is not None
         start, end = best.quote
         quoted = best.text[start - best.start : end - best.start]
         on_text(text := one_line(quoted))
@@ -299,23 +275,17 @@ class SpanReader:
         """See `Reader.close`."""
 
     def _is_free(self, question: str) -> bool:
+        """Whether the answer is free text."""
         form = self._settings.form
         return form == "text" or (form == "auto" and wants_free_text(question))
 
-    def _is_told(self, best: Passage) -> bool:
-        """Whether the best passage seems to tell an answer."""
-        if best.quote is None or best.log_odds is None:
-            return False
-        threshold = self._settings.threshold
-        return threshold is None or best.log_odds >= threshold
-
-    def _free_text(
+    def _write_text(
         self, question: str, text: str, sampling: Sampling, on_text: Callable[[str], None]
     ) -> Reply:
-        """An answer in the bare model's own words."""
-        prompt, most = self._chat, sampling.max_new_tokens or 0
+        """Answers in the bare model's own words, from as much of `text` as the window takes."""
+        prompt, limit = self._chat, sampling.max_new_tokens or 0
         asked = prompt.question(question)
-        room = self._window - len(asked) - most
-        text = clipped(text, room, lambda text: len(prompt.document(text)))
+        room = self._window - len(asked) - limit
+        text = clip_text(text, room, lambda text: len(prompt.document(text)))
         ids = prompt.document(text) + asked
-        return written(self._loaded.model, prompt.tokenizer, ids, sampling, most, on_text)
+        return generate_reply(self._loaded.model, prompt.tokenizer, ids, sampling, limit, on_text)

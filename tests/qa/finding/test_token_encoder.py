@@ -10,8 +10,10 @@ import pytest
 import torch
 from finder_encoder import new_finder, save_finder
 
-from esa_cli.qa.finding import token_encoder
-from esa_cli.qa.finding.token_encoder import TokenEncoder
+from esa_cli.errors import ModelError
+from esa_cli.qa.finding import finder as token_encoder
+from esa_cli.qa.finding.finder import TokenEncoder
+from esa_cli.qa.presets import preset
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def test_queries_have_unit_length_and_weights_sum_to_one(encoder: TokenEncoder) 
 def test_weights_are_softplus_of_the_mapped_states(encoder: TokenEncoder) -> None:
     """Against a loop over the tokens of one question."""
     text = "what was the name of the ship"
-    states, lengths = encoder._states([encoder._ids(encoder.prompt.replace("{question}", text))])
+    states, lengths = encoder._states(
+        [encoder._encode_text(encoder.prompt.replace("{question}", text))]
+    )
     row, bias = encoder.maps["query_weight"].flatten(), float(encoder.maps["query_bias"])
     raw = []
     for at in range(2, int(lengths[0])):  # after the prompt's own two tokens
@@ -91,3 +95,45 @@ def test_gradients_reach_maps_and_adapter(encoder: TokenEncoder) -> None:
     trained = [one for name, one in encoder.maps.items() if name != "scale"]
     trained += [matrix for pair in encoder.adapter.matrices.values() for matrix in pair]
     assert all(one.grad is not None for one in trained)
+
+
+def test_sizes_come_from_the_file_of_the_preset(encoder: TokenEncoder, tmp_path: Path) -> None:
+    save_finder(encoder, tmp_path, "tiny")
+    chosen = preset.load("tiny-random", ["answer.from=text", f"answer.finder={tmp_path}"])
+    sizes = token_encoder.index_sizes(chosen)
+    assert sizes is not None
+    assert (sizes.layers, sizes.dim, sizes.layout) == (2, 6, encoder.layout)
+    loaded = token_encoder.load_finder(chosen.answer, encoder.model, encoder.tokenizer)
+    assert loaded is not None
+    assert (loaded.layers, loaded.dim) == (2, 6)
+    rows = preset.load("tiny-random")
+    assert token_encoder.index_sizes(rows) is None
+    assert token_encoder.load_finder(rows.answer, encoder.model, encoder.tokenizer) is None
+
+
+def test_maps_of_another_model_are_refused(encoder: TokenEncoder, tmp_path: Path) -> None:
+    model, tokenizer, adapter = encoder.model, encoder.tokenizer, encoder.adapter
+    depth = len(model.base_model.layers)
+    assert TokenEncoder(model, tokenizer, adapter, encoder.maps, depth).layers == depth
+    wide = {**encoder.maps, "key_map": torch.zeros(model.config.hidden_size + 1, 6)}
+    for maps, layers in ((encoder.maps, 0), (encoder.maps, depth + 1), (wide, 1)):
+        with pytest.raises(ModelError):
+            TokenEncoder(model, tokenizer, adapter, maps, layers)
+    encoder.maps["scale"] = torch.tensor([torch.inf])
+    save_finder(encoder, tmp_path, "tiny")
+    with pytest.raises(ModelError, match="finite"):
+        TokenEncoder.load(tmp_path, model, tokenizer)
+
+
+def test_encoded_keys_are_projected_states_of_unit_length(encoder: TokenEncoder) -> None:
+    """Against one forward pass of the model's own layers for each sequence."""
+    sequences = [[5, 9, 2], [7, 7, 1, 30, 4], [8]]
+    with torch.no_grad():
+        found = encoder.tokens(sequences)
+        for row, ids in zip(found, sequences, strict=True):
+            with encoder.adapter.active():
+                out = encoder.model(torch.tensor([ids]), output_hidden_states=True)
+            want = out.hidden_states[encoder.layers][0] @ encoder.maps["key_map"]
+            want = want / want.norm(dim=-1, keepdim=True)
+            torch.testing.assert_close(row[: len(ids)], want, atol=1e-4, rtol=1e-4)
+            assert (row[len(ids) :] == 0).all()

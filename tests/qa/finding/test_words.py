@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,15 +12,19 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
-from esa_cli.qa.finding.passage_finder import PassageFinder
-from esa_cli.qa.finding.windows import TextWindow, sentence_spans, sentence_windows
+from esa_cli.documents.document import Document
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage_finder import PassageFinder, passages_with_words
 from esa_cli.qa.finding.words import (
     AROUND,
     WINDOW_WORDS,
     LexicalIndex,
     SentenceWords,
+    TextWindow,
     capitals_mean_names,
     matched_words,
+    sentence_spans,
+    sentence_windows,
     sentence_words,
     small_words,
     unmentioned_share,
@@ -106,11 +111,11 @@ def test_a_question_is_compared_as_each_document_is_stemmed() -> None:
         ("Which house was sold?", 0), ("das Haus des Kapitäns", 1), ("amiral et cheval", 2),
     ):  # fmt: skip
         assert index.documents[int(index.scores(question).argmax())] == document
-        assert all(index.knows(word) for word in question.split()[-1:])
+        assert all(index.has_word(word) for word in question.split()[-1:])
     for text, question in zip(texts, ("houses", "Haus", "cheval"), strict=True):
         alone = LexicalIndex([text]).scores(question)
         assert (alone > 0).all(), "as with others, so alone"
-    assert not index.knows("Starbuck")
+    assert not index.has_word("Starbuck")
 
 
 TEXTS = [
@@ -184,8 +189,12 @@ SMALL = {"isle", "man", "director", "old"}
     ],
 )
 def test_names_that_never_occur(question: str, share: float) -> None:
-    assert unmentioned_share(question, LexicalIndex([TEXT]).knows, small_word) == share
-    assert PassageFinder([TEXT], []).unmentioned(question, small_word) == share
+    assert unmentioned_share(question, LexicalIndex([TEXT]).has_word, small_word) == share
+    assert PassageFinder([book(TEXT)]).unmentioned(question, small_word) == share
+
+
+def book(text: str) -> Book:
+    return Book(Document("a", text, "a", "utf-8", 1), None, torch.zeros(0, 2))
 
 
 def small_word(word: str) -> bool:
@@ -199,7 +208,7 @@ def test_where_nouns_are_capitalised_nothing_is_a_name() -> None:
     )
     assert capitals_mean_names([TEXT])
     assert not capitals_mean_names([german])
-    assert PassageFinder([german], []).unmentioned("Wo stand der Kapitän?", small_word) == 0
+    assert PassageFinder([book(german)]).unmentioned("Wo stand der Kapitän?", small_word) == 0
 
 
 class Vocabulary:
@@ -219,3 +228,36 @@ def test_words_that_are_written_small_as_a_rule() -> None:
     small = small_words(Vocabulary())
     words = {"Holiday": True, "Will": False, "Bell": True, "Ahab": False}
     assert {word: small(word) for word in words} == words
+
+
+@pytest.mark.parametrize(("capitals", "names"), [(0, True), (5, True), (6, False), (20, False)])
+def test_capitals_mean_names_up_to_a_quarter_of_the_words(capitals: int, names: bool) -> None:
+    words = ["Word" if n < capitals else "word" for n in range(20)]
+    assert capitals_mean_names(["x " + " ".join(words) + "."]) is names
+    assert capitals_mean_names([]) is True
+
+
+def test_the_best_passages_by_words_have_the_most_of_them() -> None:
+    """Against a loop over the windows of random sentences."""
+    rng = random.Random(4)
+    texts = [
+        " ".join(f"{' '.join(rng.choices(PLACES, k=rng.randrange(1, 9)))}." for _ in range(40))
+        for _ in range(2)
+    ]
+    books = [book(text) for text in texts]
+    for query in ("mill tower", "harbour mill orchard chapel", "bridge", "mill mill", "zeppelin"):
+        found = passages_with_words(query, books)
+        wanted = set(content_words(query))
+        counts = [
+            (len(wanted & set(content_words(text[one.start : one.end]))), number, one)
+            for number, text in enumerate(texts)
+            for one in windows_of(text, WINDOW_WORDS)
+        ]
+        assert found.words == len(wanted)
+        assert found.most == max(count for count, *_ in counts)
+        best = {texts[n][one.start : one.end] for count, n, one in counts if count == found.most}
+        assert {one.text for one in found.passages} <= (best if found.most else set())
+        assert bool(found.passages) is (found.most > 0)
+        assert [one.score for one in found.passages] == sorted(
+            [one.score for one in found.passages], reverse=True
+        )

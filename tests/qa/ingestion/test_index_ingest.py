@@ -18,9 +18,9 @@ from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, LibraryError
 from esa_cli.qa.api import Esa
 from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.finder import TokenEncoder
 from esa_cli.qa.finding.late_interaction import ReducedKeys, index_layout
-from esa_cli.qa.finding.token_encoder import TokenEncoder
-from esa_cli.qa.ingestion import index_ingest
+from esa_cli.qa.ingestion import ingest as index_ingest
 from esa_cli.qa.ingestion.ingest import IngestEvents
 from esa_cli.qa.presets import preset
 from esa_cli.storage.library import Library
@@ -48,8 +48,8 @@ def finder(loaded: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esa_cli.qa.finding.token_encoder.SEGMENT_TOKENS", 32)
-    monkeypatch.setattr("esa_cli.qa.finding.token_encoder.CONTEXT_TOKENS", 8)
+    monkeypatch.setattr("esa_cli.qa.finding.finder.SEGMENT_TOKENS", 32)
+    monkeypatch.setattr("esa_cli.qa.finding.finder.CONTEXT_TOKENS", 8)
     monkeypatch.setattr(index_ingest, "PIECE", PIECE)
     monkeypatch.setattr("esa_cli.qa.finding.late_interaction.SEGMENT", SEGMENT)
 

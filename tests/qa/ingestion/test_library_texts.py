@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from esa_cli.documents.document import Document, read_document
+from esa_cli.qa.ingestion import library_texts
 from esa_cli.qa.ingestion.library_texts import FileChanges, FileIndexing
 from esa_cli.storage.library import Catalogue, Library
 from esa_cli.storage.library import catalogue as catalogue_file
@@ -41,7 +42,9 @@ def update(catalogue: Catalogue, *names: str, folder: str = "") -> FileChanges:
     return FileIndexing(catalogue, folder).update(names)
 
 
-def test_unchanged_files_are_not_read_again(catalogue: Catalogue) -> None:
+def test_unchanged_files_are_not_read_again(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = write("a.txt", "one harp"), write("b.txt", "one loom"), write("c.txt", "one harp")
     first = update(catalogue, *names)
     assert [Path(one.path).name for one in first.added] == [*names]
@@ -51,7 +54,8 @@ def test_unchanged_files_are_not_read_again(catalogue: Catalogue) -> None:
     def fails(path: str) -> Document:
         pytest.fail(f"{path} is read")
 
-    again = FileIndexing(catalogue, read=fails).update(names)
+    monkeypatch.setattr(library_texts, "read_document", fails)
+    again = FileIndexing(catalogue).update(names)
     assert (again.records, again.read, again.added) == (first.records, 0, [])
 
 
@@ -117,8 +121,10 @@ def test_an_update_that_is_stopped_continues(
             raise KeyboardInterrupt
         return read_document(path)
 
+    monkeypatch.setattr(library_texts, "read_document", read)
     with pytest.raises(KeyboardInterrupt):
-        FileIndexing(catalogue, read=read).update(names)
+        FileIndexing(catalogue).update(names)
+    monkeypatch.setattr(library_texts, "read_document", read_document)
     assert len(catalogue.texts) == 4
     shown = list[tuple[int, int]]()
     rest = FileIndexing(catalogue).update(names, lambda *done: shown.append(done))

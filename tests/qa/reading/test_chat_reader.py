@@ -11,10 +11,12 @@ from reader_models import foreign_model, wide_model
 from esa_cli import models
 from esa_cli.errors import EsaError, HistoryError, LengthError, ModelError, PresetError, UsageError
 from esa_cli.models.files.random_model import TEMPLATE
-from esa_cli.qa.answering.reply import Turn
+from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.qa.finding.passage import Passage
-from esa_cli.qa.reading.chat import ChatReader
-from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.presets import preset
+from esa_cli.qa.reading import reader as reader_module
+from esa_cli.qa.reading import reader_choice
+from esa_cli.qa.reading.reader import SYSTEM, ChatReader, Sampling, chat_messages
 from esa_cli.qa.reading.reader_choice import ReaderChoice
 
 PASSAGES = [Passage("a.txt", "a.txt", None, n, None, 0, 9, f"Passage {n}. " * 20) for n in range(8)]
@@ -91,7 +93,7 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
     [
         ("smollm2-36m", None, ModelError, "unknown model"),
         ("./gone.yaml", None, PresetError, "no preset file"),
-        ("tiny-random", "large", UsageError, "is of a server"),
+        ("tiny-random", "large", UsageError, "are of a server"),
         ("http://", None, UsageError, "must be a web address"),
         ("ftp://host/v1", None, EsaError, "web address"),
     ],
@@ -99,3 +101,76 @@ def test_a_preset_means_its_model(tmp_path: Path) -> None:
 def test_names_of_nothing(named: str, model: Any, kind: type[EsaError], words: str) -> None:
     with pytest.raises(kind, match=words):
         ReaderChoice.of(named, model)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_chat_messages_begin_with_the_passages(turns: int) -> None:
+    history = [Turn("Be kind.", ""), *[Turn(f" Who is {n}? ", f"Ann {n}.") for n in range(turns)]]
+    asked = [f"Question: Who is {n}?" for n in range(turns)] + ["Question: When?"]
+    asked[0] = "Passages:\n\n[1] a.txt, page 2, One\nx y\n\n[2] b.txt\nz\n\n" + asked[0]
+    want = [("system", f"{SYSTEM}\n\nBe kind.")]
+    for n, text in enumerate(asked):
+        want += [("user", text), ("assistant", f"Ann {n}.")]
+    passages = [
+        Passage("a.txt", "", 2, 1, "One", 0, 4, " x\ny "),
+        Passage("b.txt", "", None, 1, None, 0, 1, "z"),
+    ]
+    found = chat_messages(" When? ", passages, history)
+    assert [(one["role"], one["content"]) for one in found] == want[:-1]
+
+
+def test_the_prompt_has_as_many_passages_as_fit(tmp_path: Path) -> None:
+    """Against a loop over all numbers of passages, at the edge of each."""
+    one = opened(wide_model(tmp_path / "wide"))
+    sizes = []
+    for count in range(1, 9):
+        one._window = 10**6
+        sizes.append(len(one.prompt_ids("When?", PASSAGES[:count], (), 0)))
+    for count, size in enumerate(sizes, 1):
+        for spare, want in ((0, count), (-1, count - 1)):
+            one._window = size + 20 + spare
+            if want:
+                assert len(one.prompt_ids("When?", PASSAGES, (), 20)) == sizes[want - 1]
+            else:
+                with pytest.raises(LengthError):
+                    one.prompt_ids("When?", PASSAGES, (), 20)
+
+
+def test_an_answer_has_a_quarter_of_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, limits = opened(wide_model(tmp_path / "wide")), list[Any]()
+
+    def generated(*given: Any) -> Reply:
+        limits.append(given[4])
+        return Reply("")
+
+    monkeypatch.setattr(reader_module, "generate_reply", generated)
+    for window, asked, want in ((8192, None, 1024), (3000, None, 750), (3000, 9, 9)):
+        one._window = window
+        one.answer("When?", PASSAGES[:1], (), Sampling(asked))
+        assert limits.pop() == want
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 86_401.0])
+def test_a_time_limit_is_above_zero_and_at_most_a_day(seconds: float) -> None:
+    with pytest.raises(UsageError, match="ESA_READER_TIMEOUT"):
+        ReaderChoice.of("http://127.0.0.1:9/v1", None, seconds)
+    for fine in (0.1, 86_400.0):
+        assert ReaderChoice.of("http://127.0.0.1:9/v1", None, fine).timeout_s == fine
+    with pytest.raises(UsageError, match="are of a server"):
+        ReaderChoice.of("tiny-random", None, 5.0)
+
+
+def test_what_a_reader_takes_and_who_has_one() -> None:
+    server = ReaderChoice.of("http://127.0.0.1:9/v1")
+    assert reader_choice.reader_bytes(server, 4) == 0
+    assert reader_choice.reader_bytes(ReaderChoice.of("some/model"), 4) is None
+    plain, text = preset.load("tiny-random"), preset.load("tiny-random", ["answer.from=text"])
+    named = preset.load("tiny-random", ["answer.from=text", "answer.reader=some/model"])
+    assert (reader_choice.reader_of(plain), reader_choice.reader_of(text)) == (None, None)
+    assert reader_choice.reader_of(named) == ReaderChoice.of("some/model")
+    reader_choice.check_passages_for(None, plain)
+    reader_choice.check_passages_for(server, text)
+    with pytest.raises(UsageError, match="rows"):
+        reader_choice.check_passages_for(server, plain)

@@ -14,8 +14,8 @@ from esa_cli.qa.answering.reply import Turn
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.reading import server as server_module
 from esa_cli.qa.reading.reader import SYSTEM, Sampling
+from esa_cli.qa.reading.reader_choice import ServerAddress
 from esa_cli.qa.reading.server import ServerReader
-from esa_cli.qa.reading.server_address import ServerAddress
 
 Start = Callable[..., CompletionServer]
 PASSAGES = [
@@ -53,7 +53,8 @@ def start() -> Iterator[Start]:
 def reader(
     server: CompletionServer, model: str | None = None, timeout_s: float | None = None
 ) -> ServerReader:
-    return ServerReader(ServerAddress.parse(server.url), model, timeout_s)
+    address = ServerAddress.parse(server.url)
+    return ServerReader(address.url, address.key, model, timeout_s)
 
 
 def ask(one: ServerReader, history: tuple[Turn, ...] = (), **more: Any) -> Any:
@@ -74,13 +75,13 @@ def test_a_key_goes_to_no_other_machine_unencrypted(
         assert ServerAddress.parse(safe).key == KEY
 
 
-@pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("whole", 41), ("plain", 3)])
+@pytest.mark.parametrize(("mode", "tokens"), [("stream", 3), ("plain", 3)])
 def test_an_answer_and_what_was_sent_for_it(start: Start, mode: str, tokens: int) -> None:
     server, pieces = start(mode), list[str]()
     found = ask(reader(server), on_text=pieces.append)
     assert (found.text, found.answer_tokens, found.cut) == ("At nine, says [1].", tokens, False)
     assert "".join(pieces) == found.text
-    assert len(pieces) == (1 if mode == "whole" else 3)
+    assert len(pieces) == 3
     models, question = server.seen
     assert (models["path"], models["body"]) == ("/v1/models", None), "no text goes there"
     body = question["body"]
@@ -171,7 +172,8 @@ def test_each_try_waits_twice_as_long(start: Start, monkeypatch: pytest.MonkeyPa
         ("unended", "cannot be used: it ended before its end", "OpenAI"),
         ("broken", "cannot be used: it is no JSON", "OpenAI"),
         ("failing", "cannot be used: out of", "OpenAI"),
-        ("page", "cannot be used: it is no JSON", "OpenAI"),
+        ("page", "cannot be used: it is no stream", "OpenAI"),
+        ("whole", "cannot be used: it is no stream", "OpenAI"),
         ("missing", "has no model large: model 'large' not found", "it has large, small"),
         ("long", r"status 400: the context is 512 tokens x+…$", "shorter question"),
         ("thoughts", "answered no words by its model large, which may", "--max-new-tokens"),

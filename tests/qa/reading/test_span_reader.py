@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +12,21 @@ import pytest
 import torch
 from byte_level_model import byte_level, byte_model
 
+from esa_cli.errors import LengthError
+from esa_cli.qa.answering.reply import NOT_TOLD, Quotation, Reply
 from esa_cli.qa.finding.passage import Passage
 from esa_cli.qa.presets.preset import PROMPT, UNANSWERED
-from esa_cli.qa.reading import spans as span_search
+from esa_cli.qa.reading import span, span_search
+from esa_cli.qa.reading.reader import Sampling
 from esa_cli.qa.reading.span import (
     PassagePrompt,
     PassageReader,
     PassageReading,
     SpanReader,
-    clipped,
+    clip_text,
     one_line,
 )
-from esa_cli.qa.reading.spans import Span
+from esa_cli.qa.reading.span_search import Span
 
 __all__ = ["byte_level", "byte_model"]
 
@@ -59,7 +63,7 @@ def test_clipped(text: str, most: int) -> None:
     def tokens(some: str) -> int:
         return 5 + len(some.encode())
 
-    kept = clipped(text, most, tokens)
+    kept = clip_text(text, most, tokens)
     assert text.startswith(kept)
     assert not kept or tokens(kept) <= most
     if tokens(text) <= most:
@@ -69,7 +73,7 @@ def test_clipped(text: str, most: int) -> None:
 
 
 def test_a_clipped_text_ends_with_a_word() -> None:
-    assert clipped("one two three four", 15, len) == "one two three"
+    assert clip_text("one two three four", 15, len) == "one two three"
 
 
 # Log-odds and spans
@@ -163,7 +167,7 @@ def test_the_end_of_a_passage_beyond_the_window_is_not_read(
     long = "He walks about and says no more. " * 40
     made = reader(byte_model, byte_level, context=256)
     reading = made.read(QUESTION, [long, "Ahab was one.", "y" * 900])
-    assert max(reading._batch._lengths) <= 256 - span_search.LONGEST
+    assert max(reading._batch._lengths) <= 256 - span_search.MAX_TOKENS
     found = reading.span(0)
     assert found is not None
     assert long[found.start : found.end].strip()
@@ -218,3 +222,110 @@ def test_a_span_is_looked_for_where_it_could_be_the_best(
     by_place = {one.start: one for one in read}
     assert [by_place[at].log_odds for at in range(4)] == [one - 2.25 for one in odds]
     assert [by_place[at].score for at in range(4)] == [one + 2.0 for one in odds]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_span_is_that_of_a_loop(seed: int) -> None:
+    """By its log-probability plus the score of its passage, among those with the best scores."""
+    rng = random.Random(seed)
+    odds = [rng.uniform(-3, 3) for _ in range(6)]
+    spans = [rng.choice([None, rng.uniform(-4, 0)]) for _ in range(6)]
+    found = [Passage("a", "a", None, 1, None, at, at + 9, "", rng.random()) for at in range(6)]
+    ranked: Any = SpanReader.__new__(SpanReader)
+    ranked.passages, ranked._settings = FixedReader(odds, spans), SimpleNamespace(prior=0.6)
+    for count in (0, 1, 3, 6):
+        read = ranked.rank("", found, count)
+        scores = {at: odds[at] + 0.6 * found[at].score for at in range(6)}
+        order = sorted(scores, key=lambda at: -scores[at])
+        known = [at for at in order[:count] if spans[at] is not None]
+        best = max(known, key=lambda at: scores[at] + (spans[at] or 0.0), default=None)
+        order.sort(key=lambda at: at != best)
+        assert [one.start for one in read] == order
+        assert [one.score for one in read] == [scores[at] for at in order]
+        assert (read[0].quote is not None) is (best is not None)
+
+
+class Chat:
+    """Stands in for a prompt of free text: a token a character."""
+
+    tokenizer = None
+
+    def question(self, text: str) -> list[int]:
+        return [1] * len(text)
+
+    def document(self, text: str) -> list[int]:
+        return [2] * (5 + len(text))
+
+
+def span_reader(window: int = 100, **settings: Any) -> Any:
+    made: Any = SpanReader.__new__(SpanReader)
+    given = {"threshold": 1.0, "form": "span", "prior": 0.5, **settings}
+    prompt = SimpleNamespace(
+        ids=lambda question, passage: [1] * (len(question) + 3),
+        answer_ids=lambda text: [1] * (len(text) + 2),
+    )
+    made.passages = SimpleNamespace(prompt=prompt)
+    made._settings, made._chat, made._window = SimpleNamespace(**given), Chat(), window
+    made._loaded = SimpleNamespace(model=None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("log_odds", "threshold", "quote", "found"),
+    [
+        (1.0, 1.0, (12, 16), True), (0.99, 1.0, (12, 16), False), (-9.0, None, (12, 16), True),
+        (5.0, 1.0, None, False), (None, None, (12, 16), False),
+    ],
+)  # fmt: skip
+def test_an_answer_needs_a_span_and_the_threshold(
+    log_odds: float | None, threshold: float | None, quote: Any, found: bool
+) -> None:
+    text = "A b\nc d."
+    best = Passage("a", "a", None, 1, None, 10, 18, text, 1.0, 0.0, log_odds, quote)
+    pieces: list[str] = []
+    reply = span_reader(threshold=threshold).answer("?", [best], (), Sampling(), pieces.append)
+    assert reply.found is found
+    assert pieces == [reply.text] == ["b c" if found else NOT_TOLD]
+    if found:
+        assert reply.quotation == Quotation("a", 12, 16)
+        assert reply.answer_tokens == len(text[2:6]) + 1
+    assert span_reader().answer("?", [], (), Sampling()).text == NOT_TOLD
+
+
+def test_free_text_is_of_four_passages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def generated(model: Any, tokenizer: Any, ids: list[int], *given: Any) -> Reply:
+        seen.append((ids.count(2), ids.count(1), given[1]))
+        return Reply("Text.")
+
+    monkeypatch.setattr(span, "generate_reply", generated)
+    made = span_reader(window=60, form="text")
+    passages = [
+        Passage("a", "a", None, 1, None, 0, 6, "x" * 6, 1.0, 0.0, odds, (0, 1))
+        for odds in (0.5, 9.0, 9.0, 9.0, 9.0)
+    ]
+    reply = made.answer("Why?", passages, (), Sampling(10))
+    assert (reply.text, reply.found) == ("Text.", False), "the best one is below the threshold"
+    assert seen == [(5 + 4 * 6 + 3 * 2, 4, 10)]
+    assert made.answer("Why?", passages[1:], (), Sampling(10)).found
+    made._window = 40
+    made.answer("Why?", passages, (), Sampling(10))
+    assert seen[-1][0] <= 40 - 4 - 10
+    assert sum(seen[-1]) > 30, "as much as fits"
+
+
+@pytest.mark.parametrize(("form", "tokens"), [("span", 7), ("text", 7 + 6)])
+def test_a_question_leaves_room_for_passages(form: str, tokens: int) -> None:
+    """Its tokens in the longer prompt, half of the window, and free text."""
+    for window in range(10, 60):
+        made = span_reader(window=window, form=form)
+        if tokens + window // 2 <= window:
+            assert made.check("What", 6) == 4
+        else:
+            with pytest.raises(LengthError):
+                made.check("What", 6)
+    large = span_reader(window=5000, form="span")
+    assert large.check("x" * (5000 - span.ROOM - 3), 0) == 5000 - span.ROOM - 3
+    with pytest.raises(LengthError):
+        large.check("x" * (5000 - span.ROOM - 2), 0)

@@ -15,8 +15,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from esa_cli.qa.reading import spans as span_search
-from esa_cli.qa.reading.spans import Span, WholeWords, byte_letters, most_probable_span, token_bytes
+from esa_cli.qa.reading import span_search
+from esa_cli.qa.reading.span_search import (
+    Span,
+    WholeWords,
+    byte_letters,
+    most_probable_span,
+    token_bytes,
+)
 
 END = 0
 PIECES = (
@@ -105,7 +111,7 @@ def test_with_beams_enough_it_is_the_best_of_all_spans(
     passage: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(span_search, "BEAMS", 100_000)
-    monkeypatch.setattr(span_search, "LONGEST", 12)
+    monkeypatch.setattr(span_search, "MAX_TOKENS", 12)
     short = passage[:24]
     model = RandomModel(seed)
     found = searched(short, model)
@@ -224,7 +230,7 @@ class Endless(RandomModel):
 
 def test_a_span_has_at_most_so_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a script without spaces three times as many; the likeliest beams alone go on."""
-    monkeypatch.setattr(span_search, "LONGEST", 3)
+    monkeypatch.setattr(span_search, "MAX_TOKENS", 3)
     for passage, calls in (("the " * 40, 3), ("雪鯨" * 20, 9)):
         model = Endless(2)
         searched(passage.strip(), model)
@@ -319,13 +325,13 @@ def made_text(seed: int) -> tuple[str, list[tuple[int, int, set[int]]]]:
 def test_no_span_divides_a_piece(seed: int) -> None:
     text, places = made_text(seed)
     words = WholeWords(text)
-    starts = [at for at in range(len(text)) if words.starts(at)]
-    ends = [at for at in range(len(text) + 1) if words.ends(at)]
+    starts = [at for at in range(len(text)) if words.can_start(at)]
+    ends = [at for at in range(len(text) + 1) if words.can_end(at)]
     for at in starts:
         for end in ends:
             if end <= at:
                 continue
-            first, last = words.whole(at, end)
+            first, last = words.complete(at, end)
             assert first <= at
             assert last >= end
             for start, stop, within in places:
@@ -333,7 +339,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
                 if stop - start > 1 and text[start:stop] in WHOLE:
                     assert not start < last < stop, (text[start:stop], text[first:last])
     for start, stop, _ in places:
-        assert any(words.whole(at, stop) == (start, stop) for at in starts if start <= at < stop)
+        assert any(words.complete(at, stop) == (start, stop) for at in starts if start <= at < stop)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +355,7 @@ def test_no_span_divides_a_piece(seed: int) -> None:
     ],
 )
 def test_what_belongs_to_a_span(text: str, start: str, end: str, whole: str) -> None:
-    first, last = WholeWords(text).whole(text.index(start), text.index(end) + len(end))
+    first, last = WholeWords(text).complete(text.index(start), text.index(end) + len(end))
     assert text[first:last] == whole
 
 
@@ -370,12 +376,12 @@ def test_scripts_without_spaces_end_within_a_run_only_where_it_is_wanted(text: s
         before, after = text[at - 1], text[at]
         if before.isalnum() and after.isalnum():
             latin = before.isascii() or after.isascii()
-            assert latin or not words.ends(at, wanted=False)
+            assert latin or not words.can_end(at, is_preferred=False)
         if unicodedata.category(after)[0] == "M":
-            assert not words.ends(at)
-            assert not words.starts(at)
+            assert not words.can_end(at)
+            assert not words.can_start(at)
         if "ァ" <= before <= "ヺ" and "ァ" <= after <= "ー":
-            assert not words.ends(at)
-            assert not words.starts(at)
-    assert words.ends(len(text))
-    assert words.starts(0)
+            assert not words.can_end(at)
+            assert not words.can_start(at)
+    assert words.can_end(len(text))
+    assert words.can_start(0)

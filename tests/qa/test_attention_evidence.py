@@ -22,15 +22,8 @@ from esa_cli.methods.full_attention import ReRoPE
 from esa_cli.methods.per_head import Loki
 from esa_cli.methods.voting import VoteScore
 from esa_cli.models.attachment.attach import Attachment, attach
-from esa_cli.qa.evidence.evidence import (
-    FOUND,
-    AttentionWeights,
-    heat_maps,
-    heaviest,
-    rests_on,
-    strength,
-)
-from esa_cli.qa.finding.books import Book, place_books
+from esa_cli.qa.attention_evidence import FOUND, AttentionWeights, heaviest, strength, weigh_answer
+from esa_cli.qa.finding.books import Book
 
 TOKENS = 40
 WINDOW = Window(initial=3, selected=9, local=6, chunk=8, dense=10)
@@ -97,7 +90,6 @@ class Checked(AttentionWeights):
 
     def __call__(self, seen: ChunkTrace) -> None:
         super().__call__(seen)
-        self._catch_up()
         if seen.start < self.tokens:
             return
         want = probabilities(self.attachment.method, self.attachment.traits[0].scale, seen)
@@ -194,7 +186,7 @@ def test_shares_follow_the_position_encoding(name: str, make_model: ModelFactory
 def test_few_queries_at_a_time_are_the_same(
     make_model: ModelFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esa_cli.qa.evidence.evidence.BLOCK_ELEMENTS", 6 * 3 * 15)
+    monkeypatch.setattr("esa_cli.qa.attention_evidence.BLOCK_ELEMENTS", 6 * 3 * 15)
     test_shares_are_the_attention_that_loops_give("contiguous", "llama", make_model)
 
 
@@ -304,7 +296,7 @@ def books() -> Iterator[list[Book]]:
 def test_passages_are_whole_sentences_heaviest_first(books: list[Book]) -> None:
     weights = weighed(books, (0, "opens", 2.0), (1, "bees", 3.0), (0, "rang", 1.0))
     weights[:4] = 100.0  # the prompt's head belongs to no book
-    evidence, found = rests_on(Told(weights, weights), books, 3)  # type: ignore[arg-type]
+    evidence, found = weigh_answer(Told(weights, weights), books, 3)  # type: ignore[arg-type]
     assert found
     assert [one.text for one in evidence] == [
         "Mr. Holt keeps bees.", "The gate opens at nine.", "A bell rang twice.",
@@ -330,16 +322,6 @@ def test_found_is_the_strongest_sentence_of_the_question(books: list[Book]) -> N
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.1), (1, "bees", 0.5))
     assert strength(asked, books) == pytest.approx(FOUND - 0.1)
     weights = asked * 5  # the answer's words do not make up for the question's
-    assert rests_on(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
+    assert weigh_answer(Told(asked, weights), books, 1)[1] is False  # type: ignore[arg-type]
     asked = weighed(books, (0, "opens", FOUND - 0.2), (0, "nine", 0.3), (1, "bees", 0.5))
-    assert rests_on(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]
-
-
-def test_shades_are_of_the_heaviest_token_of_all() -> None:
-    books = [shelf("abcd"), shelf("efgh", name="b.txt"), shelf("", name="c.txt")]
-    weights = torch.tensor([0.0, 0.25, 0.25, 0.001, 1.0, 0.0, 0.0, 1 / 64])
-    found = heat_maps(place_books(books), weights)
-    assert [one.document for one in found] == ["a.txt", "b.txt", "c.txt"]
-    assert found[0].spans == ((1, 3, 4),), "tokens of one shade are one span; cold ones none"
-    assert found[1].spans == ((0, 1, 8), (3, 4, 1))
-    assert found[2].spans == ()
+    assert weigh_answer(Told(asked, asked), books, 1)[1] is True  # type: ignore[arg-type]

@@ -1,10 +1,7 @@
-"""The most probable span of a passage as the answer: beam search over its words.
+"""The most probable span of a passage as the answer, by beam search (arXiv 2108.05857).
 
-A language model's free answer to a question is often no quotation at all; among the spans of the
-passage its probabilities are good (exact-extract, arXiv 2108.05857). Each hypothesis is the text of
-the passage from some word on, and ends with a line end where a word ends. Texts are compared as
-UTF-8: a token may end within a character. What belongs to the first or last word of a span is part
-of it: `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
+A hypothesis is the text of the passage from some word on, and ends with a line end where a word
+ends. Texts are compared as UTF-8: a token may end within a character.
 """
 
 from __future__ import annotations
@@ -12,28 +9,35 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from esa_cli.system.content_words import SPACELESS_CHARACTER
 
+BEAMS = 3
+MAX_TOKENS = 32
+"""Tokens of a span."""
+PATIENCE = 3
+"""So many times `MAX_TOKENS` in scripts without spaces, whose characters take several tokens."""
+CANDIDATES = 256
+"""Most probable tokens of a step that are compared with the passage."""
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE, BYTE_SPACE = "▁", "Ġ"
-"""How a space is written in the vocabularies of sentencepiece and of byte-level BPE."""
+"""How the vocabularies of sentencepiece and of byte-level BPE write a space."""
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
-    """A function from a token id to the token's bytes; none for ids without a token."""
+    """Returns a function from a token id to the bytes of the token, b"" for ids without a token."""
     example = tokenizer("a b", add_special_tokens=False)["input_ids"]
     names = "".join(tokenizer.convert_ids_to_tokens(example))
     letters = byte_letters()
 
     @cache
-    def piece(token: int) -> bytes:
+    def bytes_of(token: int) -> bytes:
         name = tokenizer.convert_ids_to_tokens(token)
         if name is None:
             return b""
@@ -41,19 +45,18 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
             known = all(letter in letters for letter in name)
             return bytes(letters[letter] for letter in name) if known else name.encode()
         if SPACE in names:
-            found = BYTE_FALLBACK.fullmatch(name)
-            return bytes([int(found[1], 16)]) if found else name.replace(SPACE, " ").encode()
+            byte = BYTE_FALLBACK.fullmatch(name)
+            return bytes([int(byte[1], 16)]) if byte else name.replace(SPACE, " ").encode()
         return str(tokenizer.decode([token])).encode()
 
-    return piece
+    return bytes_of
 
 
 def byte_letters() -> dict[str, int]:
-    """The letter that byte-level BPE writes for each byte: Latin-1's own where it can be seen, the
-    others from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in set(seen)]
-    return {chr(byte): byte for byte in seen} | {
+    """Returns the byte of each letter of byte-level BPE: Latin-1, or from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {
         chr(0x100 + at): byte for at, byte in enumerate(hidden)
     }
 
@@ -71,9 +74,9 @@ SIGN = re.compile(
     r"|(?:--?|#|@|//?|\\\\?|~/|\.{1,2}/|\.)(?=[^\W\d])"
     r")"
 )
-"""What stands before a word and belongs to it; it may be empty."""
+"""The sign before a word, which belongs to the word; it may be empty."""
 UNIT = re.compile(rf"[%‰′″]|°[CF]?\b|°|{MONEY}(?!\d)")
-"""What may follow a number without a space."""
+"""A unit that follows a number without a space."""
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 _SPACELESS = re.compile(SPACELESS_CHARACTER)
 _MONEY = re.compile(MONEY)
@@ -86,44 +89,40 @@ _SMALL_KANA = "ぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮヵ�
 
 
 class WholeWords:
-    """The words of one text.
+    """The places in a text where spans may start and end: at words with their signs and units, as
+    `-5`, `¥500`, `--keep`, `/etc`, `5%`, `1,306`.
 
-    `spaceless`: whether a script without spaces between words is in it.
+    `spaceless`: whether the text has a script without spaces between words.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.spaceless = bool(_SPACELESS.search(text))
-        signs = [found.span() for found in SIGN.finditer(text) if found[0]]
-        self._signs = {start for start, _ in signs}
-        self._after_signs = {end: start for start, end in signs}
-        self._within = {at for start, end in signs for at in range(start + 1, end)}
-        """Places where a sign of several characters would be divided."""
+        signs = [sign.span() for sign in SIGN.finditer(text) if sign[0]]
+        self._signs = {end: start for start, end in signs}
+        self._sign_starts = {start for start, _ in signs}
+        self._inside_signs = {at for start, end in signs for at in range(start + 1, end)}
 
-    def starts(self, at: int) -> bool:
+    def can_start(self, at: int) -> bool:
         """Whether a span may start at a character: at a word, or at the sign before it."""
         here, before = self.text[at : at + 1], self.text[max(0, at - 1) : at]
-        if at in self._signs or at in self._after_signs:
+        if at in self._sign_starts or at in self._signs:
             return True
-        if not here or at in self._within or _is_attached(here):
+        if not here or at in self._inside_signs or _is_attached(here):
             return False
         if _SPACELESS.match(here):
-            return not _are_one_word(before, here)
+            return not _is_one_word(before, here)
         if _MONEY.match(here):
             return not _is_letter(before)
         if not _is_letter(here) or self._joins(at - 1, "'’°.,:-"):
             return False
         return not _is_letter(before) or bool(_SPACELESS.match(before))
 
-    def ends(self, at: int, wanted: bool = True) -> bool:
-        """Whether a span may end before character `at`: where a word ends.
-
-        Args:
-            wanted: whether it is wanted there rather than later, which decides within a script
-                without spaces.
-        """
+    def can_end(self, at: int, is_preferred: bool = True) -> bool:
+        """Whether a span may end before character `at`, where a word ends. Inside a script without
+        spaces it may if `is_preferred`: the model would rather end there than go on."""
         before, after = self.text[max(0, at - 1) : at], self.text[at : at + 1]
-        if not before or at in self._within or at in self._after_signs:
+        if not before or at in self._inside_signs or at in self._signs:
             return False
         if not after:
             return True
@@ -131,15 +130,14 @@ class WholeWords:
             return False
         if _SPACELESS.match(after):
             inside = bool(_SPACELESS.match(before))
-            return not inside or (wanted and not _are_one_word(before, after))
+            return not inside or (is_preferred and not _is_one_word(before, after))
         if _SPACELESS.match(before) or not _is_letter(before) or _POSSESSIVE.match(self.text, at):
             return True
         return not (_is_letter(after) or self._joins(at))
 
-    def whole(self, start: int, end: int) -> tuple[int, int]:
-        """The characters [start, end) with the sign before the first word, the unit after the
-        number at the end, and the brackets that close those which they open."""
-        start = self._after_signs.get(start, start)
+    def complete(self, start: int, end: int) -> tuple[int, int]:
+        """Returns a span with its sign, its unit, and the closing brackets that it lacks."""
+        start = self._signs.get(start, start)
         if self.text[end - 1].isdecimal() and (unit := UNIT.match(self.text, end)):
             end = unit.end()
         missing: list[str] = []
@@ -153,8 +151,7 @@ class WholeWords:
         return start, end
 
     def _joins(self, at: int, marks: str = "'’°.,:") -> bool:
-        """Whether character `at` is one of the marks and joins its neighbours to one word: letters
-        or, of `.,:`, digits."""
+        """Whether character `at` is a mark that joins its neighbours: digits or letters."""
         if at < 1 or self.text[at] not in marks:
             return False
         before, after = self.text[at - 1], self.text[at + 1 : at + 2]
@@ -175,28 +172,12 @@ def _is_attached(character: str) -> bool:
     return unicodedata.category(character)[0] == "M" or character in _JOINERS + _AFTER_CONSONANTS
 
 
-def _are_one_word(before: str, after: str) -> bool:
-    """Whether two characters of scripts without spaces are never divided."""
+def _is_one_word(before: str, after: str) -> bool:
+    """Whether two neighbours in a script without spaces are never divided."""
     if not before:
         return False
     katakana = all("\u30a1" <= one <= "\u30ff" and one != "・" for one in (before, after))
     return katakana or before in _BEFORE_CONSONANTS or after in _SMALL_KANA
-
-
-BEAMS = 3
-LONGEST = 32
-"""Tokens of a span."""
-CANDIDATES = 256
-"""Most probable tokens of a step that are looked at."""
-PATIENCE = 3
-"""So many times `LONGEST` in passages with a script without spaces, whose characters take several
-tokens each."""
-
-
-class NextTokens(Protocol):
-    """Logits after continuations of one prompt; see `text_forward.Continuation`."""
-
-    def append(self, parents: Sequence[int], tokens: Sequence[int]) -> Tensor: ...
 
 
 class Span(NamedTuple):
@@ -208,10 +189,7 @@ class Span(NamedTuple):
 
 
 class _Hypothesis(NamedTuple):
-    """Bytes of the passage from each of `starts` on: `token` after hypothesis number `parent`.
-
-    `spaced`: after the space between `Answer:` and the answer, which may be a token of its own.
-    """
+    """Bytes of the passage from `starts` on; `spaced`: after the space before the answer."""
 
     log_probability: float
     text: bytes
@@ -222,40 +200,36 @@ class _Hypothesis(NamedTuple):
 
 
 def most_probable_span(
-    passage: str,
-    first: Tensor,
-    continuation: NextTokens,
-    piece: Callable[[int], bytes],
-    line_end: int,
-    above: float = -math.inf,
-) -> Span | None:
-    """The span that the model answers with the highest probability, or None if none is likely.
+    passage: str, first_logits: Tensor, continuation: Any,
+    bytes_of: Callable[[int], bytes], line_end: int, above: float = -math.inf,
+) -> Span | None:  # fmt: skip
+    """Searches for the span that the model answers with the highest probability.
 
     Args:
-        passage: in one line, as the model read it. first: logits (vocabulary,) of the answer's
-            first token. piece: the bytes of a token. line_end: the token that ends an answer.
-        above: the least log-probability that is looked for. A hypothesis only gets less likely as
-            it grows, so the search ends where all are below.
+        passage: in one line, as in the prompt. bytes_of: see `token_bytes`.
+        continuation: of the prompt; see `text_forward.Continuation`.
+        first_logits: (vocabulary,) of the first token of the answer.
+        line_end: the token that ends an answer.
+        above: the search ends where all hypotheses are below; they only get less likely.
     """
     words, raw = WholeWords(passage), passage.encode()
     sizes = [len(character.encode()) for character in passage]
     places = {at: number for number, at in enumerate(accumulate(sizes, initial=0))}
     """Byte -> character, at the beginnings of characters and at the end."""
-    starts = tuple(at for at, number in places.items() if words.starts(number))
-    live, logits, best = [_Hypothesis(0.0, b"", starts)], first[None], None
-    for _ in range(LONGEST * (PATIENCE if words.spaceless else 1)):
+    starts = tuple(at for at, number in places.items() if words.can_start(number))
+    live, logits, best = [_Hypothesis(0.0, b"", starts)], first_logits[None], None
+    for _ in range(MAX_TOKENS * (PATIENCE if words.spaceless else 1)):
         grown: list[_Hypothesis] = []
-        for row, (hypothesis, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
-            longer = _extensions(raw, hypothesis, line, piece, row)
-            goes_on = -math.inf
-            if longer:
-                goes_on = longer[0].log_probability - hypothesis.log_probability
-            ends, text = float(line[line_end]), hypothesis.text.rstrip()
-            total = hypothesis.log_probability + ends
-            for start in hypothesis.starts if text and total > above else ():
+        for number, (old, line) in enumerate(zip(live, logits.log_softmax(-1), strict=True)):
+            longer = _extend(raw, old, line, bytes_of, number)
+            goes_on = longer[0].log_probability - old.log_probability if longer else -math.inf
+            ends, text = float(line[line_end]), old.text.rstrip()
+            total = old.log_probability + ends
+            for start in old.starts if text and total > above else ():
                 last = places.get(start + len(text))
-                if last is not None and words.ends(last, wanted=ends >= goes_on):
-                    best, above = Span(*words.whole(places[start], last), total), total
+                if last is not None and words.can_end(last, is_preferred=ends >= goes_on):
+                    best = Span(*words.complete(places[start], last), total)
+                    above = total
                     break
             grown += longer
         grown.sort(key=lambda one: -one.log_probability)
@@ -266,25 +240,26 @@ def most_probable_span(
     return best
 
 
-def _extensions(
-    passage: bytes, hypothesis: _Hypothesis, line: Tensor, piece: Callable[[int], bytes], row: int
-) -> list[_Hypothesis]:
-    """The hypothesis with each of the likely tokens that go on in the passage, likeliest first."""
+def _extend(
+    passage: bytes, old: _Hypothesis, log_probabilities: Tensor, bytes_of: Callable[[int], bytes],
+    number: int,
+) -> list[_Hypothesis]:  # fmt: skip
+    """Returns hypothesis `number` with the `BEAMS` likeliest tokens that continue the passage."""
     out: list[_Hypothesis] = []
-    values, tokens = line.topk(min(CANDIDATES, line.shape[0]))
+    values, tokens = log_probabilities.topk(min(CANDIDATES, log_probabilities.shape[0]))
     for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
-        more, spaced = piece(token), hypothesis.spaced
-        if not more:
+        piece, spaced = bytes_of(token), old.spaced
+        if not piece:
             continue
-        if not hypothesis.text and not spaced and more.startswith(b" "):
-            more, spaced = more[1:], True
-        text = hypothesis.text + more
-        if text not in passage:  # most are not, and one look costs less than one for each start
+        if not old.text and not spaced and piece.startswith(b" "):
+            piece, spaced = piece[1:], True
+        text = old.text + piece
+        if text not in passage:  # nearly all are not, and this costs less than a look at each start
             continue
-        starts = tuple([at for at in hypothesis.starts if passage.startswith(text, at)])
+        starts = tuple([at for at in old.starts if passage.startswith(text, at)])
         if starts:
-            total = hypothesis.log_probability + value
-            out.append(_Hypothesis(total, text, starts, spaced, row, token))
+            total = old.log_probability + value
+            out.append(_Hypothesis(total, text, starts, spaced, number, token))
         if len(out) == BEAMS:
             break
     return out

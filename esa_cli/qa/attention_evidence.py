@@ -1,0 +1,251 @@
+"""Evidence of an answer from selected rows: its attention to tokens and sentences.
+
+The weight of a token in a layer is the maximum over heads and over the tokens of the question, or
+of the answer, of probability times the norm of its value (Kobayashi et al., "Attention is Not Only
+a Weight", 2020), norms as multiples of their mean. Probabilities are computed again from the trace
+of each chunk, exp(scale * q . k - lse). benchmarks/NOTES.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from esa_cli.attention.algebra import soft_capped
+from esa_cli.attention.rope import Rope
+from esa_cli.attention.step import ChunkTrace, Positions
+from esa_cli.documents.sentences import LONGEST, Sentences
+from esa_cli.qa.answering.reply import Reply
+from esa_cli.qa.evidence import book_weights
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
+
+if TYPE_CHECKING:
+    from esa_cli.qa.answering.session import Session
+
+BLOCK_ELEMENTS = 4 << 20
+"""Most logarithms in memory together (16 MB)."""
+NEAR = -1
+"""Index of the local tokens, where far tokens have the index of their selection."""
+FOUND = 1.3
+"""Least `strength` of documents with an answer; chosen so that few existing answers are doubted."""
+JOIN = 0.5
+"""An adjacent sentence joins a passage with at least this share of its heaviest one's weight."""
+
+
+class Share(NamedTuple):
+    """Attention of some query heads to some of the documents' tokens in one chunk of one layer.
+
+    Args:
+        heads: which of the H. start: position of the first of the C queries.
+        at: (n,) positions of the tokens. logs: (h, C, n) float32 logarithms of probabilities.
+        lengths: (g, n) norms of values as multiples of their mean; h / g heads share a key head.
+    """
+
+    heads: range
+    start: int
+    at: Tensor
+    logs: Tensor
+    lengths: Tensor
+
+
+class AttentionWeights:
+    """Weights of the documents' tokens by the last question; the `trace` of `Session.ask`.
+
+    Args:
+        layers: indices of the layers that run the method; their middle half counts.
+        tokens: N, the tokens in the cache before the question.
+    """
+
+    def __init__(self, layers: Sequence[int], tokens: int) -> None:
+        outer = len(layers) // 4
+        self.layers = layers[outer : len(layers) - outer]
+        self.tokens = tokens
+        self._last = (-1, -1)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops the weights."""
+        self._asked = torch.zeros(len(self.layers), self.tokens)
+        self._answered = torch.zeros(len(self.layers), self.tokens)
+        self._rotated: dict[tuple[int, int], tuple[Rope, Tensor, Tensor, Tensor, Tensor]] = {}
+        """Per layer and part: rotation, tokens (n,), positions (n,), keys, lengths of values."""
+
+    @property
+    def question_weights(self) -> Tensor:
+        """(N,) weights by the question's tokens alone."""
+        return self._asked.mean(dim=0)
+
+    @property
+    def weights(self) -> Tensor:
+        """(N,) weights by the tokens of question and answer."""
+        return torch.maximum(self._asked, self._answered).mean(dim=0)
+
+    @torch.inference_mode()
+    def __call__(self, trace: ChunkTrace) -> None:
+        if trace.start < self.tokens:
+            return
+        if not trace.decoding and (trace.layer, trace.start) <= self._last:
+            # A new forward call of many words: an earlier turn, or the question, also once more.
+            self.clear()
+        self._last = (trace.layer, trace.start)
+        for share in self.shares(trace) if trace.layer in self.layers else ():
+            self.note(trace, share)
+
+    def note(self, trace: ChunkTrace, share: Share) -> None:
+        """Adds one share to the weights."""
+        groups, at = share.lengths.shape[0], share.at.cpu()
+        row = (self._answered if trace.decoding else self._asked)[self.layers.index(trace.layer)]
+        top = share.logs.view(groups, -1, len(at)).amax(dim=1).exp_()
+        row[at] = torch.maximum(row[at], (top * share.lengths).amax(dim=0).cpu())
+
+    def shares(self, trace: ChunkTrace) -> Iterator[Share]:
+        """Yields the attention to the documents' tokens: to far tokens, then to local ones."""
+        heads = range(trace.queries.shape[0])
+        joint = isinstance(trace.far, Tensor)
+        for head, far in enumerate(trace.far_rows):
+            count = int((far < self.tokens).sum())
+            if count:
+                own = heads if joint else range(head, head + 1)
+                yield from self._share(trace, head, own, far[:count], trace.far_positions[head])
+        first = trace.start - trace.local
+        if first < self.tokens:
+            at = torch.arange(first, self.tokens, device=trace.queries.device)
+            yield from self._share(trace, NEAR, heads, at, trace.near_positions)
+
+    def _share(
+        self, trace: ChunkTrace, part: int, heads: range, at: Tensor, place: Positions
+    ) -> Iterator[Share]:
+        """Yields the shares of the tokens at (n,) with a position; some queries at a time."""
+        device, which = trace.queries.device, slice(heads.start, heads.stop)
+        query, key = place.query.to(device), place.key[: at.shape[0]].to(device)
+        keys, lengths = self._rotate_keys(trace, part, at, key)
+        if len(heads) < trace.queries.shape[0]:
+            group = heads.start * trace.store.heads // trace.queries.shape[0]
+            keys, lengths = keys[group : group + 1], lengths[group : group + 1]
+        queries = trace.scaled[which] * trace.scale
+        step = max(1, BLOCK_ELEMENTS // (len(heads) * at.shape[0]))
+        for low in range(0, queries.shape[1], step):
+            rows = slice(low, low + step)
+            logits = _products(trace.rope.rotate(queries[:, rows], query[rows]), keys)
+            limit = trace.max_distance
+            if part == NEAR and limit is not None and int(query[rows].max() - key.min()) > limit:
+                # Keys that are further away are attended to at the encoding's largest distance.
+                still = trace.rope.rotate(trace.store.gather(at)[0], torch.zeros_like(key))
+                limits = torch.full_like(query[rows], limit)
+                away = _products(trace.rope.rotate(queries[:, rows], limits), still)
+                logits = torch.where(query[rows, None] - key[None] > limit, away, logits)
+            logs = soft_capped(logits.float(), trace.cap).sub_(trace.lse[which, rows, None])
+            yield Share(heads, trace.start + low, at, logs, lengths)
+
+    def _rotate_keys(
+        self, trace: ChunkTrace, part: int, at: Tensor, place: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the keys (G, n, D) of tokens, rotated, and the lengths (G, n) of their values;
+        kept while the next tokens of the answer attend to them at the same positions."""
+        known, rope = self._rotated.get((trace.layer, part)), trace.rope
+        if known and rope is known[0] and at.equal(known[1]) and place.equal(known[2]):
+            return known[3:]
+        local = (int(at[0]), int(at[-1]) + 1)
+        keys, values = trace.store.span(*local) if part == NEAR else trace.store.gather(at)
+        lengths = values.float().norm(dim=-1)
+        lengths /= lengths.mean().clamp_min(1e-30)
+        keys = rope.rotate(keys, place)
+        self._rotated[trace.layer, part] = rope, at, place, keys, lengths
+        return keys, lengths
+
+
+def _products(q: Tensor, k: Tensor) -> Tensor:
+    """Computes q (h, C, D) . k (g, n, D) -> (h, C, n); h / g query heads share a key head."""
+    heads, chunk, dim = q.shape
+    return (q.reshape(k.shape[0], -1, dim) @ k.transpose(1, 2)).view(heads, chunk, -1)
+
+
+def reply_from_rows(
+    session: Session, question: str, books: Sequence[Book], evidence: int, **asking: Any
+) -> tuple[Reply, Tensor]:
+    """Returns the reply to a question with evidence, and the weights (N,) of cached tokens."""
+    weights = AttentionWeights(session.layers, session.document_tokens)
+    reply = session.ask(question, trace=weights, **asking)
+    passages, found = weigh_answer(weights, books, evidence)
+    return replace(reply, evidence=passages, found=found), weights.weights
+
+
+def weigh_answer(
+    weighed: AttentionWeights, books: Sequence[Book], count: int
+) -> tuple[tuple[Passage, ...], bool]:
+    """Returns the passages that an answer rests on, and whether they seem to contain the answer."""
+    weights = weighed.weights
+    total = sum(float(book_weights(book, weights).sum()) for book in books)
+    evidence = tuple(
+        Passage.of(books[one.book].document, one.start, one.end, weight=one.weight / total)
+        for one in heaviest(weights, books, count)
+    )
+    return evidence, strength(weighed.question_weights, books) >= FOUND
+
+
+def strength(asked: Tensor, books: Sequence[Book]) -> float:
+    """Returns the attention of the question (N,) to its best sentence, averaged over layers: 1.0 is
+    one token with the full attention of some head in every layer."""
+    sentences = [_weigh_sentences(book, book_weights(book, asked)) for book in books]
+    return max((weight for one in sentences for weight in one.values()), default=0.0)
+
+
+@dataclass
+class _HeavyPassage:
+    """Characters of a book, their weight, and that of the heaviest sentence in them."""
+
+    book: int
+    start: int
+    end: int
+    weight: float
+    top: float
+
+    def try_add(self, book: int, start: int, end: int, weight: float, text: str) -> bool:
+        """Adds an adjacent, heavy enough sentence of the same paragraph; returns whether it did."""
+        if book != self.book or weight < JOIN * self.top:
+            return False
+        first, last = min(start, self.start), max(end, self.end)
+        between = text[self.end : start] if start >= self.end else text[end : self.start]
+        if last - first > LONGEST or between.strip() or "\n\n" in between:
+            return False
+        self.start, self.end, self.weight = first, last, self.weight + weight
+        return True
+
+
+def heaviest(weights: Tensor, books: Sequence[Book], count: int) -> list[_HeavyPassage]:
+    """Returns the `count` heaviest passages by the weights (N,) of all tokens; none overlap."""
+    sentences = [
+        (weight, -number, -start, end)
+        for number, book in enumerate(books)
+        for (start, end), weight in _weigh_sentences(book, book_weights(book, weights)).items()
+    ]
+    out: list[_HeavyPassage] = []
+    for weight, number, start, end in sorted(sentences, reverse=True) if count > 0 else ():
+        book, start = -number, -start
+        text = books[book].document.text
+        if not any(passage.try_add(book, start, end, weight, text) for passage in out):
+            if len(out) < count:
+                out.append(_HeavyPassage(book, start, end, weight, weight))
+            elif not out or weight < JOIN * out[-1].top:
+                break
+    return sorted(out, key=lambda passage: -passage.weight)
+
+
+def _weigh_sentences(book: Book, weights: Tensor) -> dict[tuple[int, int], float]:
+    """Returns the weight of each sentence that has any; `weights`: (n,) of the book's tokens."""
+    text = book.document.text
+    sentences, out = Sentences(text), dict[tuple[int, int], float]()
+    at = torch.nonzero(weights > 0)[:, 0]
+    for (start, end), weight in zip(book.spans[at].tolist(), weights[at].tolist(), strict=True):
+        # A token may begin with the space before its word, which belongs to the sentence before.
+        while start < end - 1 and text[start].isspace():
+            start += 1
+        span = sentences.around(start)
+        if span[0] < span[1]:
+            out[span] = out.get(span, 0.0) + weight
+    return out

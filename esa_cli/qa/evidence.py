@@ -1,0 +1,150 @@
+"""What an answer rests on: weights of passages, heat maps, and the report as an HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+import torch
+from torch import Tensor
+
+from esa_cli.qa.answering.reply import HeatMap, Reply, ShadedSpan
+from esa_cli.qa.finding.books import Book
+from esa_cli.qa.finding.passage import Passage
+from esa_cli.qa.finding.passage_finder import token_bounds
+from esa_cli.system.page_colours import DARK, LIGHT, css_variables
+
+LEVELS = 8
+"""Shades of a heat map."""
+COLD = 1 / 64
+"""A token with less than this share of the heaviest token's weight is not shaded."""
+
+
+def weighed_passages(
+    passages: Sequence[Passage], books: Sequence[Book]
+) -> tuple[list[Passage], Tensor]:
+    """Weighs passages by softmax of their scores, and the tokens (N,) of all books accordingly."""
+    shares = torch.tensor([one.score for one in passages]).softmax(0).tolist()
+    weighed = [replace(one, weight=share) for one, share in zip(passages, shares, strict=True)]
+    by_name = {book.document.name: book for book in books}
+    weights = torch.zeros(max(book.rows.stop for book in books))
+    for one in weighed:
+        book = by_name[one.document]
+        first, last = token_bounds(book.spans, torch.tensor([(one.start, one.end)]))
+        if count := int(last - first):
+            start = book.rows.start + int(first)
+            weights[start : start + count] += one.weight / count
+    return weighed, weights
+
+
+def book_weights(book: Book, weights: Tensor) -> Tensor:
+    """Returns the weights (n,) of one book's tokens out of those of all books (N,)."""
+    return weights[book.rows.start : book.rows.stop]
+
+
+def heat_maps(books: Sequence[Book], weights: Tensor) -> list[HeatMap]:
+    """Shades each book by the weights (N,) of all tokens; the last shade is the heaviest of all."""
+    parts = [book_weights(book, weights) for book in books]
+    top = max((float(part.max()) for part in parts if len(part)), default=0.0)
+    return [
+        HeatMap(book.document.name, tuple(_shade_spans(book.spans, part, top)))
+        for book, part in zip(books, parts, strict=True)
+    ]
+
+
+def _shade_spans(spans: Tensor, weights: Tensor, top: float) -> list[ShadedSpan]:
+    """Returns the shaded characters of tokens (n, 2); `top` is the weight of the last shade."""
+    out: list[ShadedSpan] = []
+    if top <= 0:
+        return out
+    for i in (weights >= COLD * top).nonzero()[:, 0].tolist():
+        start, end = int(spans[i, 0]), int(spans[i, 1])
+        start = max(start, out[-1].end) if out else start
+        level = max(1, round(LEVELS * (float(weights[i]) / top) ** 0.5))
+        if out and out[-1][1:] == (start, level):
+            out[-1] = ShadedSpan(out[-1].start, end, level)
+        elif start < end:
+            out.append(ShadedSpan(start, end, level))
+    return out
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+STYLE = """
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 60rem; font: 16px/1.6 system-ui }
+body { background: var(--page); color: var(--text) }
+h2 { margin: 2.5rem 0 .5rem; padding-top: 1rem; border-top: 1px solid var(--line) }
+a { color: var(--link) }
+.answer { font-size: 1.15rem; border-left: 4px solid var(--link); padding-left: .9rem }
+.answer, .text, blockquote { margin-left: 0; white-space: pre-wrap; overflow-wrap: anywhere }
+.soft { color: var(--soft) }
+mark { background: var(--raised); color: inherit; border-bottom: 2px solid var(--link) }
+mark a { font: 600 .75em system-ui; padding-right: .4em; scroll-margin-top: 30vh }
+"""
+
+
+def evidence_page(reply: Reply, question: str, books: Sequence[Book], weights: Tensor) -> str:
+    """Returns a page with the answer and the texts of the books with the passages marked."""
+    whole = float(sum(book_weights(book, weights).sum() for book in books))
+    doubt = "Nothing in the text stands out for this question: it may not contain the answer."
+    listed = [
+        f'<li><blockquote dir="auto">{escape(one.text)}</blockquote>'
+        f'<a href="#passage-{number}">{escape(_place_text(one))}</a> '
+        f'<span class="soft">{100 * one.weight:.0f} % of the attention</span></li>'
+        for number, one in enumerate(reply.evidence, 1)
+    ]
+    sections = [
+        f'<h2>{escape(book.document.name)}</h2>\n<p class="soft">'
+        f"{100 * float(book_weights(book, weights).sum()) / (whole or 1):.0f} % of the "
+        f'attention</p>\n<div class="text" dir="auto">{_mark_passages(book, reply.evidence)}</div>'
+        for book in books
+    ]
+    page = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{escape(question)}</title>
+<style>
+:root {{ {css_variables(LIGHT)} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}
+{STYLE}</style>
+</head>
+<body>
+<h1 dir="auto">{escape(question)}</h1>
+<p class="answer" dir="auto">{escape(reply.text)}</p>
+{f'<p class="soft">{doubt}</p>' if reply.doubtful else ""}
+<h2 id="passages">{"What the answer rests on" if reply.found else "The nearest passages"}</h2>
+<ol>{"".join(listed)}</ol>
+{"".join(sections)}
+</body>
+</html>
+"""
+    return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def _place_text(passage: Passage) -> str:
+    """Returns the document, page, line and chapter of a passage in words."""
+    page = [] if passage.page is None else [f"page {passage.page}"]
+    chapter = [passage.chapter] if passage.chapter else []
+    return ", ".join([passage.document, *page, f"line {passage.line:,}", *chapter])
+
+
+def _mark_passages(book: Book, evidence: Sequence[Passage]) -> str:
+    """Returns the text of a book as HTML, with the number of each passage before it."""
+    document, parts, at = book.document, list[str](), 0
+    own = [
+        (one.start, one.end, number)
+        for number, one in enumerate(evidence, 1)
+        if one.document == document.name and document.text[one.start : one.end] == one.text
+    ]
+    for start, end, number in sorted(own):
+        start = max(start, at)
+        parts += [
+            escape(document.text[at:start]),
+            f'<mark id="passage-{number}"><a href="#passages">{number}</a>',
+            f"{escape(document.text[start:end])}</mark>",
+        ]
+        at = max(start, end)
+    return "".join([*parts, escape(document.text[at:])])

@@ -1,1 +1,0 @@
-"""Evidence: the passages that an answer rests on, their page and their heat map."""
