@@ -14,9 +14,8 @@ from mcp import Client, MCPError
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
-from esa_cli.apps.mcp_server.mcp_app import served
 from esa_cli.apps.server.allowed_documents import AllowedDocuments
+from esa_cli.apps.server.mcp_server import DocumentTools, asker_on_demand, served
 from esa_cli.documents.document import Document, read_document
 from esa_cli.qa.answering.reply import Reply
 from esa_cli.qa.finding.books import Book, place_books

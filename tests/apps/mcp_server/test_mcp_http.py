@@ -14,9 +14,8 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from esa_cli.apps.mcp_server import mcp_app
-from esa_cli.apps.mcp_server.document_tools import DocumentTools
-from esa_cli.apps.server import server_run
+from esa_cli.apps.server import mcp_server, server_run
+from esa_cli.apps.server.mcp_server import DocumentTools
 
 TOKEN = "let-me-in"
 HELLO = {
@@ -37,11 +36,11 @@ class McpHttpServer:
     def __init__(self, tools: DocumentTools, token: str | None = None) -> None:
         self.sock = server_run.bind("127.0.0.1", 0)
         self.url, self.port = (
-            server_run.address(self.sock, mcp_app.PATH),
+            server_run.address(self.sock, mcp_server.PATH),
             self.sock.getsockname()[1],
         )
-        self._served = mcp_app.served(tools)
-        app = mcp_app.http_app(self._served.__enter__(), token)
+        self._served = mcp_server.served(tools)
+        app = mcp_server.http_app(self._served.__enter__(), token)
         self._server = server_run.make_server(app)
         run = {"sockets": [self.sock]}
         self._thread = threading.Thread(target=self._server.run, kwargs=run)

@@ -115,7 +115,7 @@ def test_the_list(
     assert headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
-    monkeypatch.setattr(allowed_documents, "MOST_LISTED", 1)
+    monkeypatch.setattr(allowed_documents, "MAX_LISTED", 1)
     left_out = " ".join(live.raw("GET", "/v1/documents")[2]["left_out"])
     for words in ("1 hidden", "zero.bin", "files beyond the first 1, "):
         assert words in left_out

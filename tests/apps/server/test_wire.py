@@ -158,7 +158,7 @@ def test_errors_have_openais_shape(live: LiveServer) -> None:
 
 
 def test_what_documents_lack(start: Start) -> None:
-    document = Document("a.pdf", "alpha", "", "", 9, missing=("page 7 has no text",))
+    document = Document("a.pdf", "alpha", "a.pdf", "", 9, missing=("page 7 has no text",))
     live = start(fixed=[fake_book("alpha", document)])
     wanted = ["a.pdf: page 7 has no text"]
     assert live.ask("one").choices[0].message.missing == wanted

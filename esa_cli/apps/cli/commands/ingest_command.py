@@ -26,7 +26,7 @@ from esa_cli.system.work_shard import WorkShard
 if TYPE_CHECKING:
     from esa_cli.apps.cli.folder_update import FolderUpdate
     from esa_cli.apps.cli.output.terminal import Reporter
-    from esa_cli.apps.ingest_report import IngestReport
+    from esa_cli.apps.ingest_engine import IngestReport
     from esa_cli.documents.document import Document
     from esa_cli.qa.api import Esa
 
@@ -100,7 +100,7 @@ def ingest(
             return stack.enter_context(opened(chosen, model, reporter, keep=True, rows=rows))
 
         def read(documents: Sequence[Document]) -> Iterator[IngestReport]:
-            from esa_cli.apps.ingest_report import ingest_document
+            from esa_cli.apps.ingest_engine import ingest_document
             from esa_cli.qa.opening import prepare
             from esa_cli.storage.library.library_paths import default_root
 

@@ -54,10 +54,9 @@ def mcp(
     check_access(folders, token, host if http else None)
     chosen, reader = answer.load_preset(model), answer.reader_choice()
     gc.enable()
-    from esa_cli.apps.mcp_server import mcp_app
-    from esa_cli.apps.mcp_server.document_tools import DocumentTools, asker_on_demand
-    from esa_cli.apps.server import server_run
+    from esa_cli.apps.server import mcp_server, server_run
     from esa_cli.apps.server.allowed_documents import AllowedDocuments
+    from esa_cli.apps.server.mcp_server import DocumentTools, asker_on_demand
 
     with Reporter(quiet) as reporter, ExitStack() as stack:
         asker = asker_on_demand(_loader(chosen, model, reader, reporter, stack))
@@ -67,14 +66,14 @@ def mcp(
         tools = DocumentTools(documents, chosen, model, reporter)
         if http:
             with server_run.bind(host, port) as sock:
-                print(server_run.address(sock, mcp_app.PATH), flush=True)
+                print(server_run.address(sock, mcp_server.PATH), flush=True)
                 reporter.note("esa: serving the library; Ctrl-C ends")
-                mcp_app.run_http(tools, sock, token)
+                mcp_server.run_http(tools, sock, token)
             reporter.note("esa: ended")
         else:
             if sys.stdin.isatty():
                 reporter.note("esa: waiting for a client on standard input; see docs/serve.md")
-            mcp_app.run_stdio(tools)
+            mcp_server.run_stdio(tools)
 
 
 def check_sdk() -> None:
