@@ -1,29 +1,24 @@
 """A server of the Model Context Protocol (MCP): tools over one library and one `Esa`.
 
-The SDK's low-level server is used: its `MCPServer` ignores unknown arguments, and cannot repair a
-message on standard input.
+The SDK's low-level server is used, since its `MCPServer` ignores unknown arguments.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import anyio.to_thread
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from mcp.types import (
     INVALID_PARAMS,
     CallToolRequestParams,
@@ -33,15 +28,12 @@ from mcp.types import (
     TextContent,
     Tool,
     ToolAnnotations,
-    jsonrpc_message_adapter,
 )
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
-from starlette.types import ASGIApp
 
 from esa_cli.apps.cli.options.options import ModelOptions
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.server import server_run
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, OpenDocument, list_documents
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.apps.server.worker import Job, QueueFullError, Worker
@@ -67,26 +59,85 @@ INSTRUCTIONS = (
 )
 BUG = "a bug in esa; its log has more"
 ABSENT = "the documents may not contain the answer"
-PATH = "/mcp"
 MAX_WAITING = 8
 """Calls that may wait besides the running one."""
-MAX_BODY = 1_000_000
-"""Bytes of a request over HTTP."""
 MAX_TEXT = 20_000
 """Characters of a document in one result, before or after an offset."""
 END_WITHIN_S = 30.0
 Context = ServerRequestContext[Any, Any]
 Result = dict[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
-Question = Annotated[str, Field(min_length=1, max_length=8000)]
 Names = Annotated[list[Name], Field(min_length=1, max_length=100)]
-Documents = Annotated[
-    Names | None,
-    Field(
-        description="Documents by the id or name that `list` shows, or files of allowed folders "
-        "by their path; without it the whole library."
-    ),
-]
+DOCUMENTS = (
+    "Documents by the id or name that `list` shows, or files of allowed folders by their path; "
+    "without it the whole library."
+)
+
+
+class Arguments(BaseModel):
+    """Arguments of a tool. The docstring of a tool's class is the description of the tool, which
+    the client's model reads."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class FindArguments(Arguments):
+    """Finds the passages of the library, or of some documents, that fit words or a question: best
+    first, with document, page, line and character offsets, and a score in standard deviations
+    above the mean. Quick."""
+
+    query: str = Field(min_length=1, max_length=8000, description="Words or a question.")
+    documents: Names | None = Field(None, description=DOCUMENTS)
+    limit: int = Field(8, ge=1, le=50, description="Maximum number of passages.")
+
+
+class AskArguments(Arguments):
+    """Has a small local model answer one question from documents of any length. Returns the answer;
+    `found`, false where nothing was found that answers; and the passages that it rests on, or else
+    the nearest, whose scores are shares from 0 to 1. Seconds to a minute."""
+
+    question: str = Field(
+        min_length=1, max_length=8000, description="One question, complete in itself."
+    )
+    documents: Names | None = Field(None, description=DOCUMENTS)
+    passages: int = Field(3, ge=1, le=20, description="Passages to return with the answer.")
+    read: bool = Field(
+        False,
+        description="Have the model read the named documents first where it has not: more exact, "
+        "but minutes for a book. Else their words are searched.",
+    )
+
+
+class IngestArguments(Arguments):
+    """Has the local model read files (PDF, EPUB, Word, HTML, text and more) into the library, so
+    that `find` and `ask` find in them by meaning. Minutes for a book; stopped, the next call
+    continues. `stored` is false where the library cannot be written; `missing` is what the text of
+    a document lacks."""
+
+    documents: Names = Field(
+        description="Files of allowed folders by their path, or documents that `list` shows as "
+        "`words`."
+    )
+
+
+class ListArguments(Arguments):
+    """Lists the documents of the library, and other files that may be named. `how`: read, by the
+    model; words, a synchronised file that is found by its words; file, not in the library and found
+    only where it is named. Files of `folders` may be named by path, too."""
+
+    containing: str = Field("", max_length=4096, description="Part of a name or path.")
+    limit: int = Field(50, ge=1, le=500, description="Maximum number of documents.")
+    skip: int = Field(0, ge=0, description="Documents to leave out, for the next page.")
+
+
+class ShowArguments(Arguments):
+    """Shows the text of a document around a character offset; `characters` is the length of the
+    whole text. To read on, call it with `end` as `offset` and 0 as `before`."""
+
+    document: Name = Field(description="Its id, name or path, as `find` and `list` show it.")
+    offset: int = Field(0, ge=0, description="A character of its text, such as `start`.")
+    before: int = Field(500, ge=0, le=MAX_TEXT, description="Characters before the offset.")
+    after: int = Field(2000, ge=1, le=MAX_TEXT, description="Characters from the offset on.")
 
 
 def asker_on_demand(load: Callable[[], Esa]) -> Esa:
@@ -103,9 +154,8 @@ def asker_on_demand(load: Callable[[], Esa]) -> Esa:
 
 
 class DocumentTools:
-    """The tools of one server. The signature of a tool's method is its schema, and the docstring is
-    its description, which the client's model reads. A method with a `job` runs in the worker's
-    thread. A result is a JSON object, without the fields that are None."""
+    """The tools of one server. A method with a `job` must run in the worker's thread. A result is a
+    JSON object, without the fields that are None."""
 
     def __init__(
         self, documents: AllowedDocuments, preset: Preset, model: ModelOptions, reporter: Reporter
@@ -113,16 +163,7 @@ class DocumentTools:
         self.documents, self.asker = documents, documents.asker
         self._preset, self._model, self._reporter = preset, model, reporter
 
-    def find(
-        self,
-        job: Job,
-        query: Annotated[Question, Field(description="Words or a question.")],
-        documents: Documents = None,
-        limit: Annotated[int, Field(ge=1, le=50, description="Maximum number of passages.")] = 8,
-    ) -> Result:
-        """Finds the passages of the library, or of some documents, that fit words or a question:
-        best first, with document, page, line and character offsets, and a score in standard
-        deviations above the mean. Quick."""
+    def find(self, asked: FindArguments, job: Job) -> Result:
         from esa_cli.apps.cli.passage_books import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
@@ -130,39 +171,23 @@ class DocumentTools:
         finder = PassageBooks(
             for_finding(self._preset), self._model, library, self._reporter, lambda: self.asker
         )
-        notes, named = list[str](), self.documents.find(documents)
-        opened = self.documents.open(named, None, query, notes, make=finder.open)
+        notes, named = list[str](), self.documents.find(asked.documents)
+        opened = self.documents.open(named, None, asked.query, notes, make=finder.open)
         job.check()
         books = [document.book for document in opened]
-        passages = finder.passages(query, books, limit, None)
+        passages = finder.passages(asked.query, books, asked.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.has_index]
         results = _describe_passages(passages, opened)
         return {"passages": results, "note": _join_notes([*notes, *lacking(books)], unread)}
 
-    def ask(
-        self,
-        job: Job,
-        question: Annotated[Question, Field(description="One question, complete in itself.")],
-        documents: Documents = None,
-        passages: Annotated[
-            int, Field(ge=1, le=20, description="Passages to return with the answer.")
-        ] = 3,
-        read: Annotated[
-            bool,
-            Field(
-                description="Have the model read the named documents first where it has not: more "
-                "exact, but minutes for a book. Else their words are searched."
-            ),
-        ] = False,
-    ) -> Result:
-        """Has a small local model answer one question from documents of any length. Returns the
-        answer; `found`, false where nothing was found that answers; and the passages that it rests
-        on, or else the nearest, whose scores are shares from 0 to 1. Seconds to a minute."""
-        notes, named = list[str](), self.documents.find(documents)
+    def ask(self, asked: AskArguments, job: Job) -> Result:
+        notes, named = list[str](), self.documents.find(asked.documents)
         with self.asker.interruptible(job.check):
-            opened = self.documents.open(named, job.report_progress, question, notes, read=read)
+            opened = self.documents.open(
+                named, job.report_progress, asked.question, notes, read=asked.read
+            )
             books = [document.book for document in opened]
-            reply = self.asker.ask(question, books, evidence=passages)
+            reply = self.asker.ask(asked.question, books, evidence=asked.passages)
         notes += [ABSENT] if reply.doubtful else []
         notes += lacking(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
@@ -171,61 +196,27 @@ class DocumentTools:
         for result, passage in zip(results, reply.evidence, strict=True):
             result["score"] = round(passage.weight, 3)
         return {
-            "answer": reply.text.strip(),
-            "found": reply.found,
-            "passages": results,
-            "model": self.asker.name,
-            "note": _join_notes(notes, unread),
-        }
+            "answer": reply.text.strip(), "found": reply.found, "passages": results,
+            "model": self.asker.name, "note": _join_notes(notes, unread),
+        }  # fmt: skip
 
-    def ingest(
-        self,
-        job: Job,
-        documents: Annotated[
-            Names,
-            Field(
-                description="Files of allowed folders by their path, or documents that `list` "
-                "shows as `words`."
-            ),
-        ],
-    ) -> Result:
-        """Has the local model read files (PDF, EPUB, Word, HTML, text and more) into the library,
-        so that `find` and `ask` find in them by meaning. Minutes for a book; stopped, the next
-        call continues. `stored` is false where the library cannot be written; `missing` is what the
-        text of a document lacks."""
+    def ingest(self, asked: IngestArguments, job: Job) -> Result:
         results = []
-        for named in self.documents.find(documents):
+        for named in self.documents.find(asked.documents):
             started = time.monotonic()
             with self.asker.interruptible(job.check):
                 (opened,) = self.documents.open([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
-            results.append(
-                {
-                    "id": opened.id,
-                    "document": document.name,
-                    "tokens": book.tokens,
-                    "characters": len(document.text),
-                    "seconds": round(time.monotonic() - started, 1),
-                    "stored": book.entry is not None,
-                    "missing": list(document.missing),
-                }
-            )
+            result = {
+                "id": opened.id, "document": document.name, "tokens": book.tokens,
+                "characters": len(document.text), "seconds": round(time.monotonic() - started, 1),
+                "stored": book.entry is not None, "missing": list(document.missing),
+            }  # fmt: skip
+            results.append(result)
         return {"documents": results}
 
-    def list_documents(
-        self,
-        containing: Annotated[
-            str, Field(max_length=4096, description="Part of a name or path.")
-        ] = "",
-        limit: Annotated[int, Field(ge=1, le=500, description="Maximum number of documents.")] = 50,
-        skip: Annotated[
-            int, Field(ge=0, description="Documents to leave out, for the next page.")
-        ] = 0,
-    ) -> Result:
-        """Lists the documents of the library, and other files that may be named. `how`: read, by
-        the model; words, a synchronised file that is found by its words; file, not in the library
-        and found only where it is named. Files of `folders` may be named by path, too."""
-        listed, part = list_documents(self.documents), containing.casefold()
+    def list_documents(self, asked: ListArguments) -> Result:
+        listed, part = list_documents(self.documents), asked.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
@@ -234,47 +225,26 @@ class DocumentTools:
             if part in f"{one['id']}\n{one['name']}".casefold()
         ]  # fmt: skip
         return {
-            "documents": fitting[skip : skip + limit],
+            "documents": fitting[asked.skip : asked.skip + asked.limit],
             "total": len(fitting),
             "folders": [str(folder) for folder in self.documents.allowed],
             "note": "; ".join(listed["left_out"]) or None,
         }
 
-    def show_text(
-        self,
-        document: Annotated[
-            Name, Field(description="Its id, name or path, as `find` and `list` show it.")
-        ],
-        offset: Annotated[
-            int, Field(ge=0, description="A character of its text, such as `start`.")
-        ] = 0,
-        before: Annotated[
-            int, Field(ge=0, le=MAX_TEXT, description="Characters before the offset.")
-        ] = 500,
-        after: Annotated[
-            int, Field(ge=1, le=MAX_TEXT, description="Characters from the offset on.")
-        ] = 2000,
-    ) -> Result:
-        """Shows the text of a document around a character offset; `characters` is the length of the
-        whole text. To read on, call it with `end` as `offset` and 0 as `before`."""
-        shown = self.documents.document(document)
+    def show_text(self, asked: ShowArguments) -> Result:
+        shown, offset = self.documents.document(asked.document), asked.offset
         text = shown.text
         if offset >= len(text):
             raise UsageError(
                 f"offset must be below {len(text)}, the characters of {shown.name}, got {offset}",
                 "give a smaller one",
             )
-        start, end = max(0, offset - before), min(len(text), offset + after)
+        start, end = max(0, offset - asked.before), min(len(text), offset + asked.after)
         return {
-            "document": shown.name,
-            "id": document,
-            "file": os.path.abspath(shown.source),
-            "start": start,
-            "end": end,
-            "characters": len(text),
-            **shown.place(start)._asdict(),
-            "text": text[start:end],
-        }
+            "document": shown.name, "id": asked.document, "file": os.path.abspath(shown.source),
+            "start": start, "end": end, "characters": len(text),
+            **shown.place(start)._asdict(), "text": text[start:end],
+        }  # fmt: skip
 
 
 def _describe_passages(passages: Sequence[Passage], opened: Sequence[OpenDocument]) -> list[Result]:
@@ -310,60 +280,48 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-class TypedTool:
-    """A method of `DocumentTools` as a tool of the protocol."""
-
-    def __init__(self, name: str, title: str, run: Callable[..., Result], stores: bool) -> None:
-        parameters = inspect.signature(run, eval_str=True).parameters
-        self.run, self.needs_worker = run, "job" in parameters
-        fields: dict[str, Any] = {
-            one.name: (one.annotation, ... if one.default is one.empty else one.default)
-            for one in parameters.values()
-            if one.name != "job"
-        }
-        forbid = ConfigDict(extra="forbid")
-        self.arguments: type[BaseModel] = create_model(name, __config__=forbid, **fields)
-        schema = self.arguments.model_json_schema(schema_generator=_Schema)
-        del schema["title"]
-        hints = ToolAnnotations(
-            read_only_hint=not stores, destructive_hint=False, idempotent_hint=True,
-            open_world_hint=False,
-        )  # fmt: skip
-        about = " ".join((run.__doc__ or "").split())
-        self.listed = Tool(
-            name=name, title=title, description=about, input_schema=schema, annotations=hints
-        )
+def _describe_tool(name: str, title: str, arguments: type[Arguments]) -> Tool:
+    schema = arguments.model_json_schema(schema_generator=_Schema)
+    del schema["title"]
+    about = " ".join(schema.pop("description").split())
+    hints = ToolAnnotations(
+        read_only_hint=name not in ("ask", "ingest"), destructive_hint=False, idempotent_hint=True,
+        open_world_hint=False,
+    )  # fmt: skip
+    return Tool(name=name, title=title, description=about, input_schema=schema, annotations=hints)
 
 
 @contextmanager
 def served(tools: DocumentTools) -> Iterator[Server[Any]]:
-    """Yields the SDK's server, for any transport; cancels a running job at the end."""
+    """Yields the SDK's server; cancels a running job at the end."""
     worker = Worker(MAX_WAITING)
-    typed = [
-        TypedTool("find", "Find passages", tools.find, stores=False),
-        TypedTool("ask", "Ask documents", tools.ask, stores=True),
-        TypedTool("ingest", "Read documents into the library", tools.ingest, stores=True),
-        TypedTool("list", "List documents", tools.list_documents, stores=False),
-        TypedTool("show", "Show text", tools.show_text, stores=False),
+    table: list[tuple[str, str, type[Arguments], Callable[..., Result]]] = [
+        ("find", "Find passages", FindArguments, tools.find),
+        ("ask", "Ask documents", AskArguments, tools.ask),
+        ("ingest", "Read documents into the library", IngestArguments, tools.ingest),
+        ("list", "List documents", ListArguments, tools.list_documents),
+        ("show", "Show text", ShowArguments, tools.show_text),
     ]
-    by_name = {tool.listed.name: tool for tool in typed}
+    runs = {name: (kind, run) for name, _, kind, run in table}
+    listed = [_describe_tool(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
         context: Context, params: PaginatedRequestParams | None
     ) -> ListToolsResult:
-        return ListToolsResult(tools=[tool.listed for tool in typed])
+        return ListToolsResult(tools=listed)
 
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         """Returns the tool's result, or its error. Raises MCPError: there is no such tool."""
-        tool = by_name.get(params.name)
-        if tool is None:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(by_name)}")
+        if params.name not in runs:
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(runs)}")
+        kind, run = runs[params.name]
+        in_worker = params.name in ("find", "ask", "ingest")
         try:
-            arguments = dict(tool.arguments.model_validate(params.arguments or {}))
-            if tool.needs_worker:
-                result = await _run_job(worker, lambda job: tool.run(job, **arguments), context)
+            asked = kind.model_validate(params.arguments or {})
+            if in_worker:
+                result = await _run_job(worker, partial(run, asked), context)
             else:
-                result = await anyio.to_thread.run_sync(lambda: tool.run(**arguments))
+                result = await anyio.to_thread.run_sync(run, asked)
         except ValidationError as error:
             faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
             return _make_failure("; ".join(f"{at}: {m[:1].lower()}{m[1:]}" for at, m in faults))
@@ -371,7 +329,7 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
             return _make_failure(error.message, "`list` shows what may be named")
         except Exception as error:
             known = as_esa_error(error)
-            if known is None and not tool.needs_worker:  # the worker has printed its own
+            if known is None and not in_worker:  # the worker has printed its own
                 traceback.print_exc()
             return _make_failure(known.message, known.hint) if known else _make_failure(BUG)
         data = without_lone_surrogates(_drop_none(result))
@@ -380,13 +338,9 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
 
     try:
         yield Server(
-            "esa",
-            version=__version__,
-            title="esa: long documents",
-            instructions=INSTRUCTIONS,
-            on_list_tools=list_tools,
-            on_call_tool=call_tool,
-        )
+            "esa", version=__version__, title="esa: long documents", instructions=INSTRUCTIONS,
+            on_list_tools=list_tools, on_call_tool=call_tool,
+        )  # fmt: skip
     finally:
         worker.close(END_WITHIN_S)
 
@@ -429,43 +383,8 @@ def run_stdio(tools: DocumentTools) -> None:
     anything else on standard output to standard error."""
 
     async def serve(server: Server[Any]) -> None:
-        async with stdio_server() as (incoming, outgoing), anyio.create_task_group() as tasks:
-            readable, repaired = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-
-            async def repair() -> None:
-                async with readable:
-                    async for message in incoming:
-                        await readable.send(_repair_message(message))
-
-            tasks.start_soon(repair)
-            await server.run(repaired, outgoing, server.create_initialization_options())
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
 
     with served(tools) as server:
         anyio.run(serve, server)
-
-
-def _repair_message(message: SessionMessage | Exception) -> SessionMessage | Exception:
-    """Replaces half of a character's two escapes, as of a cut emoji, in a message: such a call
-    could not be answered, and its client would wait."""
-    if isinstance(message, ValidationError):
-        line = str(message.errors()[0]["input"])
-        with suppress(ValidationError, ValueError):
-            whole = json.dumps(without_lone_surrogates(json.loads(line)))
-            return SessionMessage(jsonrpc_message_adapter.validate_json(whole, by_name=False))
-    return message
-
-
-def run_http(tools: DocumentTools, sock: socket.socket, token: str | None) -> None:
-    """Serves streamable HTTP until Ctrl-C or SIGTERM."""
-    with served(tools) as server:
-        server_run.run(http_app(server, token), sock)
-
-
-def http_app(server: Server[Any], token: str | None) -> ASGIApp:
-    """Returns the server over streamable HTTP, with the access control of `esa serve`; `token`:
-    what clients must send, or None."""
-    app = server.streamable_http_app(
-        streamable_http_path=PATH,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-    )
-    return server_run.AccessCheck(app, token, MAX_BODY)

@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
-from esa_cli.apps.server.server_run import AccessCheck
+from esa_cli.apps.server.server_run import AccessCheck, read_body
 from esa_cli.apps.server.wire import (
     ApiError,
     ChatRequest,
@@ -167,7 +167,7 @@ def make_app(
             Route("/health", routes.show_health),
             Route("/", routes.show_page),
         ],
-        middleware=[Middleware(AccessCheck, token=token, max_body=limits.max_body)],
+        middleware=[Middleware(AccessCheck, token=token)],
         exception_handlers=dict.fromkeys(
             (ApiError, EsaError, HTTPException, Exception), routes.send_error
         ),
@@ -177,19 +177,17 @@ def make_app(
     return app
 
 
+@dataclass
 class _Routes:
-    def __init__(
-        self,
-        asker: Esa,
-        documents: AllowedDocuments,
-        limits: ServerLimits,
-        note: Callable[[str], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self.asker, self.documents, self.limits = asker, documents, limits
-        self.note, self.warn = note, warn
-        self.worker = Worker(limits.max_queue)
-        about = {"id": asker.name, "object": "model", "created": int(time.time())}
+    asker: Esa
+    documents: AllowedDocuments
+    limits: ServerLimits
+    note: Callable[[str], None]
+    warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.worker = Worker(self.limits.max_queue)
+        about = {"id": self.asker.name, "object": "model", "created": int(time.time())}
         self.card = {**about, "owned_by": "esa"}
 
     async def show_health(self, request: Request) -> Response:
@@ -218,7 +216,7 @@ class _Routes:
         return Response(json_bytes(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = parse(await request.body())
+        asked = parse(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._prepare_answer, asked, completion)
         events = follow(self.worker, answer, request, self.limits.timeout_s)

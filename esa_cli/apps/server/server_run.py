@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.errors import UsageError
@@ -81,34 +81,24 @@ def run(app: ASGIApp, sock: socket.socket) -> None:
 
 
 class AccessCheck:
-    """ASGI middleware that refuses requests without access, and passes others on with their whole
-    body.
+    """ASGI middleware that refuses requests without access.
 
     Args:
         token: what `Authorization: Bearer` must contain; None where only this machine can connect.
-        max_body: bytes of a request's body.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, max_body: int) -> None:
-        self.app, self.max_body = app, max_body
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
         self.token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        try:
-            self._check_access(scope)
-            body = await self._read_body(Request(scope, receive))
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def replay() -> Message:
-            return waiting.pop() if waiting else await receive()
-
-        await self.app(scope, replay, send)
+        app = self.app
+        if scope["type"] == "http":
+            try:
+                self._check_access(scope)
+            except ApiError as error:
+                app = error.response()
+        await app(scope, receive, send)
 
     def _check_access(self, scope: Scope) -> None:
         """Raises ApiError 401: the token is wrong. ApiError 403: a foreign page asks."""
@@ -132,25 +122,6 @@ class AccessCheck:
         if is_foreign:
             raise ApiError(403, "pages of other origins may not ask here")
 
-    async def _read_body(self, request: Request) -> bytes:
-        """Raises ApiError 400, 408, 413."""
-        too_large = ApiError(413, f"the request is larger than {self.max_body:,} bytes")
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.max_body:
-            raise too_large
-        data = bytearray()
-        try:
-            async with asyncio.timeout(SEND_WITHIN_S):
-                async for piece in request.stream():
-                    data += piece
-                    if len(data) > self.max_body:
-                        raise too_large
-        except TimeoutError as error:
-            raise ApiError(408, f"the request did not come within {SEND_WITHIN_S} s") from error
-        except ClientDisconnect as error:
-            raise ApiError(400, "the request was not sent to its end") from error
-        return bytes(data)
-
 
 def _is_same_origin(origin: str, host: str) -> bool:
     """Tells whether a page of this origin comes from the address that it asks: a page of another
@@ -159,3 +130,23 @@ def _is_same_origin(origin: str, host: str) -> bool:
     server = urlsplit(f"{page.scheme}://{host}")
     default = _PORTS[page.scheme]
     return (page.hostname, page.port or default) == (server.hostname, server.port or default)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Returns the body of a request, at most `limit` bytes. Raises ApiError 400, 408, 413."""
+    too_large = ApiError(413, f"the request is larger than {limit:,} bytes")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > limit:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(SEND_WITHIN_S):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        raise ApiError(408, f"the request did not come within {SEND_WITHIN_S} s") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the request was not sent to its end") from error
+    return bytes(data)

@@ -133,7 +133,6 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], StopEarly] | None = None
     tool_calls: Unsupported = None
-    function_call: Unsupported = None
 
     def text(self) -> str:
         if isinstance(self.content, list):
@@ -160,11 +159,8 @@ class ChatRequest(BaseModel):
     n: Literal[1] | None = None
     response_format: Annotated[Any, AfterValidator(_refuse_format)] = None
     tools: Unsupported = None
-    functions: Unsupported = None
     stop: Unsupported = None
     logprobs: Unsupported = None
-    audio: Unsupported = None
-    logit_bias: Unsupported = None
 
     def wants_usage(self) -> bool:
         """Tells whether a stream ends with the count of tokens."""
@@ -251,10 +247,6 @@ def _describe_fault(error: ValidationError) -> ApiError:
     return ApiError(400, f"{where}: {text}{value}", where)
 
 
-EVIDENCE = ("evidence", "found", "answered_from", "read", "quotation")
-"""Fields of `Reply.as_row` that a message has, too."""
-
-
 @dataclass(frozen=True)
 class Completion:
     """The bodies of one answer, whole or as chunks of a stream.
@@ -273,36 +265,36 @@ class Completion:
     def whole(self, reply: Reply) -> dict[str, Any]:
         """Returns the body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        choice = _make_choice(reply, message=message | self._evidence(reply))
-        return self._body("chat.completion", [choice], usage=_count_tokens(reply))
+        content = {"message": message | self._evidence(reply)}
+        return self._body("chat.completion", content, reply) | {"usage": count_tokens(reply)}
 
     def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Returns a chunk of a stream."""
-        return self._body("chat.completion.chunk", [_make_choice(delta=delta)])
+        return self._body("chat.completion.chunk", {"delta": delta})
 
     def last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
         """Returns the end of a stream: the evidence, and with `usage` the count of tokens."""
-        end = self._body("chat.completion.chunk", [_make_choice(reply, delta={})])
-        counts = self._body("chat.completion.chunk", [], usage=_count_tokens(reply))
+        end = self._body("chat.completion.chunk", {"delta": {}}, reply)
+        counts = {**end, "choices": [], "usage": count_tokens(reply)}
         return [end | self._evidence(reply), *([counts] if usage else [])]
 
-    def _body(self, kind: str, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    def _body(
+        self, kind: str, content: dict[str, Any], reply: Reply | None = None
+    ) -> dict[str, Any]:
+        """Returns a body with one choice; `reply`: the answer, if it ends here."""
+        end = None if reply is None else "length" if reply.cut else "stop"
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": end}
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return {**about, "choices": choices, **fields}
+        return {**about, "choices": [choice]}
 
     def _evidence(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.as_row(), {"missing": self.missing, "heat": self.heat}
-        fields = {name: row[name] for name in EVIDENCE}
+        names = ("evidence", "found", "answered_from", "read", "quotation")
+        fields = {name: row[name] for name in names}
         return fields | {name: value for name, value in lists.items() if value}
 
 
-def _make_choice(reply: Reply | None = None, **content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the only choice; `reply`: the answer, if it ends here."""
-    end = None if reply is None else "length" if reply.cut else "stop"
-    return {"index": 0, **content, "logprobs": None, "finish_reason": end}
-
-
-def _count_tokens(reply: Reply) -> dict[str, int]:
+def count_tokens(reply: Reply) -> dict[str, int]:
     """Returns tokens of the question with its history, and of the answer, without documents."""
     question, answer = reply.question_tokens, reply.answer_tokens
     total = question + answer
