@@ -33,14 +33,8 @@ EXAMPLE = 'write one JSON object a line: {"question": "...", "documents": ["book
 
 @dataclass(frozen=True)
 class BatchQuestion:
-    """One line of the file of questions.
-
-    Args:
-        line: its number in the file. id: from the line; by default the question's number.
-        documents: names as written. meant: the files that these names stand for.
-        key: digests of the question with the settings of its answer, and of its files' contents.
-        fault: why the question cannot be asked; empty when it can.
-    """
+    """One line of the file of questions. `meant` are the files that `documents` stand for; `key`
+    has digests of the question with its settings, and of its files' contents."""
 
     line: int
     id: Any
@@ -49,21 +43,15 @@ class BatchQuestion:
     meant: SourceFiles
     key: str
     fault: str = ""
+    """Why the question cannot be asked; empty when it can."""
 
 
 def read_questions(
     path: Path, documents: Sequence[str], settings: Mapping[str, Any]
 ) -> list[BatchQuestion]:
     """Returns all questions of the file, in order; a line that is no valid question has a fault.
-
-    Args:
-        documents: paths, folders and patterns for the questions without documents.
-        settings: everything else that an answer depends on; part of every key.
-
-    Raises:
-        DocumentError: the file cannot be read, or has no valid question; or one of `documents` is
-            a folder or pattern without files.
-    """
+    `documents` are for questions without their own; `settings` are what else an answer depends on.
+    Raises DocumentError: the file has no valid question, or `documents` mean no file."""
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -109,18 +97,18 @@ def _parse_line(raw: bytes, has_default: bool) -> tuple[dict[str, Any], str]:
     if not isinstance(row, dict):
         return {}, "the line must be a JSON object"
     text, names = row.get("question"), row.get("documents")
+
+    def is_path(name: Any) -> bool:
+        return isinstance(name, str) and name not in ("", "-")
+
     # With a misspelt key the question would be asked about the command's documents.
     is_misspelt = any(name.lower() in ("doc", "docs", "document") for name in row)
     if not isinstance(text, str) or not text.strip():
         fault = '"question" must be a text that is not empty'
     elif names is None and (is_misspelt or not has_default):
         fault = 'documents must be given as "documents" in the line, or on the command line'
-    elif names is not None and not (
-        isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    ):
+    elif names is not None and not (isinstance(names, list) and names and all(map(is_path, names))):
         fault = '"documents" must be a list of paths'
-    elif names is not None and not {"", "-"}.isdisjoint(names):
-        fault = "documents must be files, got standard input (-) or an empty name"
     elif has_lone_surrogate(json.dumps(row, ensure_ascii=False)):
         fault = "the line must not have lone surrogates (U+D800-U+DFFF)"
     else:
@@ -146,7 +134,7 @@ Group = list[tuple[int, BatchQuestion]]
 def group_questions(
     questions: Sequence[BatchQuestion], is_wanted: Callable[[int], bool] = lambda index: True
 ) -> list[Group]:
-    """Returns the wanted questions by their documents, in the order of their first questions."""
+    """Returns the wanted questions by their documents."""
     by_documents: dict[SourceFiles, Group] = {}
     for index, question in enumerate(questions):
         if is_wanted(index):
@@ -155,8 +143,7 @@ def group_questions(
 
 
 def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> list[BatchQuestion]:
-    """Returns the questions of a shard in the order of the file; the shards divide the grouped
-    questions, so that few documents are in two of them."""
+    """Returns the questions of a shard; few documents are in two shards."""
     grouped = [index for group in group_questions(questions) for index, _ in group]
     return [questions[index] for index in sorted(shard.block(grouped))]
 
@@ -164,8 +151,7 @@ def shard_of_questions(questions: Sequence[BatchQuestion], shard: WorkShard) -> 
 def answers_file(
     path: Path, questions: Sequence[BatchQuestion], retry: bool = False
 ) -> OrderedJsonLines:
-    """Returns the file of these questions' answers, to be opened; `retry` drops rows with an
-    error."""
+    """Returns the file of the answers, to be opened; `retry` drops rows with an error."""
     places = [(question.key, question.id) for question in questions]
     return OrderedJsonLines(path, places, retry=retry)
 
@@ -173,18 +159,15 @@ def answers_file(
 def join_answers(
     answers: OrderedJsonLines, questions: Sequence[BatchQuestion], paths: Iterable[Path]
 ) -> None:
-    """Adds the rows that `answers` lacks from answers files of other shards. An answer is preferred
-    to an error, and with `retry` errors are left out. Raises UsageError: a file has other contents,
-    or answers of other questions or settings."""
+    """Adds the rows that `answers` lacks from answers files of other shards; an answer is preferred
+    to an error. Raises UsageError: a file has other contents, or answers of other questions."""
     keys = {question.key for question in questions}
     rows: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for number, row in enumerate(answers.rows_of(path), 1):
+        for row in answers.rows_of(path):
             if row.get("key") not in keys:
-                raise UsageError(
-                    f"{path}, row {number}: these questions and settings do not have its question",
-                    "give the questions file, documents and options that it was made with",
-                )
+                hint = "give the questions file, documents and options that it was made with"
+                raise UsageError(f"{path} has answers of other questions or settings", hint)
             if "error" not in row or not (answers.retry or row["key"] in rows):
                 rows[row["key"]] = row
     for index, question in enumerate(questions):
@@ -203,14 +186,8 @@ def run_batch(
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Answers those of the first `limit` questions that have no row; an EsaError becomes a row.
-
-    Args:
-        options: keyword arguments for `Esa.ask`. progress: called after each row.
-        say: called with a line for each file of a folder or pattern that cannot be read.
-
-    Raises:
-        ResourceError, DocumentError: the answers cannot be written.
-    """
+    `progress` is called after each row, `say` with a line on each file of a folder that cannot be
+    read. Raises ResourceError, DocumentError: the answers cannot be written."""
     end = len(questions) if limit is None else limit
 
     def add(index: int, row: dict[str, Any]) -> None:
@@ -260,12 +237,10 @@ def _answer_group(
 def answer_row(
     reply: Reply, books: Sequence[Any], left_out: Sequence[LeftOut] = ()
 ) -> dict[str, Any]:
-    """Returns the reply as a row, with what the documents lack (`missing`) and what was left out,
-    if anything."""
+    """Returns the reply as a row, with what the documents lack and what was left out, if any."""
     lists = {"missing": lacking(books), "left_out": [file.as_dict() for file in left_out]}
     return reply.as_row() | {name: value for name, value in lists.items() if value}
 
 
 def error_row(error: EsaError) -> dict[str, Any]:
-    """Returns an error as a row."""
     return {"error": error.message, **({"hint": error.hint} if error.hint else {})}

@@ -21,16 +21,8 @@ EVERY = 64
 
 
 class CollectedFile(JsonLines):
-    """A context manager that holds the file open; without a path it stores nothing.
-
-    Args:
-        question: the question. key: a digest of everything that its places depend on.
-        about: further fields of the first row.
-
-    Raises:
-        UsageError: the file has other contents, or another process is writing it.
-        DocumentError, ResourceError: the file cannot be read or written.
-    """
+    """A context manager that holds the file open; without a path it stores nothing. `key` is a
+    digest of everything that the places depend on, `about` are further fields of the first row."""
 
     def __init__(
         self, path: Path | None, question: str, key: str, about: Mapping[str, Any]
@@ -62,12 +54,11 @@ class CollectedFile(JsonLines):
         self.earlier = EarlierRun(self._read, tuple(places))
 
     def add(self, place: CollectedPlace) -> None:
-        """Writes a place. Raises ResourceError, DocumentError."""
+        """Writes a place."""
         self.append(place.as_row())
 
     def reached(self, settled: int, coverage: Coverage, stopped: bool = False) -> None:
-        """Writes now and then, and at the end, that the places of the first `settled` passages are
-        written. Raises ResourceError, DocumentError."""
+        """Writes now and then, and at the end, that the first `settled` passages are done."""
         step = 1 if stopped or settled == coverage.chosen else EVERY
         if settled >= self._read + step:
             self.append({"read": settled, "chosen": coverage.chosen, "of": coverage.passages})

@@ -47,11 +47,7 @@ class AnswerStoppedError(Exception):
 
 class Conversation:
     """Questions about the same books, each asked with the earlier turns. A stopped answer is no
-    turn: a model would take half an answer for a whole one.
-
-    Args:
-        options: keyword arguments of `Esa.ask`. passages: recorded of each answer.
-    """
+    turn: a model would take half an answer for a whole one."""
 
     def __init__(
         self,
@@ -73,7 +69,7 @@ class Conversation:
         self._must_stop = False
 
     def stop(self) -> None:
-        """Stops the present answer at its next piece. May be called from a signal handler."""
+        """Stops the present answer at its next piece; a signal handler may call this."""
         self._must_stop = True
 
     def ask(self, question: str, on_text: Callable[[str], None]) -> Reply | None:
@@ -106,12 +102,8 @@ class Conversation:
 
 
 class ChatLines:
-    """Answers the questions and runs the commands of one conversation.
-
-    Args:
-        documents: their names. passages: shown under each answer.
-        stoppable: a person types the lines, so that Ctrl-C stops the answer, not the program.
-    """
+    """Answers the questions and runs the commands of one conversation. With `stoppable` a person
+    types the lines, and Ctrl-C stops the answer, not the program."""
 
     def __init__(
         self,

@@ -41,8 +41,7 @@ CONNECT_S = 5.0
 
 @dataclass(frozen=True)
 class IngestReport:
-    """A document in the library. `id`, `bytes` and `rows` are None where the document is not
-    stored; `read_s` is 0 where the library had the document before."""
+    """A document in the library, which had it before if `read_s` is 0."""
 
     id: str | None
     name: str
@@ -59,8 +58,7 @@ class IngestReport:
 
 
 def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestReport:
-    """Reads one document into the library; warns if the library has it with another kind of
-    rows."""
+    """Reads a document into the library; warns if it is stored there with other rows."""
     book = esa.ingest(document)
     entry = book.entry
     if entry is not None and entry.rows not in (rows, "index"):
@@ -94,8 +92,7 @@ Outcome = tuple[int, IngestReport, list[str]]
 
 @dataclass
 class IngestWorker:
-    """Reads documents in one process. `library`, and `folder`, where the command was started, are
-    the same for all machines."""
+    """Reads documents in one process; `folder` is where the command was started."""
 
     preset: Preset
     model: ModelOptions
@@ -146,16 +143,8 @@ def ingest_by_workers(
     *,
     on_ray: bool,
 ) -> list[IngestReport]:
-    """Reads the documents in several processes, long ones first; returns reports in the order of
-    `documents`.
-
-    Args:
-        workers: number of processes; None: one, or the number that `run_on_ray` takes.
-
-    Raises:
-        EsaError: a document cannot be read. ResourceError: a process died. UsageError: there is no
-            such cluster.
-    """
+    """Reads the documents in several processes, long ones first; returns reports in their order.
+    Raises ResourceError: a process died. UsageError: there is no such cluster. EsaError."""
     show = reporter.waiting if reporter.live else reporter.throttled()
     reports = dict[int, IngestReport]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))

@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from esa_cli.apps.open_books import MAX_OPEN, FileStamp, OpenBooks, file_stamp
+from esa_cli.apps.open_books import OpenBooks
 from esa_cli.apps.server.wire import ApiError
 from esa_cli.documents.document import Document, read_document
 from esa_cli.documents.readers.text_builder import first_names
@@ -63,9 +63,7 @@ class AllowedDocuments:
 
     Args:
         fixed: books of the command line, for requests that name no documents.
-        allowed: folders whose files requests may name.
-        library: stores the words of files where many are named; None: they are not stored.
-        stored: requests may name texts of the library.
+        allowed: folders whose files requests may name. stored: they may name the library's texts.
         most: maximum number of documents of a request that are opened; None: all.
     """
 
@@ -88,44 +86,36 @@ class AllowedDocuments:
             id = f"esa:{number}"
             self._given[id] = NamedDocument(id, book.document.source, is_given=True)
             self._books.pin(book)
-        self._texts = lru_cache(MAX_OPEN)(self._read)
 
     def find(self, names: Sequence[str] | None) -> list[NamedDocument]:
         """Returns the documents of these names; None: all of the command line, or where there are
         none, of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
-        if names is None and self._given:
-            return list(self._given.values())
-        find_stored = cache(self.find_stored)
         if names is not None:
+            find_stored = cache(self.find_stored)
             return [self._find(name, find_stored) for name in names]
-        if not find_stored():
-            raise ApiError(
-                400, 'no document: name some, as {"documents": ["book.txt"]}', "documents"
-            )
-        return list(find_stored().values())
+        documents = list((self._given or self.find_stored()).values())
+        if not documents:
+            hint = 'name some, as {"documents": ["book.txt"]}'
+            raise ApiError(400, f"no document: {hint}", "documents")
+        return documents
 
     def _find(
         self, name: str, find_stored: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
-        """Returns the document with this id, else the file, else the text of the library with this
-        name or path."""
+        """Finds an id, else a file, else a name or path of the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
-            if name not in find_stored():
-                raise _missing(name)
-            return find_stored()[name]
+            if name in find_stored():
+                return find_stored()[name]
+            raise _missing(name)
         try:
             return NamedDocument(name, str(self._resolve(name)))
         except ApiError:
-            stored = find_stored().values()
-            matches = [d for d in stored if d.text and name in (d.text.name, d.text.path)]
-            if not matches:
-                raise
-        if len(matches) > 1:
-            ids = ", ".join(document.id for document in matches[:5])
-            raise ApiError(400, f"{name} fits {len(matches)} documents: {ids}", "documents")
-        return matches[0]
+            for document in find_stored().values():
+                if document.text and name in (document.text.name, document.text.path):
+                    return document
+            raise
 
     def _resolve(self, name: str) -> Path:
         """Returns a file below an allowed folder, its links resolved. Raises ApiError 403, 404."""
@@ -145,8 +135,8 @@ class AllowedDocuments:
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
 
     def find_stored(self) -> dict[str, NamedDocument]:
-        """Returns the texts of the library by id, documents with an entry first; none where
-        requests may not name them. Raises LibraryError, DiskError."""
+        """Returns the texts of the library by id, if requests may name them. Raises LibraryError,
+        DiskError."""
         if not self.has_stored or self.library is None:
             return {}
         found = {}
@@ -170,7 +160,6 @@ class AllowedDocuments:
         fit the question best. Must be called by the worker's thread.
 
         Args:
-            progress: called during ingestion; its exceptions end the ingestion and pass through.
             left_out: gets a line on each document that cannot be read, where others can be.
             read: whether the model reads unread documents; None: it does unless there are too many.
             make: makes the books in place of the server's `Esa`.
@@ -213,8 +202,7 @@ class AllowedDocuments:
         progress: Progress | None,
         left_out: list[str],
     ) -> list[NamedDocument]:
-        """Returns the files and stored texts that can be read, each text once, those whose words
-        fit the question best first."""
+        """Returns readable files and stored texts, those that fit the question best first."""
         files = {one.path: one for one in named if one.path and not one.is_given}
         texts = {document.text.digest: document for document in named if document.text}
         library = self.library
@@ -236,14 +224,11 @@ class AllowedDocuments:
         """Returns the text of one document, without the model. May be called by several threads.
         Raises ApiError 403, 404. DocumentError."""
         named = self._find(name, cache(self.find_stored))
-        return self._books.find(named.key) or self._load(named, named.key)
+        return self._books.read(named.key, partial(self._load, named))
 
-    def _load(self, named: NamedDocument, path: str) -> Document:
-        return self._texts(named, file_stamp(path))
-
-    def _read(self, named: NamedDocument, stamp: FileStamp) -> Document:
-        """Reads a file with this stamp, or a text of the library. Raises DocumentError, which does
-        not tell where the folders are."""
+    def _load(self, named: NamedDocument, key: str) -> Document:
+        """Reads a file, or a text of the library. Raises DocumentError, which does not tell where
+        the folders are."""
         if named.text and named.text.entries and self.library is not None:
             entry = named.text.entries[0]
             known = entry.provenance
@@ -258,8 +243,7 @@ class AllowedDocuments:
             raise DocumentError(*texts) from error
 
     def list_files(self, left_out: list[str]) -> dict[Path, str]:
-        """Returns the readable files below the allowed folders with their ids, each file where its
-        links lead to."""
+        """Returns the readable files below the allowed folders, links resolved, with their ids."""
         ids, unnamed = dict[Path, str](), 0
         for folder in self.allowed:
             found = FoundFiles()
@@ -285,8 +269,7 @@ def _missing(name: str) -> ApiError:
 
 
 def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
-    """Returns the JSON of `GET /v1/documents`: `data`, documents of the command line first, each
-    file once; and `left_out`, sentences on what is not listed."""
+    """Returns the JSON of `GET /v1/documents`; `left_out` are sentences on what is not listed."""
     left_out: list[str] = []
     data: list[dict[str, Any]] = []
 

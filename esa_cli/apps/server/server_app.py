@@ -72,15 +72,9 @@ class ClientGoneError(Exception):
 async def follow(
     worker: Worker, answer: Callable[[Job], Reply], request: Request, timeout_s: float
 ) -> Events:
-    """Queues a job and yields its "reading" and "text" events, then ("done", Reply); ("alive",
-    None) after every few seconds of silence. The job is cancelled when this generator ends.
-
-    Args:
-        timeout_s: maximum seconds of the answer, without its time in the queue.
-
-    Raises:
-        ApiError: 429, 503, 504, or the error of the job. ClientGoneError. EsaError.
-    """
+    """Queues a job and yields its events until ("done", Reply), or ("alive", None) after a few
+    seconds of silence. `timeout_s` begins with the job. The job is cancelled when this generator
+    ends. Raises ApiError 429, 504. ClientGoneError. The error of the job."""
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -109,10 +103,6 @@ async def follow(
     except QueueFullError:
         message = "too many questions wait already"
         raise ApiError(429, message, code="queue_full", retry=worker.count_jobs()) from None
-    except asyncio.CancelledError:
-        if gone.done() or not request.app.state.is_ending():
-            raise
-        raise ApiError(503, "the server ends", code="shutdown") from None
     finally:
         gone.cancel()
 
@@ -141,12 +131,8 @@ def make_app(
     note: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Starlette:
-    """Returns the server as an ASGI application.
-
-    Args:
-        token: what clients must send, or None. note: called with a line about every answer.
-        warn: called with errors of the server itself.
-    """
+    """Returns the server as an ASGI application. `note` is called with a line about every answer,
+    `warn` with errors of the server itself."""
     limits = limits or ServerLimits()
     routes = _Routes(asker, documents, limits, note, warn)
 
@@ -157,7 +143,7 @@ def make_app(
         finally:
             routes.worker.close(END_WITHIN_S)
 
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
             Route("/v1/models", routes.list_models),
@@ -173,8 +159,6 @@ def make_app(
         ),
         lifespan=lifespan,
     )
-    app.state.is_ending = lambda: False
-    return app
 
 
 @dataclass
@@ -234,8 +218,7 @@ class _Routes:
         return Response(json_bytes(completion.whole(reply)), media_type="application/json")
 
     def _prepare_answer(self, asked: ChatRequest, completion: Completion) -> Callable[[Job], Reply]:
-        """Returns a function that answers the request in the worker's thread and fills the lists of
-        `completion`. Raises ApiError, EsaError."""
+        """Returns a function that answers the request and fills the lists of `completion`."""
         question, history = asked.conversation()
         named = self.documents.find(asked.documents)
 
@@ -308,8 +291,7 @@ def _event_bytes(data: Any) -> bytes:
 
 
 def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
-    """Returns a piece of the text with the pages and chapters that begin in it; the first mark is
-    the page and chapter of the piece's first character."""
+    """Returns a piece of the text with the pages and chapters of which a part is in it."""
     text = document.text
     start = min(query.start, len(text))
     end = min(start + query.length, len(text))

@@ -2,8 +2,7 @@
 
 Without a token only this machine can connect, but so can any web page that a browser shows here.
 Such requests carry the page's Origin, or a foreign Host that was made to resolve to this machine;
-requests for images and scripts have Sec-Fetch-Site. Starlette's TrustedHostMiddleware checks
-neither Origin nor networks (127.0.0.0/8).
+requests for images and scripts have Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import threading
 from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -61,10 +59,7 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
         access_log=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=END_WITHIN_S,
     )  # fmt: skip
-    server = uvicorn.Server(config)
-    if isinstance(app, Starlette):
-        app.state.is_ending = lambda: server.should_exit
-    return server
+    return uvicorn.Server(config)
 
 
 def run(app: ASGIApp, sock: socket.socket) -> None:
@@ -81,11 +76,8 @@ def run(app: ASGIApp, sock: socket.socket) -> None:
 
 
 class AccessCheck:
-    """ASGI middleware that refuses requests without access.
-
-    Args:
-        token: what `Authorization: Bearer` must contain; None where only this machine can connect.
-    """
+    """ASGI middleware that refuses requests without access. `token` is None where only this machine
+    can connect."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
@@ -124,8 +116,8 @@ class AccessCheck:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Tells whether a page of this origin comes from the address that it asks: a page of another
-    port belongs to another program. Raises KeyError, ValueError: the origin is malformed."""
+    """Tells whether a page comes from the address that it asks, its port included. Raises KeyError,
+    ValueError: the origin is malformed."""
     page = urlsplit(origin)
     server = urlsplit(f"{page.scheme}://{host}")
     default = _PORTS[page.scheme]

@@ -41,12 +41,8 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that the client gets in place of an answer.
-
-    Args:
-        param: the wrong parameter of the request. retry: seconds after which the client may try
-            again; None where that does not help.
-    """
+    """An error that the client gets in place of an answer. `param` is the wrong parameter; after
+    `retry` seconds the client may try again, if that may help."""
 
     status: int
     message: str
@@ -179,12 +175,8 @@ class ChatRequest(BaseModel):
         }
 
     def conversation(self) -> tuple[str, list[Turn]]:
-        """Returns the question and the turns before it. System messages come first, as turns
-        without an answer; consecutive messages of one speaker are joined. Raises ApiError 400."""
-        for index, message in enumerate(self.messages):
-            if message.content is None and message.role != "assistant":
-                where = f"messages[{index}].content"
-                raise ApiError(400, f"{where}: must be text, got null", where)
+        """Returns the question and the turns before it. System messages become turns without an
+        answer; consecutive messages of one speaker are joined. Raises ApiError 400."""
         if self.messages[-1].role != "user":
             raise ApiError(400, "the last message must be the user's", "messages")
         spoken = [message for message in self.messages if message.role in ("user", "assistant")]
@@ -249,12 +241,8 @@ def _describe_fault(error: ValidationError) -> ApiError:
 
 @dataclass(frozen=True)
 class Completion:
-    """The bodies of one answer, whole or as chunks of a stream.
-
-    Args:
-        missing: what the documents' texts lack; filled before the answer ends.
-        heat: the heat maps of the documents if the client asked for them; filled with the answer.
-    """
+    """The bodies of one answer, whole or as chunks of a stream. `missing`, which the documents'
+    texts lack, and `heat`, their heat maps, are filled before the answer ends."""
 
     model: str
     missing: list[str] = field(default_factory=list)
@@ -295,7 +283,7 @@ class Completion:
 
 
 def count_tokens(reply: Reply) -> dict[str, int]:
-    """Returns tokens of the question with its history, and of the answer, without documents."""
+    """Returns the tokens of question, history and answer; documents are not counted."""
     question, answer = reply.question_tokens, reply.answer_tokens
     total = question + answer
     return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}

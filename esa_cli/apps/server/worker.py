@@ -35,12 +35,8 @@ class JobCancelledError(Exception):
 
 
 class Job:
-    """One answer to be computed by the worker's thread.
-
-    Args:
-        answer: computes the result; calls the job's `report_progress` and `add_text` meanwhile.
-        send_event: called with every event, in the worker's thread.
-    """
+    """One answer to be computed by the worker's thread. `answer` calls `report_progress` and
+    `add_text`; `send_event` gets every event."""
 
     def __init__(self, answer: Answer, send_event: Callable[[Event], None]) -> None:
         self.answer, self.send_event = answer, send_event
@@ -100,8 +96,7 @@ class Worker:
 
     @contextlib.contextmanager
     def queued(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
-        """Queues a job and yields its events; cancels the job at the end of the context. Raises
-        QueueFullError."""
+        """Queues a job and yields its events; cancels it at the end. Raises QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -129,7 +124,7 @@ class Worker:
 
     def close(self, wait_s: float) -> None:
         """Cancels all jobs and waits for the running one. A job that does not end in time ends the
-        process: what it writes survives that, but its model must not be closed meanwhile."""
+        process, as its model must not be closed meanwhile."""
         for job in self._jobs:
             job.cancelled.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -110,7 +110,7 @@ NOT_REQUESTS: list[tuple[Any, str | None]] = [
     ({"messages": ["x"]}, "messages"),
     (user(""), "messages"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
-    (user(None), "messages[0].content"),
+    (user(None), "messages"),
     (user(IMAGE), "messages[0].content"),
     (user(["x"]), "messages[0].content"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
