@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from esa_cli.apps.cli.inputs import Line
 from esa_cli.apps.cli.options import output_paths
-from esa_cli.apps.cli.output.answer_output import (
-    AnswerStream,
-    complain,
-    in_full,
-    show_under,
-    weighed_place,
-)
+from esa_cli.apps.cli.output import answer_output
 from esa_cli.apps.cli.output.terminal import Reporter, clean
 from esa_cli.errors import EsaError, HistoryError, UsageError
 from esa_cli.qa.answering.reply import Reply, Turn
@@ -46,27 +40,37 @@ class AnswerStoppedError(Exception):
 
 
 class Conversation:
-    """Questions about the same books, each asked with the earlier turns. A stopped answer is no
-    turn: a model would take half an answer for a whole one."""
+    """Questions about the same books, each asked with the earlier turns, and commands. A stopped
+    answer is no turn: a model would take half an answer for a whole one.
+
+    Args:
+        documents: their names. options: keyword arguments of `Esa.ask`.
+        passages: shown under each answer.
+        stoppable: a person types the lines, and Ctrl-C stops the answer, not the program.
+    """
 
     def __init__(
         self,
         asker: Esa,
         books: Sequence[Any],
+        documents: Sequence[str],
+        reporter: Reporter,
         options: Mapping[str, Any] | None = None,
-        passages: int = MAX_PASSAGES,
+        *,
+        passages: int = 0,
+        stoppable: bool = False,
     ) -> None:
-        self.asker, self.books = asker, list(books)
-        self.options = {"evidence": passages, **(options or {})}
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets all turns and the record."""
-        self.turns: list[Turn] = []
+        self.asker, self.books, self.documents = asker, list(books), documents
+        self.options = {"evidence": max(MAX_PASSAGES, passages), **(options or {})}
+        self.reporter, self.passages, self.stoppable = reporter, passages, stoppable
         self.record: list[tuple[str, Reply]] = []
+        """Questions and answers."""
         self.forgotten = 0
-        """Turns that no longer fit."""
+        """Turns at the beginning of the record that no longer fit."""
+        self.failed = 0
+        """Lines that ended in an error."""
         self._must_stop = False
+        self._saved: set[Path] = set()
 
     def stop(self) -> None:
         """Stops the present answer at its next piece; a signal handler may call this."""
@@ -82,43 +86,22 @@ class Conversation:
                 raise AnswerStoppedError
             on_text(piece)
 
-        turns = list(self.turns)
-        while True:
+        turns = tuple(Turn(asked, reply.text) for asked, reply in self.record)
+        for first in range(self.forgotten, len(turns) + 1):
             try:
                 reply = self.asker.ask(
-                    question, self.books, history=tuple(turns), on_text=add, **self.options
+                    question, self.books, history=turns[first:], on_text=add, **self.options
                 )
-                break
             except HistoryError:
-                if not turns:
+                if first == len(turns):
                     raise
-                del turns[0]
             except AnswerStoppedError:
-                return None
-        self.forgotten += len(self.turns) - len(turns)
-        self.turns = [*turns, Turn(question, reply.text)]
-        self.record.append((question, reply))
-        return reply
-
-
-class ChatLines:
-    """Answers the questions and runs the commands of one conversation. With `stoppable` a person
-    types the lines, and Ctrl-C stops the answer, not the program."""
-
-    def __init__(
-        self,
-        talk: Conversation,
-        documents: Sequence[str],
-        reporter: Reporter,
-        passages: int,
-        *,
-        stoppable: bool = False,
-    ) -> None:
-        self.talk, self.documents, self.reporter = talk, documents, reporter
-        self.passages, self.stoppable = passages, stoppable
-        self.failed = 0
-        """Lines that ended in an error."""
-        self._saved: set[Path] = set()
+                break
+            else:
+                self.forgotten = first
+                self.record.append((question, reply))
+                return reply
+        return None
 
     def take(self, line: Line) -> bool:
         """Answers a question or runs a command; returns False for /quit."""
@@ -134,20 +117,20 @@ class ChatLines:
             if command is not None:
                 self._run_command(command[1], (command[2] or "").strip())
             elif line:
-                self._ask(line)
+                self._answer(line)
         except EsaError as error:
             self.failed += 1
-            complain(self.reporter, f"esa: {error.message}")
+            answer_output.complain(self.reporter, f"esa: {error.message}")
             if error.hint:
-                complain(self.reporter, f"     {error.hint}")
+                answer_output.complain(self.reporter, f"     {error.hint}")
         return True
 
-    def _ask(self, question: str) -> None:
-        forgotten, stream = self.talk.forgotten, AnswerStream(sys.stdout, self.reporter)
+    def _answer(self, question: str) -> None:
+        forgotten, stream = self.forgotten, answer_output.AnswerStream(sys.stdout, self.reporter)
         self.reporter.waiting("answering")
         try:
-            with _stop_on_interrupt(self.talk.stop) if self.stoppable else nullcontext():
-                reply = self.talk.ask(question, stream)
+            with _stop_on_interrupt(self.stop) if self.stoppable else nullcontext():
+                reply = self.ask(question, stream)
         finally:
             self.reporter.settle()
             if stream.any:
@@ -157,18 +140,18 @@ class ChatLines:
             return
         if not stream.any:
             print(clean(reply.text), flush=True)
-        show_under(reply, self.passages, self.reporter)
-        if self.talk.forgotten > forgotten == 0:
+        answer_output.show_under(reply, self.passages, self.reporter)
+        if self.forgotten > forgotten == 0:
             self.reporter.warn("  the conversation has grown long: its oldest turns are left out")
 
     def _run_command(self, name: str, argument: str) -> None:
-        record = self.talk.record
+        record = self.record
         if name == "/help":
             print("\n".join(f"{command:10} {about}" for command, about in COMMANDS.items()))
         elif name == "/docs":
             print(clean("\n".join(self.documents)))
         elif name == "/reset":
-            self.talk.reset()
+            self.record, self.forgotten = [], 0
             self.reporter.note("  forgotten; the documents stay")
         elif name not in ("/evidence", "/save"):
             raise UsageError(f"there is no command {name}", "see /help")
@@ -179,7 +162,7 @@ class ChatLines:
         elif not record[-1][1].evidence:
             raise UsageError("the last answer has no passages", "ask a question that finds some")
         else:
-            print(in_full(record[-1][1].evidence, record[-1][1].found))
+            print(answer_output.in_full(record[-1][1].evidence, record[-1][1].found))
 
     def _save(self, name: str) -> None:
         path = Path(name).expanduser()
@@ -188,10 +171,10 @@ class ChatLines:
                 f"/save must name a new file, got {name or 'none'}", "try /save talk.md"
             )
         output_paths.check("/save", path)
-        about = f"{self.talk.asker.name}, {time.strftime('%Y-%m-%d')}"
-        output_paths.write(path, write_markdown(about, self.documents, self.talk.record))
+        about = f"{self.asker.name}, {time.strftime('%Y-%m-%d')}"
+        output_paths.write(path, write_markdown(about, self.documents, self.record))
         self._saved.add(path.absolute())
-        self.reporter.note(f"  saved {len(self.talk.record)} questions in {path}")
+        self.reporter.note(f"  saved {len(self.record)} questions in {path}")
 
 
 @contextmanager
@@ -226,19 +209,19 @@ def write_markdown(
             lines += ["", weights if reply.found else "The nearest passages:", ""]
         for rank, passage in enumerate(reply.evidence, 1):
             words = " ".join(passage.text.split())
-            lines.append(f"{rank}. {weighed_place(passage, reply.found)}: {words}")
+            lines.append(f"{rank}. {answer_output.weighed_place(passage, reply.found)}: {words}")
     return "\n".join([*lines, ""]).encode("utf-8", "backslashreplace").decode()
 
 
-def edit_lines(lines: ChatLines, reporter: Reporter) -> None:
+def edit_lines(talk: Conversation) -> None:
     """Reads lines from the terminal until Ctrl-D or /quit; Ctrl-C drops a line."""
     with suppress(ImportError):  # on Windows the console itself edits and recalls lines
         import readline  # noqa: F401
     while True:
         try:
-            if not lines.take(input("> ")):
+            if not talk.take(input("> ")):
                 return
         except KeyboardInterrupt:
-            reporter.note("  Ctrl-D ends; /help lists the commands")
+            talk.reporter.note("  Ctrl-D ends; /help lists the commands")
         except EOFError:
             return

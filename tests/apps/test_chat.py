@@ -17,7 +17,7 @@ from esa_cli.apps import conversation
 from esa_cli.apps.cli.commands import chat_command as chat
 from esa_cli.apps.cli.output import terminal as render
 from esa_cli.apps.cli.output.terminal import Reporter
-from esa_cli.apps.conversation import ChatLines, Conversation
+from esa_cli.apps.conversation import Conversation
 from esa_cli.errors import ResourceError
 from esa_cli.qa.answering.reply import Turn
 
@@ -46,8 +46,8 @@ class LateReporter(Reporter):
 
 
 @pytest.fixture
-def lines(asker: FakeAsker) -> ChatLines:
-    return ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], LateReporter(), 3)
+def lines(asker: FakeAsker) -> Conversation:
+    return Conversation(asker, ["alpha"], ["a.txt"], LateReporter(), passages=3)
 
 
 def nothing(piece: str) -> None:
@@ -55,7 +55,7 @@ def nothing(piece: str) -> None:
 
 
 def test_turns_are_handed_on_in_order(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"], {"seed": 7})
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), {"seed": 7})
     talk.ask("one", nothing)
     talk.ask("two", nothing)
     talk.ask("three", nothing)
@@ -71,34 +71,33 @@ def test_only_the_oldest_turns_are_forgotten_and_only_as_many_as_need_be(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     asker = FakeAsker(room=11)  # a turn has four words: two of them, and three more
-    talk = Conversation(asker, ["alpha"])
-    lines = ChatLines(talk, ["a.txt"], Reporter(), 0)
+    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
     for question in ("one", "two", "three", "four", "five"):
         lines.take(question)
     assert asker.calls[-1]["history"] == [
         Turn("three", "You asked: three"),
         Turn("four", "You asked: four"),
     ]
-    assert talk.forgotten == 2
-    assert [question for question, _ in talk.record] == ["one", "two", "three", "four", "five"]
+    assert lines.forgotten == 2
+    assert [question for question, _ in lines.record] == ["one", "two", "three", "four", "five"]
     assert capsys.readouterr().err.count("has grown long") == 1
 
 
 def test_a_stopped_answer_is_no_turn(asker: FakeAsker) -> None:
-    talk = Conversation(asker, ["alpha"])
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter())
 
     def stop_at_the_second(piece: str) -> None:
         if piece != "You":
             talk.stop()
 
     assert talk.ask("one", stop_at_the_second) is None
-    assert talk.record == talk.turns == []
+    assert talk.record == []
     assert talk.ask("two", nothing) is not None, "it goes on after a stop"
     assert asker.calls[-1]["history"] == []
 
 
 def test_answers_go_to_stdout_and_passages_below(
-    lines: ChatLines, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
+    lines: Conversation, asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines.take("one")
     out, err = capsys.readouterr()
@@ -115,7 +114,7 @@ def test_answers_go_to_stdout_and_passages_below(
     assert capsys.readouterr().err.startswith("  the documents may not contain the answer\n")
 
 
-def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> None:
+def test_mistakes_do_not_end_the_talk(lines: Conversation, asker: FakeAsker) -> None:
     mistakes = ["/evidence", "/save x.md", "/save", "/savee x", "/"]
     for line in mistakes:
         assert lines.take(line)
@@ -127,12 +126,12 @@ def test_mistakes_do_not_end_the_talk(lines: ChatLines, asker: FakeAsker) -> Non
     assert lines.take("  ")
     lines.take("two")
     assert asker.calls[-1]["history"] == []
-    assert [question for question, _ in lines.talk.record] == ["two"]
+    assert [question for question, _ in lines.record] == ["two"]
     assert not lines.take("/quit")
 
 
 def test_save_markdown(asker: FakeAsker, tmp_path: Path) -> None:
-    lines = ChatLines(Conversation(asker, ["alpha"]), ["b\udcff.txt"], LateReporter(), 3)
+    lines = Conversation(asker, ["alpha"], ["b\udcff.txt"], LateReporter(), passages=3)
     asker.answers["two"] = "zwei\nlines"
     lines.take("one")
     lines.take("two")
@@ -154,7 +153,7 @@ def test_ctrl_c_stops_the_answer_alone(
     asker: FakeAsker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asker.gate.clear()
-    lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 3, stoppable=True)
+    lines = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:
@@ -177,7 +176,7 @@ def type_lines(
     monkeypatch: pytest.MonkeyPatch, asker: FakeAsker, *lines: str | type[BaseException]
 ) -> list[str]:
     """The questions that reach the asker when these lines are typed, or raised as by keys."""
-    chat_lines = ChatLines(Conversation(asker, ["alpha"]), ["a.txt"], Reporter(), 0, stoppable=True)
+    talk = Conversation(asker, ["alpha"], ["a.txt"], Reporter(), stoppable=True)
     typed = iter([*lines, EOFError])
 
     def read_line(prompt: str) -> str:
@@ -187,7 +186,7 @@ def type_lines(
         raise line
 
     monkeypatch.setattr("builtins.input", read_line)
-    conversation.edit_lines(chat_lines, chat_lines.reporter)
+    conversation.edit_lines(talk)
     return [call["question"] for call in asker.calls]
 
 

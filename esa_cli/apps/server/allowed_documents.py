@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 STORED = "library:"
 """Begins ids of the library; the entry's id follows, or 12 digits for a file without an entry."""
-MAX_LISTED = 2000
-"""Files of the allowed folders that are listed."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +242,7 @@ class AllowedDocuments:
 
     def list_files(self, left_out: list[str]) -> dict[Path, str]:
         """Returns the readable files below the allowed folders, links resolved, with their ids."""
-        ids, unnamed = dict[Path, str](), 0
+        ids = dict[Path, str]()
         for folder in self.allowed:
             found = FoundFiles()
             try:
@@ -255,12 +253,10 @@ class AllowedDocuments:
             left_out += [line.replace(str(folder), folder.name) for line in lines]
             for path in found.files:
                 id = Path(path).relative_to(folder).as_posix()
-                unnamed += has_lone_surrogate(id)
-                with suppress(ApiError):  # the file has been removed meanwhile
+                # A file may have been removed meanwhile; a name that is not UTF-8 is no JSON.
+                with suppress(ApiError):
                     if not has_lone_surrogate(id):
                         ids.setdefault(self._resolve(id), id)
-        if unnamed:
-            left_out.append(f"files whose names are not UTF-8: {unnamed:,}")
         return ids
 
 
@@ -280,13 +276,10 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
     for number, book in enumerate(documents.fixed, 1):
         add(f"esa:{number}", book.document.name, book.document.bytes, "given")
     paths = {Path(b.document.source).resolve() for b in documents.fixed if b.document.stamp}
-    files = [item for item in documents.list_files(left_out).items() if item[0] not in paths]
-    for path, id in files[:MAX_LISTED]:
-        paths.add(path)
-        add(id, path.name, path.stat().st_size, "file")
-    if len(files) > MAX_LISTED:
-        beyond = f"files beyond the first {MAX_LISTED:,}, which can be named all the same"
-        left_out.append(f"{beyond}: {len(files) - MAX_LISTED:,}")
+    for path, id in documents.list_files(left_out).items():
+        if path not in paths:
+            paths.add(path)
+            add(id, path.name, path.stat().st_size, "file")
     try:
         for id, document in documents.find_stored().items():
             text = document.text

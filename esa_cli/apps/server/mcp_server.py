@@ -16,19 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import anyio
 import anyio.to_thread
+from mcp import types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from mcp.types import (
-    INVALID_PARAMS,
-    CallToolRequestParams,
-    CallToolResult,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    Tool,
-    ToolAnnotations,
-)
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -280,15 +271,17 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def _describe_tool(name: str, title: str, arguments: type[Arguments]) -> Tool:
+def _describe_tool(name: str, title: str, arguments: type[Arguments]) -> types.Tool:
     schema = arguments.model_json_schema(schema_generator=_Schema)
     del schema["title"]
     about = " ".join(schema.pop("description").split())
-    hints = ToolAnnotations(
+    hints = types.ToolAnnotations(
         read_only_hint=name not in ("ask", "ingest"), destructive_hint=False, idempotent_hint=True,
         open_world_hint=False,
     )  # fmt: skip
-    return Tool(name=name, title=title, description=about, input_schema=schema, annotations=hints)
+    return types.Tool(
+        name=name, title=title, description=about, input_schema=schema, annotations=hints
+    )
 
 
 @contextmanager
@@ -306,14 +299,16 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
     listed = [_describe_tool(name, title, kind) for name, title, kind, _ in table]
 
     async def list_tools(
-        context: Context, params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
-        return ListToolsResult(tools=listed)
+        context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=listed)
 
-    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+    async def call_tool(
+        context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
         """Returns the tool's result, or its error. Raises MCPError: there is no such tool."""
         if params.name not in runs:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name}; there are {list(runs)}")
+            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; there are {list(runs)}")
         kind, run = runs[params.name]
         in_worker = params.name in ("find", "ask", "ingest")
         try:
@@ -333,8 +328,8 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
                 traceback.print_exc()
             return _make_failure(known.message, known.hint) if known else _make_failure(BUG)
         data = without_lone_surrogates(_drop_none(result))
-        content = TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
-        return CallToolResult(content=[content], structured_content=data)
+        content = types.TextContent(type="text", text=json.dumps(data, ensure_ascii=False))
+        return types.CallToolResult(content=[content], structured_content=data)
 
     try:
         yield Server(
@@ -351,9 +346,9 @@ def _drop_none(value: Any) -> Any:
     return [_drop_none(one) for one in value] if isinstance(value, list) else value
 
 
-def _make_failure(message: str, hint: str = "") -> CallToolResult:
+def _make_failure(message: str, hint: str = "") -> types.CallToolResult:
     text = without_lone_surrogates(f"{message}\n{hint}" if hint else message)
-    return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)
 
 
 async def _run_job(worker: Worker, run: Callable[[Job], Result], context: Context) -> Result:

@@ -26,19 +26,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from esa_cli.apps.server import wire
 from esa_cli.apps.server.allowed_documents import AllowedDocuments, list_documents
 from esa_cli.apps.server.server_run import AccessCheck, read_body
-from esa_cli.apps.server.wire import (
-    ApiError,
-    ChatRequest,
-    Completion,
-    TextQuery,
-    as_api_error,
-    json_bytes,
-    parse,
-    parse_text_query,
-    with_hint,
-)
+from esa_cli.apps.server.wire import ApiError, ChatRequest, Completion, TextQuery
 from esa_cli.apps.server.worker import Event, Job, QueueFullError, Worker
 from esa_cli.documents.document import Document
 from esa_cli.errors import DiskError, EsaError, LengthError, LibraryError, ReaderError
@@ -87,7 +78,7 @@ async def follow(
                     async with asyncio.timeout(wait_s):
                         kind, value = await events.get()
                 if kind == "error":
-                    raise value if isinstance(value, EsaError) else as_api_error(value)
+                    raise value if isinstance(value, EsaError) else wire.as_api_error(value)
                 if kind == "done":
                     yield kind, value
                     return
@@ -147,7 +138,6 @@ def make_app(
         routes=[
             Route("/v1/chat/completions", routes.complete_chat, methods=["POST"]),
             Route("/v1/models", routes.list_models),
-            Route("/v1/models/{name:path}", routes.show_model),
             Route("/v1/documents", routes.list_documents),
             Route("/v1/documents/text", routes.show_text),
             Route("/health", routes.show_health),
@@ -171,8 +161,7 @@ class _Routes:
 
     def __post_init__(self) -> None:
         self.worker = Worker(self.limits.max_queue)
-        about = {"id": self.asker.name, "object": "model", "created": int(time.time())}
-        self.card = {**about, "owned_by": "esa"}
+        self.started = int(time.time())
 
     async def show_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "questions": self.worker.count_jobs()})
@@ -182,25 +171,21 @@ class _Routes:
         return HTMLResponse(html, headers=headers)
 
     async def list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self.card]})
-
-    async def show_model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.asker.name:
-            raise ApiError(404, "there is no such model here", "model", "model_not_found")
-        return JSONResponse(self.card)
+        about = {"id": self.asker.name, "object": "model", "created": self.started}
+        return JSONResponse({"object": "list", "data": [{**about, "owned_by": "esa"}]})
 
     async def list_documents(self, request: Request) -> Response:
         listed = await run_in_threadpool(list_documents, self.documents)
-        return Response(json_bytes(listed), media_type="application/json", headers=PRIVATE)
+        return Response(wire.json_bytes(listed), media_type="application/json", headers=PRIVATE)
 
     async def show_text(self, request: Request) -> Response:
-        query = parse_text_query(request.query_params)
+        query = wire.parse_text_query(request.query_params)
         document = await run_in_threadpool(self.documents.document, query.document)
         piece = await run_in_threadpool(cut_piece, query, document)
-        return Response(json_bytes(piece), media_type="application/json", headers=PRIVATE)
+        return Response(wire.json_bytes(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = parse(await read_body(request, self.limits.max_body))
+        asked = wire.parse(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._prepare_answer, asked, completion)
         events = follow(self.worker, answer, request, self.limits.timeout_s)
@@ -214,8 +199,7 @@ class _Routes:
                 *_, reply = [value async for _, value in events]
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
-        self._note_reply(reply)
-        return Response(json_bytes(completion.whole(reply)), media_type="application/json")
+        return Response(wire.json_bytes(completion.whole(reply)), media_type="application/json")
 
     def _prepare_answer(self, asked: ChatRequest, completion: Completion) -> Callable[[Job], Reply]:
         """Returns a function that answers the request and fills the lists of `completion`."""
@@ -226,11 +210,9 @@ class _Routes:
             tokens = self.asker.question_tokens(question, history)
             limit = self.limits.max_question
             if tokens > limit:
-                raise LengthError(
-                    f"the question with the messages before it must be at most {limit:,} tokens, "
-                    f"got {tokens:,}",
-                    "ask a shorter one; `esa serve --max-question` allows longer ones",
-                )
+                wrong = f"question and history must be at most {limit:,} tokens, got {tokens:,}"
+                hint = "ask a shorter question; `esa serve --max-question` allows longer ones"
+                raise LengthError(wrong, hint)
             opened = self.documents.open(named, job.report_progress, question, completion.missing)
             books = [document.book for document in opened]
             completion.missing.extend(lacking(books))
@@ -238,6 +220,7 @@ class _Routes:
                 reply = self.asker.ask(
                     question, books, history=history, on_text=job.add_text, **asked.options()
                 )
+            self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
             heat_maps = self.asker.heat_maps(books) if asked.heat else []
             completion.heat.extend(
                 {"document": heat.document, "id": document.id, "spans": heat.spans}
@@ -268,13 +251,9 @@ class _Routes:
         except (ApiError, EsaError) as error:
             yield _event_bytes(self._to_api_error(error).body())
             return
-        self._note_reply(value)
         for chunk in completion.last_chunks(value, asked.wants_usage()):
             yield _event_bytes(chunk)
         yield b"data: [DONE]\n\n"
-
-    def _note_reply(self, reply: Reply) -> None:
-        self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
 
     async def send_error(self, request: Request, error: Exception) -> Response:
         return self._to_api_error(error).response()
@@ -282,12 +261,12 @@ class _Routes:
     def _to_api_error(self, error: Exception) -> ApiError:
         """Returns what the client gets; warns of errors of the server itself."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(with_hint(error))
-        return as_api_error(error)
+            self.warn(wire.with_hint(error))
+        return wire.as_api_error(error)
 
 
 def _event_bytes(data: Any) -> bytes:
-    return b"data: %s\n\n" % json_bytes(data)
+    return b"data: %s\n\n" % wire.json_bytes(data)
 
 
 def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
@@ -313,9 +292,9 @@ def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:
 def make_page() -> tuple[str, dict[str, str]]:
     """Returns the page, one HTML document with its style and scripts inside, and its headers.
 
-    The page has nothing of the documents, so it needs no token. Its security policy lets only the
-    scripts and the style of `page_files` run, by their hashes, and only this server be asked.
-    Scripts cannot make elements from text (Trusted Types).
+    The page has nothing of the documents, so it needs no token. Its security policy allows only the
+    scripts and the style of `page_files`, and requests to this server; scripts cannot make elements
+    from text (Trusted Types).
     """
     light, dark = css_variables(LIGHT), css_variables(DARK)
     colours = f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
@@ -329,14 +308,10 @@ def make_page() -> tuple[str, dict[str, str]]:
         f"trusted-types 'none'; script-src '{_hash_source(script)}'; "
         f"style-src '{_hash_source(style)}'"
     )
-    headers = {
-        "content-security-policy": policy,
-        "cross-origin-opener-policy": "same-origin",
-        "cross-origin-resource-policy": "same-origin",
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-        "cache-control": "no-cache",
-    }
+    headers = PRIVATE | {
+        "content-security-policy": policy, "cross-origin-opener-policy": "same-origin",
+        "referrer-policy": "no-referrer", "cache-control": "no-cache",
+    }  # fmt: skip
     return html, headers
 
 

@@ -20,16 +20,7 @@ from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from esa_cli.errors import (
-    DiskError,
-    DocumentError,
-    EsaError,
-    LengthError,
-    LibraryError,
-    ReaderError,
-    ResourceError,
-    UsageError,
-)
+from esa_cli import errors
 from esa_cli.qa.answering.reply import Reply, Turn
 from esa_cli.system.machine import memory_ran_out
 
@@ -65,15 +56,15 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-_ERRORS: list[tuple[type[EsaError], int, str, str | None, str | None]] = [
-    (DiskError, 507, "the server's disk is full; its log has more", None, "no_room"),
-    (LibraryError, 500, "the server's library cannot be used; its log has more", None, None),
-    (ReaderError, 502, "the server's reader cannot be used; its log has more", None, None),
-    (DocumentError, 400, "", "documents", "document"),
-    (LengthError, 400, "", "messages", "context_length_exceeded"),
-    (UsageError, 400, "", "messages", None),
-    (ResourceError, 413, "", None, "no_room"),
-    (EsaError, 500, "", None, None),
+_ERRORS: list[tuple[type[errors.EsaError], int, str, str | None, str | None]] = [
+    (errors.DiskError, 507, "the server's disk is full; its log has more", None, "no_room"),
+    (errors.LibraryError, 500, "the server's library cannot be used; its log has more", None, None),
+    (errors.ReaderError, 502, "the server's reader cannot be used; its log has more", None, None),
+    (errors.DocumentError, 400, "", "documents", "document"),
+    (errors.LengthError, 400, "", "messages", "context_length_exceeded"),
+    (errors.UsageError, 400, "", "messages", None),
+    (errors.ResourceError, 413, "", None, "no_room"),
+    (errors.EsaError, 500, "", None, None),
 ]
 """Status, message, parameter and code of each error type, the first that fits. Where the message is
 empty, the client gets the error's own; paths of the server are for its log alone."""
@@ -93,7 +84,7 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "a bug in esa; its log has more")
 
 
-def with_hint(error: EsaError) -> str:
+def with_hint(error: errors.EsaError) -> str:
     """Returns the error's message and hint in one line."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 

@@ -83,7 +83,7 @@ function showFailure(turn, error) {
     addNote(turn, "This page has a bug; the browser's console has more.", "note failed");
     console.error(error);
   }
-  setQuestion(box.value || turn.question);
+  box.value = box.value || turn.question;
   keepInView(turn);
 }
 
@@ -135,16 +135,6 @@ function openPassage(turn, number, button) {
   if (heat) showDocument({ id: heat.id, name: passage.document, from: button, turn, number }, passage.start, passage.end);
 }
 
-function setQuestion(text) {
-  box.value = text;
-  fitBox();
-}
-
-function fitBox() {
-  box.rows = 1;
-  box.rows = Math.min(8, Math.max(1, Math.round((box.scrollHeight - 16) / 24)));
-}
-
 function setBusy(isBusy) {
   show(byId("send"), !isBusy);
   show(byId("stop"), isBusy);
@@ -155,7 +145,7 @@ function submit(event) {
   const [question, hasDocuments] = [box.value.trim(), chosenDocuments().length > 0];
   byId("about").classList.toggle("missing", !hasDocuments);
   if (!question || running || !hasDocuments) return;
-  setQuestion("");
+  box.value = "";
   ask(question, requestedIds());
 }
 
@@ -174,7 +164,6 @@ function newConversation() {
   box.focus();
 }
 
-box.addEventListener("input", fitBox);
 box.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
 });
