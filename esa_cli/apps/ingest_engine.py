@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,25 +39,11 @@ CONNECT_S = 5.0
 """Seconds for a connection to a Ray cluster, which Ray itself would try for minutes."""
 
 
-@dataclass(frozen=True)
-class IngestReport:
-    """A document in the library, which had it before if `read_s` is 0."""
-
-    id: str | None
-    name: str
-    source: str
-    tokens: int
-    bytes: int | None
-    rows: str | None
-    read_s: float
-    missing: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON."""
-        return {**asdict(self), "read_s": round(self.read_s, 3), "missing": list(self.missing)}
+IngestRow = dict[str, Any]
+"""A document in the library, as JSON; `read_s` is 0 where the library had the document before."""
 
 
-def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestReport:
+def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter) -> IngestRow:
     """Reads a document into the library; warns if it is stored there with other rows."""
     book = esa.ingest(document)
     entry = book.entry
@@ -67,11 +53,12 @@ def ingest_document(esa: Esa, document: Document, rows: str, reporter: Reporter)
             f"`esa library rm {entry.id}` first"
         )
     reporter.settle()
-    id, nbytes, kept = (entry.id, entry.nbytes, entry.rows) if entry else (None, None, None)
-    return IngestReport(
-        id, document.name, document.source, book.tokens, nbytes, kept, book.read_s,
-        tuple(document.missing),
-    )  # fmt: skip
+    return {
+        "id": entry.id if entry else None, "name": document.name, "source": document.source,
+        "tokens": book.tokens, "bytes": entry.nbytes if entry else None,
+        "rows": entry.rows if entry else None, "read_s": round(book.read_s, 3),
+        "missing": list(document.missing),
+    }  # fmt: skip
 
 
 class WarningList(Reporter):
@@ -86,8 +73,8 @@ class WarningList(Reporter):
 
 
 Task = tuple[int, Document]
-Outcome = tuple[int, IngestReport, list[str]]
-"""The number of a document, its report, and warnings."""
+Outcome = tuple[int, IngestRow, list[str]]
+"""The number of a document, its row, and warnings."""
 
 
 @dataclass
@@ -109,12 +96,12 @@ class IngestWorker:
         reporter.texts = []
         try:
             self.esa = self.esa or self._open(reporter)
-            report = ingest_document(self.esa, document, self.rows, reporter)
+            row = ingest_document(self.esa, document, self.rows, reporter)
         except Exception as error:
             if isinstance(error, EsaError) or not memory_ran_out(error):
                 raise
             raise ResourceError("the memory of a worker ran out", HINT) from None
-        return number, report, reporter.texts
+        return number, row, reporter.texts
 
     def _open(self, reporter: Reporter) -> Esa:
         from esa_cli.apps.cli.open_esa import opened
@@ -142,23 +129,23 @@ def ingest_by_workers(
     workers: int | None,
     *,
     on_ray: bool,
-) -> list[IngestReport]:
-    """Reads the documents in several processes, long ones first; returns reports in their order.
+) -> list[IngestRow]:
+    """Reads the documents in several processes, long ones first; returns rows in their order.
     Raises ResourceError: a process died. UsageError: there is no such cluster. EsaError."""
     show = reporter.waiting if reporter.live else reporter.throttled()
-    reports = dict[int, IngestReport]()
+    rows = dict[int, IngestRow]()
     tasks = sorted(enumerate(documents), key=lambda task: -len(task[1].text))
     if on_ray:
         outcomes = run_on_ray(worker, tasks, workers, reporter)
     else:
         outcomes = run_on_machine(worker, tasks, workers or 1, reporter)
     with closing(outcomes):
-        for number, report, warnings in outcomes:
+        for number, row, warnings in outcomes:
             for text in warnings:
                 reporter.warn(text)
-            reports[number] = report
-            show(f"{len(reports)} of {len(documents)} documents")
-    return [reports[number] for number in range(len(documents))]
+            rows[number] = row
+            show(f"{len(rows)} of {len(documents)} documents")
+    return [rows[number] for number in range(len(documents))]
 
 
 _worker: IngestWorker

@@ -92,8 +92,7 @@ async def follow(
                 else:
                     yield kind, value
     except QueueFullError:
-        message = "too many questions wait already"
-        raise ApiError(429, message, code="queue_full", retry=worker.count_jobs()) from None
+        raise ApiError(429, "too many questions wait already", code="queue_full") from None
     finally:
         gone.cancel()
 

@@ -32,14 +32,12 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An error that the client gets in place of an answer. `param` is the wrong parameter; after
-    `retry` seconds the client may try again, if that may help."""
+    """An error that the client gets in place of an answer; `param` is the wrong parameter."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
-    retry: int | None = None
 
     def body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
@@ -48,9 +46,7 @@ class ApiError(Exception):
 
     def response(self) -> JSONResponse:
         """Returns the HTTP response; OpenAI's client tries again unless a header forbids it."""
-        headers = {"x-should-retry": "false"}
-        if self.retry is not None:
-            headers = {"retry-after": str(self.retry)}
+        headers = {"retry-after": "5"} if self.status == 429 else {"x-should-retry": "false"}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
