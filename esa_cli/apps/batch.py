@@ -212,9 +212,9 @@ def _answer_group(
     books, left_out = list[Any](), tuple[LeftOut, ...]()
     open_books.needed = meant.paths
     try:
-        gathered = gather(meant, open_books.read).without_copies()
+        gathered = gather(meant, open_books.read_document).without_copies()
         left_out = gathered.left_out
-        books = [open_books.book(document) for document in gathered.documents]
+        books = [open_books.open_book(document) for document in gathered.documents]
         for file in left_out[len(meant.left_out) :]:
             say(file.line)
     except EsaError as error:

@@ -103,7 +103,7 @@ class Conversation:
                 return reply
         return None
 
-    def take(self, line: Line) -> bool:
+    def take_line(self, line: Line) -> bool:
         """Answers a question or runs a command; returns False for /quit."""
         try:
             if isinstance(line, EsaError):
@@ -219,7 +219,7 @@ def edit_lines(talk: Conversation) -> None:
         import readline  # noqa: F401
     while True:
         try:
-            if not talk.take(input("> ")):
+            if not talk.take_line(input("> ")):
                 return
         except KeyboardInterrupt:
             talk.reporter.note("  Ctrl-D ends; /help lists the commands")

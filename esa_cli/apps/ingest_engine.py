@@ -89,7 +89,7 @@ class IngestWorker:
     esa: Esa | None = None
     reporter: WarningList | None = None
 
-    def read(self, task: Task) -> Outcome:
+    def read_task(self, task: Task) -> Outcome:
         """Reads a document. Raises EsaError."""
         number, document = task
         reporter = self.reporter = self.reporter or WarningList()
@@ -194,7 +194,7 @@ def _start_process(worker: bytes, threads: int) -> None:
 
 
 def _read_task(task: Task) -> Outcome:
-    return _worker.read(task)
+    return _worker.read_task(task)
 
 
 def run_on_ray(
@@ -233,7 +233,7 @@ def run_on_ray(
         kind = ray.remote(IngestWorker).options(max_restarts=0, **share)
         settings = worker.preset, worker.model, worker.rows, worker.library, worker.folder
         pool = ActorPool([kind.remote(*settings) for _ in range(count)])
-        yield from pool.map_unordered(lambda actor, task: actor.read.remote(task), tasks)
+        yield from pool.map_unordered(lambda actor, task: actor.read_task.remote(task), tasks)
     except RayTaskError as error:
         raise error.cause from None
     except RayActorError as error:

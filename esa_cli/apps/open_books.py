@@ -40,7 +40,7 @@ class OpenBooks:
         """Books by text, and by whether the model has read it."""
         self._lock = threading.RLock()
 
-    def pin(self, book: Any) -> None:
+    def pin_book(self, book: Any) -> None:
         """Opens a book that is never closed; its document is read again once its file changes."""
         document, stamp = book.document, None
         with suppress(OSError, ValueError):
@@ -50,7 +50,7 @@ class OpenBooks:
         self._books[document.text, True] = book
         self._pinned.add(document.source)
 
-    def read(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
+    def read_document(self, path: str, load: Callable[[str], Document] = read_document) -> Document:
         """Returns the document, loaded unless it is open and unchanged. Raises DocumentError."""
         with self._lock:
             stamp, known = _stamp_file(path), self._documents.get(path)
@@ -62,7 +62,7 @@ class OpenBooks:
                 pass
             return document
 
-    def book(
+    def open_book(
         self, document: Document, progress: Progress | None = None, *, read: bool = True
     ) -> Any:
         """Returns the book of an open document. Raises ResourceError, LibraryError.

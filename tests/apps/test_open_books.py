@@ -39,7 +39,7 @@ def test_the_longest_unused_document_is_closed_first(paths: list[str]) -> None:
     books = OpenBooks(asker)
     for path in (*paths[:3], paths[0], paths[3], paths[0], paths[2], paths[1]):
         books.needed = [path]
-        books.book(books.read(path))
+        books.open_book(books.read_document(path))
     assert names(asker) == "abcddb"
 
 
@@ -50,10 +50,10 @@ def test_a_pinned_book_stays_until_its_file_changes(
     asker = FakeAsker()
     books = OpenBooks(asker)
     pinned = asker.open(paths[0])
-    books.pin(pinned)
+    books.pin_book(pinned)
     for path in (*paths, paths[0]):
-        book = books.book(books.read(path))
+        book = books.open_book(books.read_document(path))
     assert book is pinned
     assert names(asker) == "bcd"
     Path(paths[0]).write_text("another text", "utf-8")
-    assert books.book(books.read(paths[0])) == "another text"
+    assert books.open_book(books.read_document(paths[0])) == "another text"

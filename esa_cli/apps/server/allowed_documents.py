@@ -62,7 +62,7 @@ class AllowedDocuments:
     Args:
         fixed: books of the command line, for requests that name no documents.
         allowed: folders whose files requests may name. stored: they may name the library's texts.
-        most: maximum number of documents of a request that are opened; None: all.
+        limit: maximum number of documents of a request that are opened; None: all.
     """
 
     def __init__(
@@ -73,44 +73,44 @@ class AllowedDocuments:
         library: Library | None = None,
         *,
         stored: bool = False,
-        most: int | None = None,
+        limit: int | None = None,
     ) -> None:
         self.asker, self.fixed = asker, list(fixed)
         self.allowed = [folder.resolve(strict=True) for folder in allowed]
-        self.library, self.has_stored, self._limit = library, stored, most
+        self.library, self.has_stored, self._limit = library, stored, limit
         self._books = OpenBooks(asker)
         self._given: dict[str, NamedDocument] = {}
         for number, book in enumerate(fixed, 1):
             id = f"esa:{number}"
             self._given[id] = NamedDocument(id, book.document.source, is_given=True)
-            self._books.pin(book)
+            self._books.pin_book(book)
 
     def find(self, names: Sequence[str] | None) -> list[NamedDocument]:
         """Returns the documents of these names; None: all of the command line, or where there are
         none, of the library. Raises ApiError 400, 403, 404. LibraryError, DiskError."""
         if names is not None:
-            find_stored = cache(self.find_stored)
-            return [self._find(name, find_stored) for name in names]
-        documents = list((self._given or self.find_stored()).values())
+            find_stored_texts = cache(self.find_stored_texts)
+            return [self._find_document(name, find_stored_texts) for name in names]
+        documents = list((self._given or self.find_stored_texts()).values())
         if not documents:
             hint = 'name some, as {"documents": ["book.txt"]}'
             raise ApiError(400, f"no document: {hint}", "documents")
         return documents
 
-    def _find(
-        self, name: str, find_stored: Callable[[], dict[str, NamedDocument]]
+    def _find_document(
+        self, name: str, find_stored_texts: Callable[[], dict[str, NamedDocument]]
     ) -> NamedDocument:
         """Finds an id, else a file, else a name or path of the library."""
         if name in self._given:
             return self._given[name]
         if self.has_stored and name.startswith(STORED):
-            if name in find_stored():
-                return find_stored()[name]
-            raise _missing(name)
+            if name in find_stored_texts():
+                return find_stored_texts()[name]
+            raise _refuse_missing(name)
         try:
             return NamedDocument(name, str(self._resolve(name)))
         except ApiError:
-            for document in find_stored().values():
+            for document in find_stored_texts().values():
                 if document.text and name in (document.text.name, document.text.path):
                     return document
             raise
@@ -129,10 +129,10 @@ class AllowedDocuments:
                     if path.is_file():
                         return path
         if is_inside:
-            raise _missing(name)
+            raise _refuse_missing(name)
         raise ApiError(403, f"{name} is not in a folder that requests may read", "documents")
 
-    def find_stored(self) -> dict[str, NamedDocument]:
+    def find_stored_texts(self) -> dict[str, NamedDocument]:
         """Returns the texts of the library by id, if requests may name them. Raises LibraryError,
         DiskError."""
         if not self.has_stored or self.library is None:
@@ -152,7 +152,7 @@ class AllowedDocuments:
         left_out: list[str] | None = None,
         *,
         read: bool | None = None,
-        make: Callable[[Document], Any] | None = None,
+        open_book: Callable[[Document], Any] | None = None,
     ) -> list[OpenDocument]:
         """Returns a book of each document, each text once; of too many documents those whose words
         fit the question best. Must be called by the worker's thread.
@@ -160,7 +160,7 @@ class AllowedDocuments:
         Args:
             left_out: gets a line on each document that cannot be read, where others can be.
             read: whether the model reads unread documents; None: it does unless there are too many.
-            make: makes the books in place of the server's `Esa`.
+            open_book: opens a book in place of the server's `Esa`.
 
         Raises:
             DocumentError: none of the documents can be read. ResourceError.
@@ -170,7 +170,7 @@ class AllowedDocuments:
         given = [document for document in named if document.is_given]
         is_searched = self._limit is not None and len(named) - len(given) > self._limit
         if is_searched and self._limit is not None:
-            chosen = [*given, *self._rank(question, named, progress, lines)]
+            chosen = [*given, *self._rank_documents(question, named, progress, lines)]
             limit = len(given) + self._limit
         self._books.needed = () if is_searched else [document.key for document in chosen]
         must_read = not is_searched if read is None else read
@@ -180,8 +180,12 @@ class AllowedDocuments:
             if len(opened) >= limit:
                 break
             try:
-                text = self._books.read(document.key, partial(self._load, document))
-                book = make(text) if make else self._books.book(text, progress, read=must_read)
+                text = self._books.read_document(document.key, partial(self._load, document))
+                book = (
+                    open_book(text)
+                    if open_book
+                    else self._books.open_book(text, progress, read=must_read)
+                )
             except DocumentError as error:
                 refusal = refusal or error
                 is_damaged = isinstance(error, LibraryError)
@@ -193,7 +197,7 @@ class AllowedDocuments:
             raise refusal
         return list(opened.values())
 
-    def _rank(
+    def _rank_documents(
         self,
         question: str,
         named: Sequence[NamedDocument],
@@ -221,8 +225,8 @@ class AllowedDocuments:
     def document(self, name: str) -> Document:
         """Returns the text of one document, without the model. May be called by several threads.
         Raises ApiError 403, 404. DocumentError."""
-        named = self._find(name, cache(self.find_stored))
-        return self._books.read(named.key, partial(self._load, named))
+        named = self._find_document(name, cache(self.find_stored_texts))
+        return self._books.read_document(named.key, partial(self._load, named))
 
     def _load(self, named: NamedDocument, key: str) -> Document:
         """Reads a file, or a text of the library. Raises DocumentError, which does not tell where
@@ -260,7 +264,7 @@ class AllowedDocuments:
         return ids
 
 
-def _missing(name: str) -> ApiError:
+def _refuse_missing(name: str) -> ApiError:
     return ApiError(404, f"there is no document {name}", "documents", "document_not_found")
 
 
@@ -281,7 +285,7 @@ def list_documents(documents: AllowedDocuments) -> dict[str, Any]:
             paths.add(path)
             add(id, path.name, path.stat().st_size, "file")
     try:
-        for id, document in documents.find_stored().items():
+        for id, document in documents.find_stored_texts().items():
             text = document.text
             if text and (not text.path or Path(text.path).resolve() not in paths):
                 add(id, text.name, text.bytes, "stored" if text.entries else "synced")

@@ -154,7 +154,7 @@ class DocumentTools:
         self.documents, self.asker = documents, documents.asker
         self._preset, self._model, self._reporter = preset, model, reporter
 
-    def find(self, asked: FindArguments, job: Job) -> Result:
+    def find(self, arguments: FindArguments, job: Job) -> Result:
         from esa_cli.apps.cli.passage_books import PassageBooks
         from esa_cli.qa.presets.adapter_files import for_finding
 
@@ -162,23 +162,23 @@ class DocumentTools:
         finder = PassageBooks(
             for_finding(self._preset), self._model, library, self._reporter, lambda: self.asker
         )
-        notes, named = list[str](), self.documents.find(asked.documents)
-        opened = self.documents.open(named, None, asked.query, notes, make=finder.open)
-        job.check()
+        notes, named = list[str](), self.documents.find(arguments.documents)
+        opened = self.documents.open(named, None, arguments.query, notes, open_book=finder.open)
+        job.raise_if_cancelled()
         books = [document.book for document in opened]
-        passages = finder.passages(asked.query, books, asked.limit, None)
+        passages = finder.passages(arguments.query, books, arguments.limit, None)
         unread = [book for book in books if not book.read and self._preset.answer.has_index]
         results = _describe_passages(passages, opened)
         return {"passages": results, "note": _join_notes([*notes, *lacking(books)], unread)}
 
-    def ask(self, asked: AskArguments, job: Job) -> Result:
-        notes, named = list[str](), self.documents.find(asked.documents)
-        with self.asker.interruptible(job.check):
+    def ask(self, arguments: AskArguments, job: Job) -> Result:
+        notes, named = list[str](), self.documents.find(arguments.documents)
+        with self.asker.interruptible(job.raise_if_cancelled):
             opened = self.documents.open(
-                named, job.report_progress, asked.question, notes, read=asked.read
+                named, job.report_progress, arguments.question, notes, read=arguments.read
             )
             books = [document.book for document in opened]
-            reply = self.asker.ask(asked.question, books, evidence=asked.passages)
+            reply = self.asker.ask(arguments.question, books, evidence=arguments.passages)
         notes += [ABSENT] if reply.doubtful else []
         notes += lacking(books)
         notes += ["the answer was cut off at its maximum length"] if reply.cut else []
@@ -191,11 +191,11 @@ class DocumentTools:
             "model": self.asker.name, "note": _join_notes(notes, unread),
         }  # fmt: skip
 
-    def ingest(self, asked: IngestArguments, job: Job) -> Result:
+    def ingest(self, arguments: IngestArguments, job: Job) -> Result:
         results = []
-        for named in self.documents.find(asked.documents):
+        for named in self.documents.find(arguments.documents):
             started = time.monotonic()
-            with self.asker.interruptible(job.check):
+            with self.asker.interruptible(job.raise_if_cancelled):
                 (opened,) = self.documents.open([named], job.report_progress, read=True)
             book, document = opened.book, opened.book.document
             result = {
@@ -206,8 +206,8 @@ class DocumentTools:
             results.append(result)
         return {"documents": results}
 
-    def list_documents(self, asked: ListArguments) -> Result:
-        listed, part = list_documents(self.documents), asked.containing.casefold()
+    def list_documents(self, arguments: ListArguments) -> Result:
+        listed, part = list_documents(self.documents), arguments.containing.casefold()
         how = {"stored": "read", "synced": "words", "file": "file"}
         fitting = [
             {"id": one["id"], "document": one["name"], "bytes": one["bytes"],
@@ -216,23 +216,23 @@ class DocumentTools:
             if part in f"{one['id']}\n{one['name']}".casefold()
         ]  # fmt: skip
         return {
-            "documents": fitting[asked.skip : asked.skip + asked.limit],
+            "documents": fitting[arguments.skip : arguments.skip + arguments.limit],
             "total": len(fitting),
             "folders": [str(folder) for folder in self.documents.allowed],
             "note": "; ".join(listed["left_out"]) or None,
         }
 
-    def show_text(self, asked: ShowArguments) -> Result:
-        shown, offset = self.documents.document(asked.document), asked.offset
+    def show_text(self, arguments: ShowArguments) -> Result:
+        shown, offset = self.documents.document(arguments.document), arguments.offset
         text = shown.text
         if offset >= len(text):
             raise UsageError(
                 f"offset must be below {len(text)}, the characters of {shown.name}, got {offset}",
                 "give a smaller one",
             )
-        start, end = max(0, offset - asked.before), min(len(text), offset + asked.after)
+        start, end = max(0, offset - arguments.before), min(len(text), offset + arguments.after)
         return {
-            "document": shown.name, "id": asked.document, "file": os.path.abspath(shown.source),
+            "document": shown.name, "id": arguments.document, "file": os.path.abspath(shown.source),
             "start": start, "end": end, "characters": len(text),
             **shown.place(start)._asdict(), "text": text[start:end],
         }  # fmt: skip
@@ -285,7 +285,7 @@ def _describe_tool(name: str, title: str, arguments: type[Arguments]) -> types.T
 
 
 @contextmanager
-def served(tools: DocumentTools) -> Iterator[Server[Any]]:
+def open_server(tools: DocumentTools) -> Iterator[Server[Any]]:
     """Yields the SDK's server; cancels a running job at the end."""
     worker = Worker(MAX_WAITING)
     table: list[tuple[str, str, type[Arguments], Callable[..., Result]]] = [
@@ -312,11 +312,11 @@ def served(tools: DocumentTools) -> Iterator[Server[Any]]:
         kind, run = runs[params.name]
         in_worker = params.name in ("find", "ask", "ingest")
         try:
-            asked = kind.model_validate(params.arguments or {})
+            arguments = kind.model_validate(params.arguments or {})
             if in_worker:
-                result = await _run_job(worker, partial(run, asked), context)
+                result = await _run_job(worker, partial(run, arguments), context)
             else:
-                result = await anyio.to_thread.run_sync(run, asked)
+                result = await anyio.to_thread.run_sync(run, arguments)
         except ValidationError as error:
             faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
             return _make_failure("; ".join(f"{at}: {m[:1].lower()}{m[1:]}" for at, m in faults))
@@ -356,7 +356,7 @@ async def _run_job(worker: Worker, run: Callable[[Job], Result], context: Contex
     the tokens of all so far. Raises EsaError of the job. UsageError: too many jobs wait."""
     before, last = 0, 0
     try:
-        with worker.queued(run) as events:
+        with worker.queue_job(run) as events:
             while True:
                 kind, value = await events.get()
                 if kind == "error":
@@ -381,5 +381,5 @@ def run_stdio(tools: DocumentTools) -> None:
         async with stdio_server() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
 
-    with served(tools) as server:
+    with open_server(tools) as server:
         anyio.run(serve, server)

@@ -60,7 +60,7 @@ class ClientGoneError(Exception):
     """The client has closed the connection."""
 
 
-async def follow(
+async def follow_job(
     worker: Worker, answer: Callable[[Job], Reply], request: Request, timeout_s: float
 ) -> Events:
     """Queues a job and yields its events until ("done", Reply), or ("alive", None) after a few
@@ -69,7 +69,7 @@ async def follow(
     loop, deadline = asyncio.get_running_loop(), math.inf
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        with worker.queued(answer) as events:
+        with worker.queue_job(answer) as events:
             gone.add_done_callback(lambda _: events.put_nowait(("alive", None)))
             while True:
                 kind, value = "alive", None
@@ -78,7 +78,7 @@ async def follow(
                     async with asyncio.timeout(wait_s):
                         kind, value = await events.get()
                 if kind == "error":
-                    raise value if isinstance(value, EsaError) else wire.as_api_error(value)
+                    raise value if isinstance(value, EsaError) else wire.to_api_error(value)
                 if kind == "done":
                     yield kind, value
                     return
@@ -175,19 +175,19 @@ class _Routes:
 
     async def list_documents(self, request: Request) -> Response:
         listed = await run_in_threadpool(list_documents, self.documents)
-        return Response(wire.json_bytes(listed), media_type="application/json", headers=PRIVATE)
+        return Response(wire.encode_json(listed), media_type="application/json", headers=PRIVATE)
 
     async def show_text(self, request: Request) -> Response:
         query = wire.parse_text_query(request.query_params)
         document = await run_in_threadpool(self.documents.document, query.document)
         piece = await run_in_threadpool(cut_piece, query, document)
-        return Response(wire.json_bytes(piece), media_type="application/json", headers=PRIVATE)
+        return Response(wire.encode_json(piece), media_type="application/json", headers=PRIVATE)
 
     async def complete_chat(self, request: Request) -> Response:
-        asked = wire.parse(await read_body(request, self.limits.max_body))
+        asked = wire.parse_request(await read_body(request, self.limits.max_body))
         completion = Completion(self.asker.name)
         answer = await run_in_threadpool(self._prepare_answer, asked, completion)
-        events = follow(self.worker, answer, request, self.limits.timeout_s)
+        events = follow_job(self.worker, answer, request, self.limits.timeout_s)
         try:
             if asked.stream:  # an error before the first event still has its own status
                 stream = self._stream(asked, completion, await anext(events), events)
@@ -198,11 +198,13 @@ class _Routes:
                 *_, reply = [value async for _, value in events]
         except ClientGoneError:
             return Response(status_code=CLIENT_GONE)
-        return Response(wire.json_bytes(completion.whole(reply)), media_type="application/json")
+        return Response(
+            wire.encode_json(completion.make_whole(reply)), media_type="application/json"
+        )
 
     def _prepare_answer(self, asked: ChatRequest, completion: Completion) -> Callable[[Job], Reply]:
         """Returns a function that answers the request and fills the lists of `completion`."""
-        question, history = asked.conversation()
+        question, history = asked.split_conversation()
         named = self.documents.find(asked.documents)
 
         def answer(job: Job) -> Reply:
@@ -215,9 +217,9 @@ class _Routes:
             opened = self.documents.open(named, job.report_progress, question, completion.missing)
             books = [document.book for document in opened]
             completion.missing.extend(lacking(books))
-            with self.asker.interruptible(job.check):
+            with self.asker.interruptible(job.raise_if_cancelled):
                 reply = self.asker.ask(
-                    question, books, history=history, on_text=job.add_text, **asked.options()
+                    question, books, history=history, on_text=job.add_text, **asked.make_options()
                 )
             self.note(f"{reply.answer_tokens} tokens answered in {reply.total_s:.1f} s")
             heat_maps = self.asker.heat_maps(books) if asked.heat else []
@@ -236,10 +238,10 @@ class _Routes:
         kind, value = first
         try:
             async with aclosing(events):
-                yield _event_bytes(completion.chunk({"role": "assistant", "content": ""}))
+                yield _event_bytes(completion.make_chunk({"role": "assistant", "content": ""}))
                 while kind != "done":
                     if kind == "text":
-                        yield _event_bytes(completion.chunk({"content": value}))
+                        yield _event_bytes(completion.make_chunk({"content": value}))
                     elif kind == "reading":
                         yield b": reading %d of %d tokens\n\n" % value
                     else:
@@ -248,24 +250,24 @@ class _Routes:
         except ClientGoneError:
             return
         except (ApiError, EsaError) as error:
-            yield _event_bytes(self._to_api_error(error).body())
+            yield _event_bytes(self._to_api_error(error).make_body())
             return
-        for chunk in completion.last_chunks(value, asked.wants_usage()):
+        for chunk in completion.make_last_chunks(value, asked.wants_usage()):
             yield _event_bytes(chunk)
         yield b"data: [DONE]\n\n"
 
     async def send_error(self, request: Request, error: Exception) -> Response:
-        return self._to_api_error(error).response()
+        return self._to_api_error(error).make_response()
 
     def _to_api_error(self, error: Exception) -> ApiError:
         """Returns what the client gets; warns of errors of the server itself."""
         if isinstance(error, LibraryError | DiskError | ReaderError):
-            self.warn(wire.with_hint(error))
-        return wire.as_api_error(error)
+            self.warn(wire.join_hint(error))
+        return wire.to_api_error(error)
 
 
 def _event_bytes(data: Any) -> bytes:
-    return b"data: %s\n\n" % wire.json_bytes(data)
+    return b"data: %s\n\n" % wire.encode_json(data)
 
 
 def cut_piece(query: TextQuery, document: Document) -> dict[str, Any]:

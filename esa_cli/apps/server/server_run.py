@@ -89,7 +89,7 @@ class AccessCheck:
             try:
                 self._check_access(scope)
             except ApiError as error:
-                app = error.response()
+                app = error.make_response()
         await app(scope, receive, send)
 
     def _check_access(self, scope: Scope) -> None:

@@ -39,17 +39,17 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
 
-    def body(self) -> dict[str, Any]:
+    def make_body(self) -> dict[str, Any]:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": self.message, "type": _TYPES.get(self.status, kind)}
         return {"error": {**error, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def make_response(self) -> JSONResponse:
         """Returns the HTTP response; OpenAI's client tries again unless a header forbids it."""
         headers = {"retry-after": "5"} if self.status == 429 else {"x-should-retry": "false"}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.make_body(), self.status, headers)
 
 
 _ERRORS: list[tuple[type[errors.EsaError], int, str, str | None, str | None]] = [
@@ -66,7 +66,7 @@ _ERRORS: list[tuple[type[errors.EsaError], int, str, str | None, str | None]] = 
 empty, the client gets the error's own; paths of the server are for its log alone."""
 
 
-def as_api_error(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """Returns the error that the client gets for any exception."""
     if isinstance(error, ApiError):
         return error
@@ -76,11 +76,11 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, "the server's memory ran out; its log has more", code="no_room")
     for kind, status, message, param, code in _ERRORS:
         if isinstance(error, kind):
-            return ApiError(status, message or with_hint(error), param, code)
+            return ApiError(status, message or join_hint(error), param, code)
     return ApiError(500, "a bug in esa; its log has more")
 
 
-def with_hint(error: errors.EsaError) -> str:
+def join_hint(error: errors.EsaError) -> str:
     """Returns the error's message and hint in one line."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
@@ -150,7 +150,7 @@ class ChatRequest(BaseModel):
         options = self.stream_options
         return isinstance(options, dict) and options.get("include_usage") is True
 
-    def options(self) -> dict[str, Any]:
+    def make_options(self) -> dict[str, Any]:
         """Returns keyword arguments of `Esa.ask`."""
         limit = self.max_completion_tokens
         return {
@@ -161,7 +161,7 @@ class ChatRequest(BaseModel):
             "evidence": DEFAULT_EVIDENCE if self.evidence is None else self.evidence,
         }
 
-    def conversation(self) -> tuple[str, list[Turn]]:
+    def split_conversation(self) -> tuple[str, list[Turn]]:
         """Returns the question and the turns before it. System messages become turns without an
         answer; consecutive messages of one speaker are joined. Raises ApiError 400."""
         if self.messages[-1].role != "user":
@@ -192,7 +192,7 @@ class TextQuery(BaseModel):
 _PARAMETERS = {*ChatMessage.model_fields, *ChatRequest.model_fields, *TextQuery.model_fields}
 
 
-def parse(data: bytes) -> ChatRequest:
+def parse_request(data: bytes) -> ChatRequest:
     """Returns the request. Raises ApiError 400, which names the parameter and what is allowed."""
     try:
         return ChatRequest.model_validate_json(data)
@@ -237,23 +237,25 @@ class Completion:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, reply: Reply) -> dict[str, Any]:
+    def make_whole(self, reply: Reply) -> dict[str, Any]:
         """Returns the body of an answer that is not streamed."""
         message = {"role": "assistant", "content": reply.text, "refusal": None}
-        content = {"message": message | self._evidence(reply)}
-        return self._body("chat.completion", content, reply) | {"usage": count_tokens(reply)}
+        content = {"message": message | self._collect_fields(reply)}
+        return self._make_completion("chat.completion", content, reply) | {
+            "usage": count_tokens(reply)
+        }
 
-    def chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
+    def make_chunk(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Returns a chunk of a stream."""
-        return self._body("chat.completion.chunk", {"delta": delta})
+        return self._make_completion("chat.completion.chunk", {"delta": delta})
 
-    def last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
+    def make_last_chunks(self, reply: Reply, usage: bool) -> list[dict[str, Any]]:
         """Returns the end of a stream: the evidence, and with `usage` the count of tokens."""
-        end = self._body("chat.completion.chunk", {"delta": {}}, reply)
+        end = self._make_completion("chat.completion.chunk", {"delta": {}}, reply)
         counts = {**end, "choices": [], "usage": count_tokens(reply)}
-        return [end | self._evidence(reply), *([counts] if usage else [])]
+        return [end | self._collect_fields(reply), *([counts] if usage else [])]
 
-    def _body(
+    def _make_completion(
         self, kind: str, content: dict[str, Any], reply: Reply | None = None
     ) -> dict[str, Any]:
         """Returns a body with one choice; `reply`: the answer, if it ends here."""
@@ -262,7 +264,7 @@ class Completion:
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": [choice]}
 
-    def _evidence(self, reply: Reply) -> dict[str, Any]:
+    def _collect_fields(self, reply: Reply) -> dict[str, Any]:
         row, lists = reply.as_row(), {"missing": self.missing, "heat": self.heat}
         names = ("evidence", "found", "answered_from", "read", "quotation")
         fields = {name: row[name] for name in names}
@@ -276,6 +278,6 @@ def count_tokens(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": question, "completion_tokens": answer, "total_tokens": total}
 
 
-def json_bytes(data: Any) -> bytes:
+def encode_json(data: Any) -> bytes:
     """Returns the data as JSON; names of files that are not UTF-8 are escaped."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "backslashreplace")

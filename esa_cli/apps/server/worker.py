@@ -1,6 +1,6 @@
 """The thread that ingests and answers, one job at a time, and the queue before it.
 
-A cancelled job ends when it next calls `report_progress`, `add_text` or `check`, or never begins.
+A cancelled job never begins, or ends when it next reports progress or adds text.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Job:
 
     def report_progress(self, done: int, total: int) -> None:
         """Sends how far a document is ingested, at most once a second. Raises JobCancelledError."""
-        self.check()
+        self.raise_if_cancelled()
         if done < total and time.monotonic() - self._reported_s >= READING_EVERY_S:
             self._reported_s = time.monotonic()
             self.send_event(("reading", (done, total)))
 
     def add_text(self, piece: str) -> None:
         """Sends a piece of the answer. Raises JobCancelledError."""
-        self.check()
+        self.raise_if_cancelled()
         self.send_event(("text", piece))
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         """Raises JobCancelledError if the job was cancelled."""
         if self.cancelled.is_set():
             raise JobCancelledError
@@ -64,7 +64,7 @@ class Job:
         """Computes the answer, and sends the result or the error as the last event."""
         self._reported_s = time.monotonic()
         try:
-            self.check()
+            self.raise_if_cancelled()
             self.send_event(("begun", None))
             event: Event = ("done", self.answer(self))
         except JobCancelledError:
@@ -95,7 +95,7 @@ class Worker:
         return sum(not future.done() for future in self._jobs.values())
 
     @contextlib.contextmanager
-    def queued(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
+    def queue_job(self, answer: Answer) -> Iterator[asyncio.Queue[Event]]:
         """Queues a job and yields its events; cancels it at the end. Raises QueueFullError."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()

@@ -159,7 +159,7 @@ def test_of_many_files_the_best_are_opened(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text(f"The harp {number} of the town.", "utf-8")
     (tmp_path / "17.txt").write_text("The kiln stands at the harbour.", "utf-8")
     (tmp_path / "scan.pdf").write_bytes(b"%PDF-1.4 broken")
-    documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], most=3)
+    documents = AllowedDocuments(FakeAsker(), [fake_book("alpha")], [tmp_path], limit=3)
     names, left_out = ids_of(documents), list[str]()
     assert {"esa:1", "17.txt", "scan.pdf"} <= set(names)
     opened = documents.open(documents.find(names), None, "Where is the kiln?", left_out)

@@ -87,7 +87,7 @@ def run(
         edit_lines(talk)
         return
     for _, line in inputs.numbered_lines(sys.stdin):
-        if not talk.take(line):
+        if not talk.take_line(line):
             break
     if talk.failed:
         raise typer.Exit(PARTIAL)

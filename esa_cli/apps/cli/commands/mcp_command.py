@@ -53,7 +53,7 @@ def mcp(
     with Reporter(quiet) as reporter, ExitStack() as stack:
         asker = asker_on_demand(_loader(chosen, model, reader, reporter, stack))
         documents = AllowedDocuments(
-            asker, [], folders, Library(), stored=True, most=chosen.answer.documents
+            asker, [], folders, Library(), stored=True, limit=chosen.answer.documents
         )
         tools = DocumentTools(documents, chosen, model, reporter)
         if sys.stdin.isatty():
